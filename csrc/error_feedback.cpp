@@ -20,8 +20,8 @@
 namespace hbm::error_feedback {
 namespace {
 
-// Checks of the arguments. Each throws Error(kInvalid) that names the argument, what was found and
-// what is needed.
+// Checks of the arguments. Each throws Error(kInvalid) that names the argument, its value and the
+// requirement.
 
 template <class... Parts>
 void require(bool holds, const Parts&... parts) {
@@ -99,7 +99,7 @@ void check_accumulate(const std::vector<at::Tensor>& gradients,
     check_flat(after[i], to);
     check_counts(gradients[i], from, after[i], to);
     check_apart_or_same(after[i], to, gradients[i], from);
-    const char* wrong = measured_sum_unsupported(type_of(after[i]), type_of(gradients[i]));
+    const char* wrong = kernels::measured_sum_unsupported(type_of(after[i]), type_of(gradients[i]));
     require(wrong == nullptr, from, " is ", dtype_name(type_of(gradients[i])), " and ", to, " is ",
             dtype_name(type_of(after[i])), ": ", wrong);
     if (!before[i]) continue;
@@ -117,7 +117,7 @@ void check_pack(const std::vector<at::Tensor>& residuals, const at::Tensor& wire
   for (size_t i = 0; i < residuals.size(); ++i) {
     const std::string name = item("residuals", i);
     check_flat(residuals[i], name);
-    const char* wrong = pack_unsupported(type_of(wire), type_of(residuals[i]));
+    const char* wrong = kernels::pack_unsupported(type_of(wire), type_of(residuals[i]));
     require(wrong == nullptr, name, " is ", dtype_name(type_of(residuals[i])), " and wire is ",
             dtype_name(type_of(wire)), ": ", wrong);
     require(!share_memory(residuals[i], wire), name, " shares memory with wire; pass a wire apart");
@@ -131,7 +131,7 @@ void check_unpack(const at::Tensor& wire, const at::Tensor& buffer,
                   const std::vector<int64_t>& begins, const std::vector<int64_t>& counts) {
   check_flat(wire, "wire");
   check_flat(buffer, "buffer");
-  const char* wrong = unpack_unsupported(type_of(buffer), type_of(wire));
+  const char* wrong = kernels::unpack_unsupported(type_of(buffer), type_of(wire));
   require(wrong == nullptr, "wire is ", dtype_name(type_of(wire)), " and buffer is ",
           dtype_name(type_of(buffer)), ": ", wrong);
   const bool front = wire.const_data_ptr() == buffer.const_data_ptr() &&
@@ -157,26 +157,25 @@ void check_unpack(const at::Tensor& wire, const at::Tensor& buffer,
 
 // The passes.
 
-// A run of at most kPiece elements of one of several arrays that count as lying one after the
-// other.
-struct Piece {
+// A run of at most kPartElements elements of one of several arrays, which count as concatenated.
+struct Part {
   size_t array;
   int64_t first;  // within the array
-  int64_t at;     // within all
+  int64_t at;     // within the concatenation
   int64_t count;
 };
 
-std::vector<Piece> cut(std::span<const int64_t> counts) {
-  std::vector<Piece> pieces;
+std::vector<Part> cut(std::span<const int64_t> counts) {
+  std::vector<Part> parts;
   int64_t at = 0;
   for (size_t array = 0; array < counts.size(); ++array) {
-    for (int64_t first = 0; first < counts[array]; first += kPiece) {
-      const int64_t count = std::min(kPiece, counts[array] - first);
-      pieces.push_back({array, first, at, count});
+    for (int64_t first = 0; first < counts[array]; first += kPartElements) {
+      const int64_t count = std::min(kPartElements, counts[array] - first);
+      parts.push_back({array, first, at, count});
       at += count;
     }
   }
-  return pieces;
+  return parts;
 }
 
 std::vector<int64_t> counts_of(const std::vector<at::Tensor>& tensors) {
@@ -185,14 +184,15 @@ std::vector<int64_t> counts_of(const std::vector<at::Tensor>& tensors) {
   return counts;
 }
 
-// Each thread has an equal part of the elements, and does the pieces that begin in it.
+// Runs `work` for each part. Each thread has an equal share of the elements, and runs the parts
+// that begin in it.
 template <class Work>
-void for_each(const std::vector<Piece>& pieces, Work work) {
-  if (pieces.empty()) return;
-  const int64_t elements = pieces.back().at + pieces.back().count;
-  at::parallel_for(0, elements, kPiece, [&](int64_t begin, int64_t end) {
-    auto piece = std::ranges::lower_bound(pieces, begin, {}, &Piece::at);
-    for (; piece != pieces.end() && piece->at < end; ++piece) work(*piece);
+void for_each(const std::vector<Part>& parts, Work work) {
+  if (parts.empty()) return;
+  const int64_t elements = parts.back().at + parts.back().count;
+  at::parallel_for(0, elements, kPartElements, [&](int64_t begin, int64_t end) {
+    auto part = std::ranges::lower_bound(parts, begin, {}, &Part::at);
+    for (; part != parts.end() && part->at < end; ++part) work(*part);
   });
 }
 
@@ -204,10 +204,10 @@ const std::byte* const_element(const at::Tensor& tensor, int64_t index) {
   return static_cast<const std::byte*>(tensor.const_data_ptr()) + index * tensor.element_size();
 }
 
-// A bucket cut into stretches: zeros (even ones) and parts (odd ones) in turn.
+// A bucket, cut into stretches: alternately zeros (even) and parts (odd).
 struct Stretches {
   std::vector<int64_t> counts;
-  std::vector<int64_t> sources;  // where a part lies in the wire
+  std::vector<int64_t> sources;  // the offset of a part in the wire
 };
 
 Stretches stretches_of(int64_t total, const std::vector<int64_t>& begins,
@@ -225,8 +225,8 @@ Stretches stretches_of(int64_t total, const std::vector<int64_t>& begins,
   return all;
 }
 
-// Unpacks to a place that is not before `from` but overlaps it: from the end, by blocks that are
-// saved first.
+// Unpacks to an address at or after `from` that overlaps it: from the end, in blocks that are saved
+// first.
 bool unpack_forwards(std::byte* to, Dtype to_type, const std::byte* from, Dtype from_type,
                      size_t count) {
   constexpr size_t kBlock = 1024;
@@ -236,8 +236,8 @@ bool unpack_forwards(std::byte* to, Dtype to_type, const std::byte* from, Dtype 
   for (size_t end = count; end > 0;) {
     const size_t begin = (end - 1) / kBlock * kBlock;
     std::memcpy(saved.data(), from + begin * size, (end - begin) * size);
-    std::byte* const place = to + begin * element_size(to_type);
-    finite &= hbm::unpack(place, saved.data(), end - begin, to_type, from_type);
+    std::byte* const target = to + begin * element_size(to_type);
+    finite &= kernels::unpack(target, saved.data(), end - begin, to_type, from_type);
     end = begin;
   }
   return finite;
@@ -248,7 +248,7 @@ bool unpack_part(std::byte* to, Dtype to_type, const std::byte* from, Dtype from
   const bool in_place = to == from && to_type == from_type;
   const bool overlap = from <= to && to < from + count * element_size(from_type);
   if (overlap && !in_place) return unpack_forwards(to, to_type, from, from_type, count);
-  return hbm::unpack(to, from, count, to_type, from_type);
+  return kernels::unpack(to, from, count, to_type, from_type);
 }
 
 }  // namespace
@@ -257,35 +257,35 @@ at::Tensor accumulate(const std::vector<at::Tensor>& gradients,
                       const std::vector<std::optional<at::Tensor>>& before,
                       const std::vector<at::Tensor>& after, double factor, bool squares) {
   check_accumulate(gradients, before, after);
-  size_t apart = 0;  // bytes that are written where nothing is read
+  size_t apart = 0;  // bytes that are written to memory that is not read
   for (size_t i = 0; i < after.size(); ++i) {
     const bool in_place =
         (before[i] && share_memory(*before[i], after[i])) || share_memory(gradients[i], after[i]);
     if (!in_place) apart += after[i].nbytes();
   }
 
-  const std::vector<Piece> pieces = cut(counts_of(after));
-  std::vector<Measure> measures(pieces.size());
-  for_each(pieces, [&](const Piece& piece) {
-    const size_t i = piece.array;
-    const MeasuredSum sum{
-        .after = element(after[i], piece.first),
-        .before = before[i] ? const_element(*before[i], piece.first) : nullptr,
-        .gradient = const_element(gradients[i], piece.first),
-        .count = static_cast<size_t>(piece.count),
+  const std::vector<Part> parts = cut(counts_of(after));
+  std::vector<kernels::Measure> measures(parts.size());
+  for_each(parts, [&](const Part& part) {
+    const size_t i = part.array;
+    const kernels::MeasuredSum sum{
+        .after = element(after[i], part.first),
+        .before = before[i] ? const_element(*before[i], part.first) : nullptr,
+        .gradient = const_element(gradients[i], part.first),
+        .count = static_cast<size_t>(part.count),
         .factor = factor,
-        .streamed = apart >= streamed_bytes(),
+        .non_temporal = apart >= kernels::non_temporal_bytes(),
     };
-    measures[&piece - pieces.data()] =
-        measured_sum(sum, type_of(after[i]), type_of(gradients[i]), squares);
+    measures[&part - parts.data()] =
+        kernels::measured_sum(sum, type_of(after[i]), type_of(gradients[i]), squares);
   });
 
   at::Tensor table = at::zeros({static_cast<int64_t>(after.size()), 2}, at::kDouble);
   double* const rows = table.mutable_data_ptr<double>();
-  for (size_t k = 0; k < pieces.size(); ++k) {
-    double* const row = rows + 2 * pieces[k].array;
-    row[0] += measures[k].moment;
-    row[1] += measures[k].gradient;
+  for (size_t k = 0; k < parts.size(); ++k) {
+    double* const row = rows + 2 * parts[k].array;
+    row[0] += measures[k].residual_sum;
+    row[1] += measures[k].gradient_sum;
   }
   return table;
 }
@@ -293,16 +293,16 @@ at::Tensor accumulate(const std::vector<at::Tensor>& gradients,
 void pack(const std::vector<at::Tensor>& residuals, const at::Tensor& wire, double factor,
           double inverse) {
   check_pack(residuals, wire);
-  for_each(cut(counts_of(residuals)), [&](const Piece& piece) {
-    const at::Tensor& residual = residuals[piece.array];
-    const Packing packing{
-        .wire = element(wire, piece.at),
-        .residual = element(residual, piece.first),
-        .count = static_cast<size_t>(piece.count),
+  for_each(cut(counts_of(residuals)), [&](const Part& part) {
+    const at::Tensor& residual = residuals[part.array];
+    const kernels::Packing packing{
+        .wire = element(wire, part.at),
+        .residual = element(residual, part.first),
+        .count = static_cast<size_t>(part.count),
         .factor = factor,
         .inverse = inverse,
     };
-    hbm::pack(packing, type_of(wire), type_of(residual));
+    kernels::pack(packing, type_of(wire), type_of(residual));
   });
 }
 
@@ -310,25 +310,25 @@ bool unpack(const at::Tensor& wire, const at::Tensor& buffer, const std::vector<
             const std::vector<int64_t>& counts) {
   check_unpack(wire, buffer, begins, counts);
   const Stretches stretches = stretches_of(buffer.numel(), begins, counts);
-  const std::vector<Piece> pieces = cut(stretches.counts);
+  const std::vector<Part> parts = cut(stretches.counts);
   std::atomic<bool> finite = true;
-  const auto fill = [&](const Piece& piece) {
-    std::byte* const to = element(buffer, piece.at);
-    const auto count = static_cast<size_t>(piece.count);
-    if (piece.array % 2 == 0) {
+  const auto fill = [&](const Part& part) {
+    std::byte* const to = element(buffer, part.at);
+    const auto count = static_cast<size_t>(part.count);
+    if (part.array % 2 == 0) {
       std::memset(to, 0, count * buffer.element_size());
       return;
     }
-    const std::byte* const from = const_element(wire, stretches.sources[piece.array] + piece.first);
+    const std::byte* const from = const_element(wire, stretches.sources[part.array] + part.first);
     if (!unpack_part(to, type_of(buffer), from, type_of(wire), count)) {
       finite.store(false, std::memory_order_relaxed);
     }
   };
   if (share_memory(wire, buffer)) {
-    // From the last on, so that no part is written over unread ones.
-    std::for_each(pieces.rbegin(), pieces.rend(), fill);
+    // From the last part on, so that no unread part is overwritten.
+    std::for_each(parts.rbegin(), parts.rend(), fill);
   } else {
-    for_each(pieces, fill);
+    for_each(parts, fill);
   }
   return finite;
 }

@@ -1,4 +1,7 @@
-// Layer dropping's search for the threshold.
+// Layer dropping's search for the threshold. The file keeps the one-word name by which users
+// include it.
+//
+// Threads: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +9,12 @@
 
 namespace hbm::layerdrop {
 
-// Lee et al. 2020, Algorithm 1, as its text defines the result: of the layers taken from the
-// smallest representative up (a NaN is infinite), the representative of the first one with which
-// more than `ratio` of all elements have been taken; -1 if there is none, as without elements.
-// Throws Error(kInvalid) for lists of different lengths, a negative size, a ratio outside [0, 1).
-double threshold(const std::vector<double>& representatives, const std::vector<int64_t>& sizes,
+// Returns the threshold of Lee et al. 2020, Algorithm 1, as its text defines it. Layers are added
+// in ascending order of their scores; a NaN is infinite. The result is the score of the first layer
+// with which more than `ratio` of all elements have been added. It is -1 if there is none, such as
+// without elements. Throws Error(kInvalid) for lists of different lengths, a negative size, or a
+// ratio outside [0, 1).
+double threshold(const std::vector<double>& scores, const std::vector<int64_t>& sizes,
                  double ratio);
 
 }  // namespace hbm::layerdrop

@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "kernels/thin_products.h"
+#include "kernels/tall_skinny_products.h"
 #include "kernels/tuning.h"
 
 namespace hbm::low_rank {
@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::array<int64_t, 2> kNoSizes{};
 
-// Those of a matrix; zeros for what is none, which check() refuses.
+// Returns the sizes of a matrix; zeros for other tensors, which check() rejects.
 at::IntArrayRef sizes_of(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor.sizes() : at::IntArrayRef(kNoSizes);
 }
@@ -36,15 +36,15 @@ void check(const at::Tensor& tensor, const char* list, size_t index, at::IntArra
   throw Error(ErrorKind::kInvalid, text.str());
 }
 
-std::vector<ThinProduct> products_of(const Tensors& matrices, const Tensors& lefts,
-                                     const Tensors& rights, double factor) {
+std::vector<kernels::TallSkinnyProduct> products_of(const Tensors& matrices, const Tensors& lefts,
+                                                    const Tensors& rights, double factor) {
   if (lefts.size() != matrices.size() || rights.size() != matrices.size()) {
     std::ostringstream text;
     text << matrices.size() << " matrices have " << lefts.size() << " left and " << rights.size()
          << " right factors; pass one of each for every matrix";
     throw Error(ErrorKind::kInvalid, text.str());
   }
-  std::vector<ThinProduct> products;
+  std::vector<kernels::TallSkinnyProduct> products;
   for (size_t i = 0; i < matrices.size(); ++i) {
     const auto sizes = sizes_of(matrices[i]);
     const int64_t rank = sizes_of(lefts[i])[1];
@@ -64,7 +64,7 @@ std::vector<ThinProduct> products_of(const Tensors& matrices, const Tensors& lef
   return products;
 }
 
-// A part of a list's work, which one thread does.
+// A part of a list's work, done by one thread.
 struct Portion {
   size_t index;  // in the list
   size_t begin;
@@ -72,11 +72,12 @@ struct Portion {
   int64_t work;  // multiplications, at least 1
 };
 
-constexpr int64_t kLeastWork = 1 << 19;  // for which another thread is woken
-constexpr int64_t kWorkOfCopy = 16;      // multiplications that take as long as to copy an element
-constexpr int64_t kCopiedAtOnce = 1 << 15;
+constexpr int64_t kLeastWork = 1 << 19;         // per thread
+constexpr int64_t kWorkOfCopy = 16;             // multiplications in the time of copying an element
+constexpr int64_t kCopiedPerPortion = 1 << 15;  // elements
 
-// Each thread has an equal part of the work, but for the last of its portions.
+// Runs `work` for each portion. Each thread has an equal share of the work, except for the last of
+// its portions.
 template <class Work>
 void share_out(const std::vector<Portion>& portions, Work work) {
   std::vector<int64_t> ends;
@@ -84,20 +85,20 @@ void share_out(const std::vector<Portion>& portions, Work work) {
   for (const Portion& portion : portions) ends.push_back(total += portion.work);
   at::parallel_for(0, total, kLeastWork, [&](int64_t begin, int64_t end) {
     auto at = std::ranges::upper_bound(ends, begin) - ends.begin();
-    if (begin > (at == 0 ? 0 : ends[at - 1])) ++at;  // it begins in the part before
+    if (begin > (at == 0 ? 0 : ends[at - 1])) ++at;  // this portion begins in the previous share
     for (; at < std::ssize(ends) && ends[at] - portions[at].work < end; ++at) work(portions[at]);
   });
 }
 
-using Part = void (*)(const ThinProduct& product, size_t begin, size_t end);
+using Part = void (*)(const kernels::TallSkinnyProduct& product, size_t begin, size_t end);
 
-// By rows, or by columns, of the matrices.
-void share_out(const std::vector<ThinProduct>& products, bool by_rows, Part part) {
+// Shares products by rows, or by columns, of the matrices.
+void share_out(const std::vector<kernels::TallSkinnyProduct>& products, bool by_rows, Part part) {
   std::vector<Portion> portions;
   for (size_t index = 0; index < products.size(); ++index) {
-    const ThinProduct& product = products[index];
+    const kernels::TallSkinnyProduct& product = products[index];
     const size_t all = by_rows ? product.rows : product.columns;
-    const size_t step = by_rows ? kThinPartRows : kThinPartColumns;
+    const size_t step = by_rows ? kernels::kTallSkinnyPartRows : kernels::kTallSkinnyPartColumns;
     for (size_t begin = 0; begin < all; begin += step) {
       const size_t end = std::min(begin + step, all);
       const size_t width = by_rows ? product.columns : product.rows;
@@ -110,39 +111,40 @@ void share_out(const std::vector<ThinProduct>& products, bool by_rows, Part part
   });
 }
 
-// `left`, rows x rank, with columns that are orthonormal. The largest element is brought to 1
-// first, so that squares are finite.
+// Orthonormalises the columns of `left`, rows x rank. Scales the largest element to 1 first, so
+// that squares are finite.
 void make_basis(float* basis, const float* left, size_t rows, size_t rank) {
   float most = 0;
   for (size_t i = 0; i < rows * rank; ++i) most = std::max(most, std::abs(left[i]));
   const float factor = most < std::numeric_limits<float>::min() ? 0 : 1 / most;
   std::vector<float> columns(rows * rank);
-  transpose(columns.data(), left, rows, rank);
+  kernels::transpose(columns.data(), left, rows, rank);
   for (float& element : columns) element *= factor;
-  orthonormalize(columns.data(), rows, rank);
-  transpose(basis, columns.data(), rank, rows);
+  kernels::orthonormalize(columns.data(), rows, rank);
+  kernels::transpose(basis, columns.data(), rank, rows);
 }
 
 }  // namespace
 
 void find_lefts(const Tensors& matrices, const Tensors& lefts, const Tensors& rights,
                 double factor) {
-  share_out(products_of(matrices, lefts, rights, factor), /*by_rows=*/true, &find_left);
+  share_out(products_of(matrices, lefts, rights, factor), /*by_rows=*/true, &kernels::find_left);
 }
 
 void find_rights(const Tensors& matrices, const Tensors& lefts, const Tensors& rights,
                  double factor) {
-  share_out(products_of(matrices, lefts, rights, factor), /*by_rows=*/false, &find_right);
+  share_out(products_of(matrices, lefts, rights, factor), /*by_rows=*/false, &kernels::find_right);
 }
 
 void set_matrices(const Tensors& matrices, const Tensors& lefts, const Tensors& rights,
                   double factor) {
-  share_out(products_of(matrices, lefts, rights, factor), /*by_rows=*/true, &set_matrix);
+  share_out(products_of(matrices, lefts, rights, factor), /*by_rows=*/true, &kernels::set_matrix);
 }
 
 void add_to_matrices(const Tensors& matrices, const Tensors& lefts, const Tensors& rights,
                      double factor) {
-  share_out(products_of(matrices, lefts, rights, factor), /*by_rows=*/true, &add_to_matrix);
+  share_out(products_of(matrices, lefts, rights, factor), /*by_rows=*/true,
+            &kernels::add_to_matrix);
 }
 
 void transpose_blocks(const Tensors& sources, const Tensors& targets,
@@ -167,7 +169,7 @@ void transpose_blocks(const Tensors& sources, const Tensors& targets,
     check(sources[i], "sources", i, {count});
     check(targets[i], "targets", i, {count});
     const int64_t size = rows[i] * columns[i];
-    const int64_t step = std::max<int64_t>(kCopiedAtOnce / size, 1) * size;
+    const int64_t step = std::max<int64_t>(kCopiedPerPortion / size, 1) * size;
     for (int64_t begin = 0; begin < count; begin += step) {
       const int64_t end = std::min(begin + step, count);
       portions.push_back(
@@ -180,7 +182,7 @@ void transpose_blocks(const Tensors& sources, const Tensors& targets,
     const float* const source = sources[i].const_data_ptr<float>();
     float* const target = targets[i].mutable_data_ptr<float>();
     for (size_t at = portion.begin; at < portion.end; at += height * width) {
-      transpose(target + at, source + at, height, width);
+      kernels::transpose(target + at, source + at, height, width);
     }
   });
 }
@@ -197,7 +199,8 @@ void normalize_rows(const Tensors& matrices) {
   }
   share_out(portions, [&](const Portion& portion) {
     const auto columns = static_cast<size_t>(matrices[portion.index].size(1));
-    normalize(matrices[portion.index].mutable_data_ptr<float>() + portion.begin * columns, columns);
+    kernels::normalize(matrices[portion.index].mutable_data_ptr<float>() + portion.begin * columns,
+                       columns);
   });
 }
 

@@ -1,14 +1,14 @@
-// Low-rank approximations of gradients: the products of a bucket's matrices with their factors
-// (kernels/thin_products.h), the bases of these, and what prepares both: transposed kernels and
-// rows of norm 1.
+// Low-rank approximations of gradients. Computes the products of a bucket's matrices with their
+// factors (kernels/tall_skinny_products.h), and the bases of the factors. Prepares both: transposes
+// kernels and scales rows to norm 1.
 //
-// Tensors are float32, contiguous and in the memory of the CPU: a matrix is [rows, columns], its
+// Tensors are float32, contiguous and in the memory of the CPU. A matrix is [rows, columns]; its
 // factors are L, [rows, rank], and Rᵀ, [rank, columns]. Lists have one of each for every matrix.
-// The bits do not depend on the number of threads; other processors may round otherwise.
+// The bits do not depend on the number of threads; other processors may round differently.
 //
-// Threads: callable from any; the work is shared by PyTorch's intra-op threads. No two calls at a
-// time on memory that one of them writes.
-// Errors: Error(kInvalid) for tensors that do not fit, which changes none of them.
+// Threads: callable from any; PyTorch's intra-op threads share the work. REQUIRES: no other call
+// uses memory that a call writes. Errors: Error(kInvalid) for unsuitable tensors, before any tensor
+// is changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,17 +35,17 @@ void set_matrices(const Tensors& matrices, const Tensors& lefts, const Tensors& 
 void add_to_matrices(const Tensors& matrices, const Tensors& lefts, const Tensors& rights,
                      double factor);
 
-// sources[i] is blocks of rows[i] x columns[i] elements, each of which is written to targets[i] as
-// columns x rows. All are flat; sources and targets lie apart.
+// Transposes blocks. sources[i] consists of blocks of rows[i] x columns[i] elements, each of which
+// is written to targets[i] as columns x rows. All are flat; sources and targets do not overlap.
 void transpose_blocks(const Tensors& sources, const Tensors& targets,
                       const std::vector<int64_t>& rows, const std::vector<int64_t>& columns);
 
-// Multiplies each row of the matrices, so that its norm is 1; a row of zeros stays as it is.
-// REQUIRES: elements whose squares and their sums are finite.
+// Scales each row of the matrices to norm 1; a row of zeros does not change. REQUIRES: squares of
+// elements, and their sums, are finite.
 void normalize_rows(const Tensors& matrices);
 
-// Tensors of the same shapes whose columns are orthonormal and span those of `lefts`, also where
-// these depend on each other. REQUIRES: `lefts` are finite.
+// Orthonormalises the columns of each tensor, also linearly dependent ones. Returns new tensors of
+// the same shapes; their columns span the columns of `lefts`. REQUIRES: `lefts` are finite.
 Tensors bases(const Tensors& lefts);
 
 }  // namespace hbm::low_rank

@@ -19,12 +19,13 @@
 #include "process_group/store_connection.h"
 #include "process_group/types.h"
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 using std::chrono::milliseconds;
 
-// The members' ranks in the job, by rank in the group; the same where the options name none.
+// Returns the ranks' numbers in the job, indexed by rank in the group; the same numbers if the
+// options name none.
 std::vector<int> global_ranks(const GroupOptions& options, int size) {
   const auto& named = options.global_ranks_in_group;
   std::vector<int> ranks(named.begin(), named.end());
@@ -52,45 +53,45 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
       timeout_ms_(options_->timeout.count()) {
   log::set_rank(global_ranks(*options_, size)[static_cast<size_t>(rank)]);
   translated([&] {
-    connection_ = connect(store, Clock::now() + options_->timeout);
-    queue_ = OperationQueue::create(
-        OperationQueue::Order::kOrdered, connection_.crowded,
+    connection_ = connect(store, progress::Clock::now() + options_->timeout);
+    queue_ = progress::OperationQueue::create(
+        progress::OperationQueue::Order::kOrdered, connection_.oversubscribed,
         hooks([this](const std::exception_ptr& error) { collective_failed(error); }));
-    p2p_queue_ = OperationQueue::create(
-        OperationQueue::Order::kUnordered, connection_.crowded,
+    p2p_queue_ = progress::OperationQueue::create(
+        progress::OperationQueue::Order::kUnordered, connection_.oversubscribed,
         hooks([this](const std::exception_ptr& error) { p2p_failed(error); }));
   });
   init();
 }
 
-GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& store,
-                                         Clock::time_point deadline) const {
+communicator::connect::GroupConnection ProcessGroupHbm::connect(
+    const c10::intrusive_ptr<c10d::Store>& store, progress::Clock::time_point deadline) const {
   const std::string& boxes = options_->parameter_server;
   const std::string kind = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
   const GroupStore keys = connect_store(store);
   try {
-    return hbm::connect({.store = keys.group,
-                         .job_store = keys.job,
-                         .global_ranks = options_->global_ranks_in_group,
-                         .heartbeat = options_->heartbeat(),
-                         .server = keys.server,
-                         .rank = rank_,
-                         .size = size_,
-                         .group = name_,
-                         .deadline = deadline,
-                         .version = HBM_VERSION,
-                         .transport = options_->transport,
-                         .parameter_server = kind,
-                         .policy = options_->policy,
-                         .staging_bytes = options_->staging_bytes,
-                         .reduce_threads = options_->reduce_threads});
-  } catch (const std::system_error& error) {  // no thread is left; the other ranks have been told
+    return communicator::connect::connect({.store = keys.group,
+                                           .job_store = keys.job,
+                                           .global_ranks = options_->global_ranks_in_group,
+                                           .heartbeat = options_->heartbeat(),
+                                           .server = keys.server,
+                                           .rank = rank_,
+                                           .size = size_,
+                                           .group = name_,
+                                           .deadline = deadline,
+                                           .version = HBM_VERSION,
+                                           .transport = options_->transport,
+                                           .parameter_server = kind,
+                                           .policy = options_->policy,
+                                           .staging_bytes = options_->staging_bytes,
+                                           .reduce_threads = options_->reduce_threads});
+  } catch (const std::system_error& error) {  // no thread is left; other ranks are notified
     throw Error(ErrorKind::kUnavailable, name_ + ": " + error.what());
   }
 }
 
 ProcessGroupHbm::~ProcessGroupHbm() {
-  const ShortSection section;  // the communicator calls MPI when it goes
+  const ShortSection section;  // the communicator's destructor calls MPI
   process_ends() ? leave_all() : stop();
   try {
     close_resource(/*patient=*/false);
@@ -100,11 +101,11 @@ ProcessGroupHbm::~ProcessGroupHbm() {
   connection_ = {};
 }
 
-// The queues are stopped before the group ends, so the hooks may refer to it.
-OperationQueue::Hooks ProcessGroupHbm::hooks(
+// The hooks may refer to the group, because the queues are stopped before it is destroyed.
+progress::OperationQueue::Hooks ProcessGroupHbm::hooks(
     std::function<void(const std::exception_ptr& error)> failed) {
-  return {[this](const Operation& operation) { connection_.peers->check(operation); },
-          [this](const Operation& operation, const std::exception_ptr& error) {
+  return {[this](const progress::Operation& operation) { connection_.peers->check(operation); },
+          [this](const progress::Operation& operation, const std::exception_ptr& error) {
             return connection_.peers->explain(operation, error);
           },
           std::move(failed), [this] { connection_.communicator->wake(); },
@@ -112,7 +113,7 @@ OperationQueue::Hooks ProcessGroupHbm::hooks(
 }
 
 // Breaks a group that ranks of two jobs may have formed.
-void ProcessGroupHbm::heed_claims() {
+void ProcessGroupHbm::check_claims() {
   const std::string why = connection_.peers->claimed_twice();
   if (why.empty() || queue_->broken()) return;
   connection_.peers->report_failure(Error(ErrorKind::kAborted, why));
@@ -120,7 +121,7 @@ void ProcessGroupHbm::heed_claims() {
   p2p_queue_->abort(why);
 }
 
-// A failed collective leaves the ranks at different places, so all must know.
+// A failed collective leaves the ranks at different steps, so all ranks must be notified.
 void ProcessGroupHbm::collective_failed(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -132,7 +133,8 @@ void ProcessGroupHbm::collective_failed(const std::exception_ptr& error) {
   }
 }
 
-// The reader compares the ranks' files, so those who hear of another's timeout leave theirs too.
+// The reader compares the ranks' files, so ranks that are notified of another's timeout write
+// theirs too.
 void ProcessGroupHbm::trace(const Error& error) const {
   if (error.kind() != ErrorKind::kTimeout && error.kind() != ErrorKind::kPeer) return;
   const std::string line =
@@ -144,15 +146,15 @@ void ProcessGroupHbm::trace(const Error& error) const {
   }
 }
 
-// A send or receive that timed out fails alone; what tells of a broken group breaks the collectives
-// too.
+// A send or receive that timed out fails alone. An error that shows a broken group breaks the
+// collectives too.
 void ProcessGroupHbm::p2p_failed(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& ours) {
     trace(ours);
-    const bool heard = ours.kind() == ErrorKind::kPeer && connection_.peers->group_failed();
-    if (ours.kind() != ErrorKind::kMismatch && ours.kind() != ErrorKind::kDeath && !heard) return;
+    const bool known = ours.kind() == ErrorKind::kPeer && connection_.peers->group_failed();
+    if (ours.kind() != ErrorKind::kMismatch && ours.kind() != ErrorKind::kDeath && !known) return;
     connection_.peers->report_failure(ours);
     queue_->abort(ours.what());
   } catch (const std::exception& other) {
@@ -204,7 +206,7 @@ StagedTensors ProcessGroupHbm::stage(const at::Tensor& tensor, const char* opera
     device_streams_ = std::make_shared<DeviceStreams>(own, connection_.segment);
   }
   device_streams_->require_no_capture(operation);
-  DeviceTransfer::free_left();
+  DeviceTransfer::free_unused();
   return StagedTensors(device_streams_);
 }
 
@@ -212,13 +214,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
                                                     const EqualStreams& streams,
                                                     MakeOperation make) {
   queue_->require_owner(call.kind->word());
-  heed_claims();
+  check_claims();
   const auto transfer = staged.take_transfer(streams);
   auto work =
       c10::make_intrusive<WorkHbm>(rank_, call.kind->type, title(call), call.inputs, call.outputs,
                                    queue_, transfer ? transfer->result() : nullptr);
   std::unique_lock issue(issue_mutex_);
-  OperationPtr operation;
+  communicator::OperationPtr operation;
   if (transfer) {
     operation = std::make_unique<DeviceOperation>(
         [make = std::move(make), chunks = transfer->chunks(), number = sequence_ + 1](
@@ -226,7 +228,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
         transfer);
     transfer->issue();
   } else {
-    operation = make(sequence_ + 1, kAllElements);
+    operation = make(sequence_ + 1, communicator::kAllElements);
   }
   const uint64_t sequence = ++sequence_;
   if (call.async || coalescing() || !queue_->try_claim(call.kind->word())) {
@@ -234,17 +236,17 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
                   std::move(issue));
   }
   issue.unlock();
-  Frame frame;
+  progress::StagingHooks hooks;
   try {
     record(call, sequence);
-    frame = staged.take_frame(call.part_done ? call.part_done : work->end_of_range());
+    hooks = staged.take_hooks(call.part_done ? call.part_done : work->end_of_range());
   } catch (...) {
     queue_->unclaim();
     throw;
   }
   const uint64_t number = flight_record_.enter(issued(call, sequence));
   try {
-    queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(frame));
+    queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(hooks));
   } catch (...) {
     if (transfer) transfer->result()->block_after_error();
     throw;
@@ -268,9 +270,9 @@ FlightRecord::Issued ProcessGroupHbm::issued(const Call& call, uint64_t sequence
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
     const Call& call, StagedTensors staged,
-    const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
+    const std::function<std::unique_ptr<progress::Operation>(std::shared_ptr<int>)>& make) {
   p2p_queue_->require_owner(call.kind->word());
-  heed_claims();
+  check_claims();
   auto transfer = staged.take_transfer({});
   auto work =
       c10::make_intrusive<WorkHbm>(rank_, call.kind->type, title(call), call.inputs, call.outputs,
@@ -292,23 +294,24 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::begin(PreparedMessage message) {
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
-    const std::shared_ptr<OperationQueue>& queue, const Call& call,
-    c10::intrusive_ptr<WorkHbm> work, StagedTensors staged, std::unique_ptr<Operation> operation,
-    uint64_t sequence, std::unique_lock<std::mutex> issue) {
-  auto ticket =
+    const std::shared_ptr<progress::OperationQueue>& queue, const Call& call,
+    c10::intrusive_ptr<WorkHbm> work, StagedTensors staged,
+    std::unique_ptr<progress::Operation> operation, uint64_t sequence,
+    std::unique_lock<std::mutex> issue) {
+  auto request =
       queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
-                     staged.take_frame(call.part_done ? call.part_done : work->end_of_range()));
-  flight_record_.enter(issued(call, sequence), ticket);
+                     staged.take_hooks(call.part_done ? call.part_done : work->end_of_range()));
+  flight_record_.enter(issued(call, sequence), request);
   if (issue.owns_lock()) issue.unlock();
-  work->bind(ticket, sequence);
+  work->bind(request, sequence);
   record(call, sequence);
-  queue->launch(ticket, call.async ? Mode::kAsync : Mode::kSync);
+  queue->launch(request, call.async ? progress::Mode::kAsync : progress::Mode::kSync);
   if (!call.async) work->block_current_stream();
   join_batch(work);
   return work;
 }
 
-// Tells the profiler of an operation's arguments.
+// Reports an operation's arguments to the profiler.
 void ProcessGroupHbm::record(const Call& call, uint64_t sequence) const {
   if (!at::hasCallbacks()) return;
   RECORD_PARAM_COMMS_DATA(
@@ -349,7 +352,7 @@ c10d::ErrorType ProcessGroupHbm::getError() {
 void ProcessGroupHbm::abort() {
   if (queue_->in_forked_child()) return;
   const std::string reason = name_ + " was aborted on rank " + std::to_string(rank_);
-  // A group that has failed has told the others why already.
+  // A failed group has already notified the other ranks of the cause.
   if (!queue_->broken()) connection_.peers->report_failure(Error(ErrorKind::kAborted, reason));
   queue_->abort(reason);
   p2p_queue_->abort(reason);
@@ -362,7 +365,7 @@ void ProcessGroupHbm::shutdown() {
   const bool failed = queue_->broken() != nullptr;
   failed ? connection_.peers->finish_reports() : connection_.peers->leave();
   stop();
-  if (failed) connection_.communicator->give_up();
+  if (failed) connection_.communicator->invalidate();
   close_resource(/*patient=*/true);
 }
 
@@ -390,8 +393,8 @@ c10::intrusive_ptr<GroupOptions> ProcessGroupHbm::derived_options(
 c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  const auto place = std::find(ranks.begin(), ranks.end(), rank_);
-  if (place == ranks.end()) return nullptr;
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  if (own == ranks.end()) return nullptr;
   const auto options = derived_options(opts, "split");
   options->global_ranks_in_group.clear();
   for (const int rank : ranks) {
@@ -399,7 +402,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
     options->global_ranks_in_group.push_back(global.empty() ? static_cast<uint64_t>(rank)
                                                             : global[static_cast<size_t>(rank)]);
   }
-  return c10::make_intrusive<ProcessGroupHbm>(store, static_cast<int>(place - ranks.begin()),
+  return c10::make_intrusive<ProcessGroupHbm>(store, static_cast<int>(own - ranks.begin()),
                                               static_cast<int>(ranks.size()), options,
                                               options->group_name);
 }
@@ -408,7 +411,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
   const auto options = derived_options(opts, "merge");
-  options->global_ranks_in_group.clear();  // the merged jobs number their ranks each by itself
+  options->global_ranks_in_group.clear();  // each merged job has its own numbers of ranks
   return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, options, options->group_name);
 }
 
@@ -432,7 +435,7 @@ std::shared_ptr<c10::Allocator> ProcessGroupHbm::getMemAllocator() {
 std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
   const memory::SharedSegmentStats segment = connection_.segment->stats();
   const memory::StagingStats staging = connection_.staging->stats();
-  const CommunicatorMemory communicator = connection_.communicator->memory();
+  const communicator::CommunicatorMemory communicator = connection_.communicator->memory();
   return {{"segment.in_use_bytes", segment.in_use_bytes},
           {"segment.peak_bytes", segment.peak_bytes},
           {"segment.hbm_bytes", segment.hbm_bytes},
@@ -442,17 +445,17 @@ std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
           {"slots.bytes", communicator.slots_bytes},
           {"staging.budget_bytes", staging.budget_bytes},
           {"staging.reserved_bytes", staging.reserved_bytes},
-          {"staging.kept_bytes", staging.kept_bytes},
+          {"staging.kept_bytes", staging.cached_bytes},
           {"staging.overflow_bytes", staging.overflow_bytes},
-          {"staging.abandoned_bytes", communicator.abandoned_bytes}};
+          {"staging.abandoned_bytes", communicator.orphaned_bytes}};
 }
 
-std::vector<std::string> ProcessGroupHbm::gather_texts(const std::string& step,
-                                                       const std::function<std::string()>& tell) {
+std::vector<std::string> ProcessGroupHbm::gather_texts(
+    const std::string& step, const std::function<std::string()>& own_text) {
   bootstrap::Participant participant = connection_.rendezvous.participant;
-  participant.deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_.load());
+  participant.deadline = progress::Clock::now() + std::chrono::milliseconds(timeout_ms_.load());
   return translated(
-      [&] { return bootstrap::gather(participant, step, bootstrap::everyone(size_), tell); });
+      [&] { return bootstrap::gather(participant, step, bootstrap::everyone(size_), own_text); });
 }
 
 std::vector<std::string> ProcessGroupHbm::networks() const {
@@ -476,7 +479,7 @@ std::shared_ptr<GroupResource> ProcessGroupHbm::resource() const {
   return resource_;
 }
 
-// In a forked child it closes nothing: what it inherited is its parent's to close.
+// Does nothing in a forked child: its parent closes the inherited resource.
 void ProcessGroupHbm::close_resource(bool patient) {
   if (queue_->in_forked_child()) return;
   std::unique_lock lock(resource_mutex_);
@@ -485,4 +488,4 @@ void ProcessGroupHbm::close_resource(bool patient) {
   if (resource) resource->close(patient);
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

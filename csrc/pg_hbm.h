@@ -1,14 +1,13 @@
-// The process group "hbm": a c10d backend whose collectives go through shared high-bandwidth memory
-// within a node, and over MPI between nodes. docs/design/README.md tells how its parts fit
-// together.
+// The process group "hbm": a c10d backend whose collectives use shared high-bandwidth memory within
+// a node, and MPI between nodes. docs/design/README.md describes its parts.
 //
-// A group has a communicator, which makes the operations, and two queues that run them: collectives
-// in the order of issue, point-to-point operations all at once. Arguments are checked before
-// anything is sent; an error after that breaks the group, and is reported to the other ranks, where
-// it reaches all that wait.
+// A group has a communicator, which makes the operations, and two queues, which run them:
+// collectives in the order of issue, point-to-point operations all together. Arguments are checked
+// before anything is sent. A later error breaks the group. It is reported to the other ranks, where
+// it ends all waits.
 //
 // Threads: every member may be called from any thread. issue_mutex_ makes an operation's sequence
-// number and its place in the queue one step; it is never held while anything waits.
+// number and its position in the queue one step; it is never held during a wait.
 #pragma once
 
 #include <atomic>
@@ -37,31 +36,32 @@
 #include "process_group/work.h"
 #include "progress/operation_queue.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
-// A resource beside a group that ends with it.
+// A resource of a group, closed when the group ends.
 class GroupResource {
  public:
   virtual ~GroupResource() = default;
 
-  // The group has ended: this rank takes part in nothing more. Called once, with no lock held, from
-  // any thread. `patient`: by destroy_process_group, so that what other ranks still need may stay
-  // until they are done; else the group was aborted, or is being destroyed without a word.
-  // May throw, which destroy_process_group passes on.
+  // Called once, when the group has ended for this rank, with no lock held, from any thread.
+  // `patient` is true in destroy_process_group: resources that other ranks still need may stay
+  // until these are done. It is false if the group was aborted, or is destroyed implicitly. May
+  // throw; destroy_process_group passes the exception on.
   virtual void close(bool patient) = 0;
 };
 
 class ProcessGroupHbm final : public BackendBase {
  public:
-  // Meets the other ranks in `store` and connects. Throws (as PyTorch errors): a rank that does not
-  // come before the timeout, ranks that do not fit together, no MPI library.
+  // Meets the other ranks in `store` and connects. Throws PyTorch errors if a rank is missing at
+  // the timeout, the ranks' options differ, or there is no MPI library.
   ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                   c10::intrusive_ptr<GroupOptions> options, std::string name);
   ~ProcessGroupHbm() override;
 
-  // "hbm", or "gloo" for a group that was asked of Gloo (HBMCOMM_INSTEAD_OF).
+  // Returns "hbm", or "gloo" for a group that stands in for Gloo's (HBMCOMM_INSTEAD_OF).
   const std::string getBackendName() const override { return options_->backend; }
-  // A copy: splitGroup() and mergeRemoteGroup() write the new group's name and timeout into it.
+  // Returns a copy: splitGroup() and mergeRemoteGroup() write the new group's name and timeout into
+  // it.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
     return c10::make_intrusive<GroupOptions>(*options_);
   }
@@ -114,7 +114,7 @@ class ProcessGroupHbm final : public BackendBase {
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::ReduceScatterOptions& opts) override;
 
-  // process_group/point_to_point.cpp: and barriers
+  // process_group/point_to_point.cpp, with barriers
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
@@ -126,7 +126,7 @@ class ProcessGroupHbm final : public BackendBase {
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
-  // Ends this thread's batch, if any: its messages never begin.
+  // Drops this thread's batch, if any: its messages never begin.
   void drop_batch();
 
   // pg_hbm.cpp: life cycle, state, memory
@@ -137,36 +137,40 @@ class ProcessGroupHbm final : public BackendBase {
   void abort() override;
   void shutdown() override;
   // Called by c10d::ProcessGroup::splitGroup(), which is ProcessGroup.split_group() in Python.
-  // (torch.distributed.split_group() comes here for a group of several devices, and refuses one of
-  // CPUs alone; torch_hbmcomm.split_group() makes a group anew.) Null for a rank not in `ranks`.
+  // (torch.distributed.split_group() calls this for a group of several devices, and refuses a group
+  // of CPUs alone; torch_hbmcomm.split_group() makes a new group.) Returns null for a rank outside
+  // of `ranks`.
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
   // Called by c10d::ProcessGroup::mergeRemoteGroup(), which is ProcessGroup.merge_remote_group() in
-  // Python: the group of all that meet in `store`, of which only this call makes `size` ranks.
+  // Python. Makes the group of all ranks that meet in `store`; `size` is the only source of its
+  // size.
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
   void enableCollectivesTiming() override {}  // nothing to enable, as in Gloo
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
-  // Complex numbers come as pairs of real ones, two elements each: DDP, which alone calls this from
-  // C++, takes the views of a bucket of complex gradients so.
+  // Returns complex numbers as pairs of real numbers, two elements each. Only DDP calls this from
+  // C++, and takes such views of a bucket of complex gradients.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
-  // The same as `type` says it.
+  // Returns `size` elements of `type`, without that conversion.
   at::Tensor allocate(int64_t size, at::ScalarType type);
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
-  // Called by what is set up beside the group (torch_hbmcomm/group_boxes.py).
-  // Runs bootstrap::gather over the group's ranks, within its timeout. A step's name is used once.
+  // The next functions are for resources of the group (torch_hbmcomm/group_boxes.py).
+  //
+  // Runs bootstrap::gather over the group's ranks, within its timeout. Each step's name is used
+  // once.
   std::vector<std::string> gather_texts(const std::string& step,
-                                        const std::function<std::string()>& tell);
-  // One for each rank, equal for ranks that reach one another at 127.0.0.1. HBMCOMM_NODE_ID, which
-  // sets ranks apart, makes them differ.
+                                        const std::function<std::string()>& own_text);
+  // Returns a text for each rank, equal for ranks that reach one another at 127.0.0.1.
+  // HBMCOMM_NODE_ID, which separates ranks, makes the texts differ.
   std::vector<std::string> networks() const;
-  // Closes `resource` when the group ends; at once, and without patience, if it has ended.
-  // REQUIRES: there is none yet.
+  // Closes `resource` when the group ends; immediately, with `patient` false, if it has ended.
+  // REQUIRES: there is no resource yet.
   void attach(std::shared_ptr<GroupResource> resource);
   std::shared_ptr<GroupResource> resource() const;  // null: none; the group may have ended
 
@@ -178,23 +182,23 @@ class ProcessGroupHbm final : public BackendBase {
     std::vector<at::Tensor> outputs;
     std::chrono::milliseconds timeout;
     bool async;
-    // For a part of a coalesced call, which has one profiler range for all: called at the part's
-    // end. Empty: the operation has a range of its own.
+    // Called at the end of a part of a coalesced call, which has one profiler range for all parts.
+    // Empty: the operation has its own range.
     std::function<void()> part_done = {};
     int peer = -1;  // of a message; -1: any
   };
-  // A message that has been checked and has not begun.
+  // A message after its checks and before its begin.
   struct PreparedMessage {
     Call call;
     StagedTensors staged;
     std::shared_ptr<DeviceTransfer> transfer;
     c10::intrusive_ptr<WorkHbm> work;
-    OperationPtr operation;
+    communicator::OperationPtr operation;
   };
-  // Makes a collective's operation, on the `part` of each of its streams. Outlives the call.
-  using MakeOperation =
-      std::function<OperationPtr(const OperationNumber& sequence, ElementRange part)>;
-  // The arguments of run(): a collective that has been checked and has not begun.
+  // Makes a collective's operation on the `part` of each of its streams. Outlives the call.
+  using MakeOperation = std::function<communicator::OperationPtr(
+      const communicator::OperationNumber& sequence, communicator::ElementRange part)>;
+  // The arguments of run(): a collective after its checks and before its begin.
   struct Collective {
     Call call;
     StagedTensors staged;
@@ -202,15 +206,15 @@ class ProcessGroupHbm final : public BackendBase {
     MakeOperation make;
   };
 
-  // Returns an empty StagedTensors for tensors on the device of `tensor`, for `operation`. Throws
-  // Error(kInvalid) if that is another accelerator than the group's, and as
+  // Returns an empty StagedTensors for tensors on the device of `tensor`. Throws Error(kInvalid),
+  // naming `operation`, if the group works on another accelerator. Throws as
   // DeviceStreams::require_no_capture().
   StagedTensors stage(const at::Tensor& tensor, const char* operation);
 
-  // Returns call(), or throws its error as PyTorch's. Within a batch an error is kept for
-  // endCoalescing(), and the calls after it do nothing.
+  // Returns call(), or throws its error as PyTorch's. Within a batch an error is stored for
+  // endCoalescing(), and later calls do nothing.
   template <class Call>
-  c10::intrusive_ptr<c10d::Work> attempt(Call&& call) {
+  c10::intrusive_ptr<c10d::Work> guarded(Call&& call) {
     if (auto refused = refused_in_batch(nullptr)) return refused;
     try {
       return call();
@@ -221,8 +225,8 @@ class ProcessGroupHbm final : public BackendBase {
     }
   }
 
-  // Gives a collective its sequence number and its place in the queue. On a device it may be made
-  // chunk by chunk, if `streams` are equal on all ranks; else `part` means nothing.
+  // Assigns a collective its sequence number and position in the queue. On a device it may be made
+  // chunk by chunk, if `streams` are equal on all ranks; else `part` is unused.
   c10::intrusive_ptr<c10d::Work> run(const Call& call, StagedTensors staged,
                                      const EqualStreams& streams, MakeOperation make);
   c10::intrusive_ptr<c10d::Work> run(Collective collective) {
@@ -231,11 +235,11 @@ class ProcessGroupHbm final : public BackendBase {
   }
   // Runs the collectives of a coalesced call.
   c10::intrusive_ptr<c10d::Work> run_all(std::vector<Collective> collectives, c10d::OpType type);
-  // The same without the queue, for a small synchronous allreduce on an idle group; null where that
-  // does not apply.
-  c10::intrusive_ptr<c10d::Work> allreduce_at_once(std::vector<at::Tensor>& tensors, Dtype dtype,
-                                                   ReduceOp op, const c10d::AllreduceOptions& opts);
-  // Check one collective: of a coalesced call if there is `part_done`.
+  // Runs a synchronous allreduce below the limit of inline operations on an idle group, without the
+  // queue. Returns null if these conditions are not met.
+  c10::intrusive_ptr<c10d::Work> allreduce_inline(std::vector<at::Tensor>& tensors, Dtype dtype,
+                                                  ReduceOp op, const c10d::AllreduceOptions& opts);
+  // The next functions check one collective; with `part_done`, a part of a coalesced call.
   Collective allgather_part(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                             const c10d::AllgatherOptions& opts,
                             const std::function<void()>& part_done);
@@ -244,33 +248,34 @@ class ProcessGroupHbm final : public BackendBase {
                                  const std::function<void()>& part_done);
   Collective reduce_scatter_base_part(const at::Tensor& output, const at::Tensor& input,
                                       const c10d::ReduceScatterOptions& opts);
-  // Begins a point-to-point operation, in a batch at the batch's end.
+  // Begins a point-to-point operation; within a batch, at the batch's end.
   c10::intrusive_ptr<c10d::Work> run_p2p(
       const Call& call, StagedTensors staged,
-      const std::function<std::unique_ptr<Operation>(std::shared_ptr<int> source)>& make);
+      const std::function<std::unique_ptr<progress::Operation>(std::shared_ptr<int> source)>& make);
   c10::intrusive_ptr<c10d::Work> begin(PreparedMessage message);
-  c10::intrusive_ptr<c10d::Work> submit(const std::shared_ptr<OperationQueue>& queue,
+  c10::intrusive_ptr<c10d::Work> submit(const std::shared_ptr<progress::OperationQueue>& queue,
                                         const Call& call, c10::intrusive_ptr<WorkHbm> work,
-                                        StagedTensors staged, std::unique_ptr<Operation> operation,
+                                        StagedTensors staged,
+                                        std::unique_ptr<progress::Operation> operation,
                                         uint64_t sequence, std::unique_lock<std::mutex> issue);
-  // Runs an allreduce in the caller if the group is idle; returns its sequence number, or nothing.
+  // Runs an allreduce in the caller if the group is idle. Returns its sequence number, or nothing.
   std::optional<uint64_t> reduce_inline(const at::Tensor& tensor, Dtype dtype, ReduceOp op,
                                         std::chrono::milliseconds timeout);
   void record(const Call& call, uint64_t sequence) const;
-  // Returns the title of the call's profiler range; null where it has none of its own.
+  // Returns the title of the call's profiler range; null if it has none.
   const char* title(const Call& call) const {
     return call.part_done ? nullptr : range_title(options_->backend, *call.kind);
   }
 
   // True if this thread has called startCoalescing(), and not endCoalescing().
   bool coalescing();
-  // Calls `use` with this thread's batch, under coalescing_mutex_; false if there is none.
+  // Calls `use` with this thread's batch, under coalescing_mutex_. Returns false if there is none.
   template <class Use>
   bool with_batch(const Use& use);
   CoalescedBatch take_batch();
   void join_batch(const c10::intrusive_ptr<WorkHbm>& work);
-  // Keeps `error`, unless null, as the refusal of this thread's batch, if that is the first.
-  // Returns a Work that has failed with the batch's refusal; null without a batch or a refusal.
+  // Stores `error`, unless null, as the refusal of this thread's batch, if it is the first. Returns
+  // a Work that has failed with the batch's refusal; null without a batch or a refusal.
   c10::intrusive_ptr<c10d::Work> refused_in_batch(const std::exception_ptr& error);
   c10::intrusive_ptr<c10d::Work> defer(PreparedMessage message);
 
@@ -284,21 +289,25 @@ class ProcessGroupHbm final : public BackendBase {
                                     const at::Tensor& own) const;
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, int from, int tag,
                                          const OperationKind& kind);
-  Source reduction_input(StagedTensors& staged, const at::Tensor& tensor, const c10d::ReduceOp& op);
-  Sink reduction_in_place(StagedTensors& staged, const at::Tensor& tensor,
-                          const c10d::ReduceOp& op);
+  communicator::Source reduction_input(StagedTensors& staged, const at::Tensor& tensor,
+                                       const c10d::ReduceOp& op);
+  communicator::Sink reduction_in_place(StagedTensors& staged, const at::Tensor& tensor,
+                                        const c10d::ReduceOp& op);
 
-  // The options of a group that comes from this one: `opts`, or without them this group's.
+  // Returns the options of a group derived from this group: `opts`, or this group's if `opts` is
+  // null.
   c10::intrusive_ptr<GroupOptions> derived_options(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const;
-  GroupConnection connect(const c10::intrusive_ptr<c10d::Store>& store,
-                          std::chrono::steady_clock::time_point deadline) const;
-  OperationQueue::Hooks hooks(std::function<void(const std::exception_ptr& error)> failed);
-  // The call as the flight record keeps it.
+  communicator::connect::GroupConnection connect(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      std::chrono::steady_clock::time_point deadline) const;
+  progress::OperationQueue::Hooks hooks(
+      std::function<void(const std::exception_ptr& error)> failed);
+  // Returns the call as an entry of the flight record.
   FlightRecord::Issued issued(const Call& call, uint64_t sequence) const;
-  // Leaves a trace of what this process was doing after a timeout, this rank's or another's.
+  // Writes the flight record after a timeout, of this rank or another.
   void trace(const Error& error) const;
-  void heed_claims();
+  void check_claims();
   void collective_failed(const std::exception_ptr& error);
   void p2p_failed(const std::exception_ptr& error);
   bool part();
@@ -310,18 +319,19 @@ class ProcessGroupHbm final : public BackendBase {
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
-  GroupConnection connection_;
+  communicator::connect::GroupConnection connection_;
   FlightRecord flight_record_;
-  std::shared_ptr<OperationQueue> queue_;  // of collectives
-  std::shared_ptr<OperationQueue> p2p_queue_;
+  std::shared_ptr<progress::OperationQueue> queue_;  // of collectives
+  std::shared_ptr<progress::OperationQueue> p2p_queue_;
   std::atomic<bool> shut_down_{false};
 
-  mutable std::mutex resource_mutex_;  // guards the two below; taken alone
+  mutable std::mutex resource_mutex_;  // guards the next two members; taken alone
   std::shared_ptr<GroupResource> resource_;
   bool ended_ = false;
 
-  std::mutex device_mutex_;  // guards the member below; taken alone
-  // Those of the group's accelerator: the one that it was bound to, or of its first tensor on one.
+  std::mutex device_mutex_;  // guards device_streams_; taken alone
+  // The streams of the group's accelerator: the accelerator that it was bound to, or that of its
+  // first device tensor.
   std::shared_ptr<DeviceStreams> device_streams_;
   const std::shared_ptr<SendOrder> send_order_ = std::make_shared<SendOrder>();
 
@@ -330,9 +340,9 @@ class ProcessGroupHbm final : public BackendBase {
   uint64_t barriers_ = 0;  // monitored ones; guarded by issue_mutex_
   std::atomic<int64_t> timeout_ms_;
 
-  std::mutex coalescing_mutex_;  // guards the one below; taken alone
+  std::mutex coalescing_mutex_;  // guards batches_; taken alone
   std::map<std::thread::id, CoalescedBatch> batches_;
-  std::atomic<size_t> batch_count_{0};  // a thread reads its own change, so relaxed
+  std::atomic<size_t> batch_count_{0};  // relaxed: a thread needs only its own change
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -9,16 +9,16 @@
 #include <utility>
 
 #include "box/client/dialer.h"
-#include "box/client/driver.h"
+#include "box/client/progress_engine.h"
 #include "box/client/reconnector.h"
 #include "box/client/request_table.h"
 #include "box/client/requests.h"
 #include "box/client/tuning.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 namespace {
 
-// Limits a time to kLongestTimeout, so that now plus it is still a point in time.
+// Limits a time to kLongestTimeout, so that adding it to the current time does not overflow.
 std::chrono::milliseconds bounded(const char* name, std::chrono::milliseconds time) {
   if (time.count() >= 0) return std::min<std::chrono::milliseconds>(time, kLongestTimeout);
   throw Error(ErrorKind::kInvalid,
@@ -50,16 +50,17 @@ std::span<const std::byte> append(std::vector<Row>& table, std::span<const std::
   return rows.subspan(count * sizeof(Row));
 }
 
-// Appends the tables of one reply to kStats, and takes its totals.
-// Throws Error(kNetwork) when the reply is not as long as it says.
+// Appends the tables of one reply to kStats, and takes its totals. Throws Error(kNetwork) if the
+// length of the reply does not match its totals.
 void add_page(Stats& stats, std::span<const std::byte> payload) {
-  smb::StatsTotals totals{};
+  protocol::StatsTotals totals{};
   if (payload.size() >= sizeof totals) std::memcpy(&totals, payload.data(), sizeof totals);
-  const size_t told = sizeof totals + totals.clients_here * sizeof(smb::ClientStats) +
-                      totals.segments_here * sizeof(smb::SegmentStats);
-  if (payload.size() != told) {
+  const size_t stated = sizeof totals + totals.clients_here * sizeof(protocol::ClientStats) +
+                        totals.segments_here * sizeof(protocol::SegmentStats);
+  if (payload.size() != stated) {
     throw Error(ErrorKind::kNetwork, "the box's statistics have " + std::to_string(payload.size()) +
-                                         " bytes, and say that they have " + std::to_string(told));
+                                         " bytes, and say that they have " +
+                                         std::to_string(stated));
   }
   stats.totals = totals;
   const auto segments = append(stats.clients, payload.subspan(sizeof totals), totals.clients_here);
@@ -69,22 +70,22 @@ void add_page(Stats& stats, std::span<const std::byte> payload) {
 }  // namespace
 
 // The parts of a client. Each knows only the parts before it. The table owns the lock on the
-// client's state, the driver the hold by which one thread uses the transport, and the reconnector
-// the thread that keeps the connection.
+// client's state. The engine owns the hold, by which one thread uses the transport. The reconnector
+// owns the thread that keeps the connection.
 //
-// Lock order: `closer`, the driver's hold, the table's lock.
+// Lock order: `closer`, the hold on the engine, the lock of the table.
 struct Core {
   explicit Core(const ClientOptions& given)  // connects
       : options(bounded(given)),
         dialer(options),
         table(options.timeout, dialer.box()),
-        driver(options.while_waiting, table),
-        reconnector(options, dialer, table, driver) {}
+        engine(options.while_waiting, table),
+        reconnector(options, dialer, table, engine) {}
 
   const ClientOptions options;
-  Dialer dialer;  // the reconnector's, once it has connected; else for const members alone
+  Dialer dialer;  // used by the reconnector only once it has connected, except const members
   RequestTable table;
-  Driver driver;
+  ProgressEngine engine;
   Reconnector reconnector;
   std::mutex closer;  // one close() at a time
 };
@@ -92,13 +93,13 @@ struct Core {
 Segment::Segment(std::shared_ptr<Core> core, std::shared_ptr<Attachment> attachment)
     : core_(std::move(core)), attachment_(std::move(attachment)) {}
 
-smb::Id Segment::key() const noexcept { return attachment_->key; }
+protocol::Id Segment::key() const noexcept { return attachment_->key; }
 uint64_t Segment::size() const noexcept { return attachment_->size; }
 bool Segment::created() const noexcept { return attachment_->created; }
 bool Segment::read_only() const noexcept { return attachment_->read_only; }
 
 std::shared_ptr<std::byte> Segment::memory() const {
-  core_->driver.require_parent();
+  core_->engine.require_parent();
   const auto lock = core_->table.lock();
   const std::string asked = "view of segment " + key_text(key());
   if (core_->table.closing()) {
@@ -134,17 +135,17 @@ bool Future::done() const noexcept { return operation_->settled(); }
 bool Future::wait(std::chrono::nanoseconds most) const {
   const auto now = Clock::now();
   const auto left = Clock::time_point::max() - now;
-  return core_->driver.wait(*operation_, most < left ? now + most : Clock::time_point::max());
+  return core_->engine.wait(*operation_, most < left ? now + most : Clock::time_point::max());
 }
 
 int64_t Future::get() const {
-  core_->driver.wait(*operation_, Clock::time_point::max());
+  core_->engine.wait(*operation_, Clock::time_point::max());
   if (operation_->failure) operation_->failure->raise();
   return operation_->value;
 }
 
 Batch::Batch(std::shared_ptr<Core> core) : core_(std::move(core)) {}
-Batch::~Batch() { never_issued(collected_, "its batch was given up"); }
+Batch::~Batch() { never_issued(collected_, "its batch was destroyed"); }
 
 Future Batch::keep(OperationPointer operation) {
   collected_.push_back(operation);
@@ -153,14 +154,14 @@ Future Batch::keep(OperationPointer operation) {
 
 Future Batch::read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
                    std::shared_ptr<const void> hold) {
-  return keep(transfer_request(smb::Opcode::kRead,
+  return keep(transfer_request(protocol::Opcode::kRead,
                                touch(segment.attachment_in(core_), offset, bytes, false), local,
                                std::move(hold)));
 }
 
 Future Batch::write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes,
                     std::shared_ptr<const void> hold) {
-  return keep(transfer_request(smb::Opcode::kWrite,
+  return keep(transfer_request(protocol::Opcode::kWrite,
                                touch(segment.attachment_in(core_), offset, bytes, true),
                                const_cast<std::byte*>(local), std::move(hold)));
 }
@@ -179,7 +180,7 @@ void Batch::issue_and_wait_next() { hand_over(true); }
 void Batch::hand_over(bool waits) {
   const std::vector<OperationPointer> operations = std::exchange(collected_, {});
   try {
-    core_->driver.issue(operations, waits);
+    core_->engine.issue(operations, waits);
   } catch (const std::exception& error) {
     never_issued(operations, error.what());
     throw;
@@ -189,26 +190,26 @@ void Batch::hand_over(bool waits) {
 Client::Client(const ClientOptions& options) : core_(std::make_shared<Core>(options)) {}
 
 Client::~Client() {
-  if (core_->driver.in_forked_child()) {
-    // Its thread and its locks are the parent's.
+  if (core_->engine.in_forked_child()) {
+    // The thread and the locks belong to the parent.
     new std::shared_ptr<Core>(std::move(core_));  // NOLINT(bugprone-unhandled-exception-at-new)
     return;
   }
   close(std::chrono::milliseconds(0));
 }
 
-smb::TransportKind Client::transport() const { return core_->dialer.transport(); }
+protocol::TransportKind Client::transport() const { return core_->dialer.transport(); }
 std::string Client::why_transport() const { return core_->dialer.why(); }
 
 Batch Client::batch() { return Batch(core_); }
 
 std::shared_ptr<void> Client::register_memory(std::byte* memory, uint64_t bytes) {
-  core_->driver.require_parent();
-  return core_->driver.registered_memory().add(memory, bytes);
+  core_->engine.require_parent();
+  return core_->engine.registered_memory().add(memory, bytes);
 }
 
 int64_t Client::execute(const OperationPointer& operation) {
-  core_->driver.issue({&operation, 1}, /*waits=*/true);
+  core_->engine.issue({&operation, 1}, /*waits=*/true);
   return Future(core_, operation).get();
 }
 
@@ -219,23 +220,23 @@ Segment Client::alloc(const AllocOptions& options) {
   return {core_, operation->attachment};
 }
 
-bool Client::exists(smb::Id key) { return execute(exists_request(key)) != 0; }
+bool Client::exists(protocol::Id key) { return execute(exists_request(key)) != 0; }
 
 void Client::read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
                   const std::shared_ptr<const void>& hold) {
-  transfer(smb::Opcode::kRead, touch(segment.attachment_in(core_), offset, bytes, false), local,
-           hold);
+  transfer(protocol::Opcode::kRead, touch(segment.attachment_in(core_), offset, bytes, false),
+           local, hold);
 }
 
 void Client::write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes,
                    const std::shared_ptr<const void>& hold) {
-  transfer(smb::Opcode::kWrite, touch(segment.attachment_in(core_), offset, bytes, true),
+  transfer(protocol::Opcode::kWrite, touch(segment.attachment_in(core_), offset, bytes, true),
            const_cast<std::byte*>(local), hold);
 }
 
-void Client::transfer(smb::Opcode opcode, Touch touch, std::byte* local,
+void Client::transfer(protocol::Opcode opcode, Touch touch, std::byte* local,
                       const std::shared_ptr<const void>& hold) {
-  if (core_->driver.copy_now(opcode, touch, local)) return;
+  if (core_->engine.copy_now(opcode, touch, local)) return;
   execute(transfer_request(opcode, std::move(touch), local, hold));
 }
 
@@ -248,21 +249,21 @@ int64_t Client::fetch_add(const Segment& segment, uint64_t offset, int64_t adden
 }
 
 void Client::free(const Segment& segment) {
-  execute(release_request(smb::Opcode::kFree, segment.attachment_in(core_)));
+  execute(release_request(protocol::Opcode::kFree, segment.attachment_in(core_)));
 }
 
 void Client::remove(const Segment& segment) {
-  execute(release_request(smb::Opcode::kDelete, segment.attachment_in(core_)));
+  execute(release_request(protocol::Opcode::kDelete, segment.attachment_in(core_)));
 }
 
-void Client::ping() { execute(std::make_shared<ClientOperation>(smb::Opcode::kPing)); }
+void Client::ping() { execute(std::make_shared<ClientOperation>(protocol::Opcode::kPing)); }
 
 Stats Client::stats() {
   Stats stats;
   do {
-    auto operation = std::make_shared<ClientOperation>(smb::Opcode::kStats);
-    operation->set_body(smb::StatsQuery{static_cast<uint32_t>(stats.clients.size()),
-                                        static_cast<uint32_t>(stats.segments.size())});
+    auto operation = std::make_shared<ClientOperation>(protocol::Opcode::kStats);
+    operation->set_body(protocol::StatsQuery{static_cast<uint32_t>(stats.clients.size()),
+                                             static_cast<uint32_t>(stats.segments.size())});
     execute(operation);
     add_page(stats, operation->payload);
   } while (stats.totals.clients_here + stats.totals.segments_here > 0 &&
@@ -272,7 +273,7 @@ Stats Client::stats() {
 }
 
 void Client::close(std::chrono::milliseconds patience) {
-  core_->driver.require_parent();
+  core_->engine.require_parent();
   const auto until = Clock::now() + bounded("patience", patience);
   const std::scoped_lock one(core_->closer);
   std::exception_ptr interrupt;
@@ -281,7 +282,7 @@ void Client::close(std::chrono::milliseconds patience) {
     if (core_->table.closing()) return;
     interrupt = core_->table.close(lock, until, core_->options.while_waiting);
     core_->table.stop();
-    core_->driver.wake();  // whoever drives, which may be the reconnector
+    core_->engine.wake();  // the progress thread, which may be the reconnector
   }
   core_->reconnector.stop();
 
@@ -289,15 +290,15 @@ void Client::close(std::chrono::milliseconds patience) {
   {
     const auto lock = core_->table.lock();
     up = core_->table.status().close();
-    core_->driver.wake();
+    core_->engine.wake();
   }
-  const Driver::Hold held = core_->driver.hold();
-  std::unique_ptr<transport::Transport> last = core_->driver.take_transport();
+  const ProgressEngine::Hold held = core_->engine.hold();
+  std::unique_ptr<transport::Transport> last = core_->engine.take_transport();
   if (up) leave(std::move(last), core_->dialer.box());
   last.reset();
   {
     const auto lock = core_->table.lock();
-    core_->driver.fail_all(BoxError::Cause::kClosed, "the client was closed");
+    core_->engine.fail_all(BoxError::Cause::kClosed, "the client was closed");
   }
   if (interrupt) std::rethrow_exception(interrupt);
 }
@@ -307,4 +308,4 @@ bool Client::closed() const {
   return core_->table.closing();
 }
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

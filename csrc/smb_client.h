@@ -1,20 +1,20 @@
-// A client of one memory box: segments allocated by key, and reads, writes and sums in them.
+// A client of one memory box: allocates segments by key, and reads, writes and sums in them.
 //
-// Order: one client's operations take effect in the order of issue wherever two of them touch the
-// same bytes of a segment and one of them changes these; all others may overlap in time.
+// Order: if two operations of a client touch the same bytes of a segment and one of them changes
+// these bytes, they take effect in the order of issue. All others may overlap in time.
 //
-// Lost connections: the client connects again, by itself, for `reconnect_timeout`. Then reads and
-// writes are repeated, and an accumulate, fetch_add, alloc, free or remove that had not been
-// answered is sent again under its old number, so that the box applies it exactly once. When the
-// box comes back without its data, every operation on its segments fails with BoxError kLost; when
-// it does not come back in time, every operation fails with kUnreachable, for good.
+// Lost connections: the client reconnects by itself for `reconnect_timeout`. It then repeats reads
+// and writes. It sends unanswered accumulates, fetch_adds, allocs, frees and removes again under
+// their old numbers, so the box applies each exactly once. If the box returns without its data,
+// operations on its segments fail with BoxError kLost. If it does not return in time, every
+// operation fails with kUnreachable from then on.
 //
-// Threads: every member of every class here may be called from any thread. A synchronous operation
-// on an idle client runs in the caller; a thread of the client's own drives all else, keeps the
-// lease and reconnects. A process forked from the client's cannot use it: every call throws.
+// Threads: any, for every member of every class here. A synchronous operation on an idle client
+// runs in the caller. A thread of the client progresses all other operations, keeps the lease and
+// reconnects. A process forked from the client's cannot use the client: every call throws.
 //
-// Errors: bad arguments throw Error(kInvalid) before anything is sent; box/client/error.h has the
-// rest. An asynchronous operation throws from Future::get() what came after the checks.
+// Errors: an invalid argument throws Error(kInvalid) before anything is sent; box/client/error.h
+// has the others. Future::get() throws the error of an asynchronous operation.
 #pragma once
 
 #include <chrono>
@@ -28,23 +28,23 @@
 #include "box/client/options.h"
 #include "box/protocol/protocol.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 
 struct Core;
 class ClientOperation;
 struct Attachment;
 struct Touch;
 
-// An attachment to a segment; copies are the same one. It ends by Client::free or with the client.
+// An attachment to a segment; copies share it. It ends with Client::free or with the client.
 class Segment {
  public:
-  smb::Id key() const noexcept;
+  protocol::Id key() const noexcept;
   uint64_t size() const noexcept;  // bytes
-  bool created() const noexcept;   // by this attachment, and it was full of zeros
+  bool created() const noexcept;   // created by this attachment, zero-filled
   bool read_only() const noexcept;
 
-  // shm: the segment itself, for as long as someone holds it. Throws Error(kUnsupported) on other
-  // transports, and as every operation does for a segment that was freed or lost.
+  // Returns the memory of the segment on shm, valid while the pointer is held. Throws
+  // Error(kUnsupported) on other transports, and as every operation for a freed or lost segment.
   std::shared_ptr<std::byte> memory() const;
 
  private:
@@ -52,22 +52,23 @@ class Segment {
   friend class Client;
   Segment(std::shared_ptr<Core> core, std::shared_ptr<Attachment> attachment);
 
-  // Throws Error(kInvalid) if the segment is another client's.
+  // Throws Error(kInvalid) if the segment belongs to another client.
   const std::shared_ptr<Attachment>& attachment_in(const std::shared_ptr<Core>& core) const;
 
   std::shared_ptr<Core> core_;
   std::shared_ptr<Attachment> attachment_;
 };
 
-// An operation that was issued, or will be: wait() and get() throw Error(kInvalid) before it is.
+// The result of an operation. wait() and get() throw Error(kInvalid) before it is issued.
 class Future {
  public:
   bool done() const noexcept;
 
-  // Waits at most so long; true once it is done.
+  // Waits until the operation is done or `most` has passed. Returns true if it is done.
   bool wait(std::chrono::nanoseconds most) const;
 
-  // Waits, and throws what the operation failed with. The value is fetch_add's, else 0.
+  // Waits, and throws the error of the operation if it failed. Returns the value of a fetch_add,
+  // else 0.
   int64_t get() const;
 
  private:
@@ -79,13 +80,13 @@ class Future {
   std::shared_ptr<ClientOperation> operation_;
 };
 
-// Operations that are issued together: their small frames travel together.
+// Operations that are issued together, so that their short frames share packets.
 //
-// `hold`, where there is one, is kept until the operation no longer uses `local`: the caller keeps
-// that memory alive, and a write's unchanged, until then.
+// The caller must keep `local` alive, and the data of a write unchanged, until the operation no
+// longer uses it. `hold`, if given, is kept until then.
 class Batch {
  public:
-  ~Batch();  // what it did not issue fails
+  ~Batch();  // unissued operations fail
   Batch(Batch&&) = default;
   Batch& operator=(Batch&&) = delete;
 
@@ -96,12 +97,11 @@ class Batch {
   Future accumulate(const Segment& target, const Segment& source, const Accumulation& what);
   Future fetch_add(const Segment& segment, uint64_t offset, int64_t addend);
 
-  // Issues what was collected since the last time, in that order, and does not wait for it.
-  // Throws, with nothing issued, when the client is closed or one of the segments was freed; all of
-  // them fail then.
+  // Issues the operations collected since the last issue, in that order, without waiting. Throws,
+  // with none issued and all of them failed, if the client is closed or a segment was freed.
   void issue();
 
-  // The same for a caller that waits for the futures next, and so can drive them itself.
+  // As issue(), for a caller that waits for the futures next, and so can progress them itself.
   void issue_and_wait_next();
 
  private:
@@ -116,30 +116,30 @@ class Batch {
 
 // Counts since a box's start, its clients and its segments.
 struct Stats {
-  smb::StatsTotals totals{};
-  std::vector<smb::ClientStats> clients;
-  std::vector<smb::SegmentStats> segments;
+  protocol::StatsTotals totals{};
+  std::vector<protocol::ClientStats> clients;
+  std::vector<protocol::SegmentStats> segments;
 };
 
 class Client {
  public:
   // Connects. Throws BoxError, with the reason for each transport that was tried.
   explicit Client(const ClientOptions& options);
-  ~Client();  // as close(), without waiting for what is unfinished
+  ~Client();  // as close(), without waiting for unfinished operations
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  smb::TransportKind transport() const;
-  std::string why_transport() const;  // why this one, and why not the ones before it
+  protocol::TransportKind transport() const;
+  std::string why_transport() const;  // why this one was chosen, and not those before it
 
   Segment alloc(const AllocOptions& options);
 
-  // Returns true if a segment has the key; attaches to nothing. Ordered like a fetch_add: it sees
-  // every alloc and remove that had returned.
-  bool exists(smb::Id key);
+  // Returns true if a segment has the key, without attaching to it. Ordered as a fetch_add:
+  // reflects every alloc and remove that had returned.
+  bool exists(protocol::Id key);
 
-  // A copy in the caller if that can be done now: shm, a live connection, and nothing unfinished in
-  // its way. `hold`: as Batch's, needed if `while_waiting` may throw.
+  // Read and write copy in the caller if possible: on shm, with a live connection and no
+  // conflicting unfinished operation. `hold`: as in Batch; required if `while_waiting` may throw.
   void read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
             const std::shared_ptr<const void>& hold = nullptr);
   void write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes,
@@ -147,34 +147,34 @@ class Client {
   void accumulate(const Segment& target, const Segment& source, const Accumulation& what);
   int64_t fetch_add(const Segment& segment, uint64_t offset, int64_t addend);
 
-  // Ends the attachment, once what was issued on it is done. Of a segment that was freed or lost:
-  // does nothing.
+  // Ends the attachment, after all operations issued on it. Does nothing for a freed or lost
+  // segment.
   void free(const Segment& segment);
 
-  // Takes the key away: nobody can attach any more. Attachments, this one too, stay.
+  // Deletes the key: no client can attach any more. Attachments, including this one, stay.
   void remove(const Segment& segment);
 
-  // Transfers from and to this memory go without a copy where the transport would need one (verbs),
-  // until the pointer goes; the memory has to stay mapped as it is that long.
+  // Registers memory until the pointer is destroyed: transfers from and to it need no copy on
+  // verbs. The memory must stay mapped until then.
   std::shared_ptr<void> register_memory(std::byte* memory, uint64_t bytes);
 
   Batch batch();
   void ping();
   Stats stats();
 
-  // Waits up to `patience` for what is unfinished while the connection stands, ends the session,
-  // and fails what is left. Does nothing the second time. What `while_waiting` throws ends the
-  // patience, and comes out once all is closed.
+  // Waits up to `patience` for unfinished operations while the connection is up, ends the session,
+  // and fails the rest. Does nothing when called again. An exception of `while_waiting` ends the
+  // waiting, and is rethrown once the client is closed.
   void close(std::chrono::milliseconds patience = std::chrono::seconds(5));
   bool closed() const;
 
  private:
   // Issues the operation and waits for it. Returns its value, or throws its failure.
   int64_t execute(const std::shared_ptr<ClientOperation>& operation);
-  void transfer(smb::Opcode opcode, Touch touch, std::byte* local,
+  void transfer(protocol::Opcode opcode, Touch touch, std::byte* local,
                 const std::shared_ptr<const void>& hold);
 
   std::shared_ptr<Core> core_;
 };
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -1,7 +1,7 @@
-"""The memory boxes of a process group: what Options(parameter_server=...) asks for.
+"""The memory boxes of a process group, as Options(parameter_server=...) requests.
 
 With "auto", rank 0 serves a box in its own process for as long as the group lives, with a token
-that the group's ranks alone know. Otherwise every rank connects to boxes that run already.
+that only the ranks of the group know. Otherwise every rank connects to boxes that run already.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch_hbmcomm.smb.values import bytes_of
 _C = load()
 
 _AUTO = "auto"
-_PATIENCE = 5.0  # seconds that operations which are under way get when the group ends
+_CLOSE_TIMEOUT = 5.0  # seconds for operations in flight when the group ends
 _BACK_SOON = 2000  # milliseconds in which a client that has lost its connection comes back
 _SILENCE = 5.0  # seconds that rank 0 waits for other ranks before it says so
 
@@ -102,13 +102,13 @@ class GroupBoxes:
                 if patient:
                     steps.callback(self._wait_for_clients, self._server)
             for box in self.boxes:
-                steps.callback(box.close, _PATIENCE if patient else 0.0)
+                steps.callback(box.close, _CLOSE_TIMEOUT if patient else 0.0)
 
     def _wait_for_clients(self, server: Server) -> None:
         """Wait until the other ranks have left the box, which they may use long after rank 0 has
         ended, or have died."""
         start = time.monotonic()
-        told = False
+        warned = False
         while left := self._clients_left(server):
             waited = time.monotonic() - start
             if waited >= self._timeout:
@@ -117,8 +117,8 @@ class GroupBoxes:
                     f"called destroy_process_group within {waited:.0f} s, the group's timeout"
                 )
                 return
-            if waited >= _SILENCE and not told:
-                told = True
+            if waited >= _SILENCE and not warned:
+                warned = True
                 _C.warn(
                     f"destroy_process_group waits for {left} ranks that use the memory box of this "
                     f"one, for {self._timeout - waited:.0f} s at most"
@@ -156,8 +156,8 @@ def provide(backend: Any, timeout: timedelta) -> None:
 
 
 def _agree(backend: Any, boxes: GroupBoxes, wanted: str) -> _Invitation | None:
-    """Exchange what the ranks want. Returns rank 0's invitation to its box, or None where the group
-    uses boxes that run already."""
+    """Exchange the options of the ranks. Returns rank 0's invitation to its box, or None if the
+    group uses boxes that run already."""
 
     def offer() -> str:
         invitation = None
@@ -166,9 +166,9 @@ def _agree(backend: Any, boxes: GroupBoxes, wanted: str) -> _Invitation | None:
             invitation = asdict(boxes.serve(backend.options.memory, several))
         return json.dumps([wanted, invitation])
 
-    told = [json.loads(text) for text in backend.gather_texts("parameter_server", offer)]
-    first, invitation = told[0]
-    for rank, (other, _) in enumerate(told):
+    offers = [json.loads(text) for text in backend.gather_texts("parameter_server", offer)]
+    first, invitation = offers[0]
+    for rank, (other, _) in enumerate(offers):
         if _count(other) != _count(first):
             raise ValueError(
                 f'parameter_server is "{first}" on rank 0 and "{other}" on rank {rank}; it must be '

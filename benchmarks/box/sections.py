@@ -15,9 +15,9 @@ from benchmarks.programs import program
 from torch_hbmcomm.bench import box as installed
 from torch_hbmcomm.bench.box import (
     DTYPES,
+    LATENCY_BYTES,
+    LATENCY_SAMPLES,
     ROLE,
-    SMALL,
-    SMALL_SAMPLES,
     BoxPlan,
     box,
     measure,
@@ -161,10 +161,14 @@ def _latency(plan: BoxPlan, findings: Findings) -> None:
         python = stack.enter_context(peer(ROLE))
         bare = stack.enter_context(sockets())
         for transport in ("shm", "tcp"):
-            client.connect(ours, transport, SMALL)
-            ours.connect(python, transport, SMALL)
-        bare.connect(1, SMALL)
-        for operation, size in (("read", SMALL), ("write", SMALL), ("fetch_add", 8)):
+            client.connect(ours, transport, LATENCY_BYTES)
+            ours.connect(python, transport, LATENCY_BYTES)
+        bare.connect(1, LATENCY_BYTES)
+        for operation, size in (
+            ("read", LATENCY_BYTES),
+            ("write", LATENCY_BYTES),
+            ("fetch_add", 8),
+        ):
             contenders: dict[str, Timed] = {
                 f"hbm {transport}": client.timed(transport, operation)
                 for transport in ("shm", "tcp")
@@ -175,7 +179,7 @@ def _latency(plan: BoxPlan, findings: Findings) -> None:
                 f"hbm {transport}, Python": timed_by(python, transport, operation)
                 for transport in ("shm", "tcp")
             }
-            measure(findings, "latency", operation, size, contenders, plan.rounds, SMALL_SAMPLES)
+            measure(findings, "latency", operation, size, contenders, plan.rounds, LATENCY_SAMPLES)
 
 
 def _clients_link(plan: BoxPlan, findings: Findings) -> None:

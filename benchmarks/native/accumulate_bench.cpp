@@ -24,14 +24,15 @@
 #include "box/server/storage/store.h"
 #include "triad.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 namespace {
 
 constexpr int kRounds = 11;
 constexpr uint32_t kChunks[] = {16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10};
 
-constexpr Formula kFloat32{.target = Dtype::kFloat32, .source = Dtype::kFloat32, .scale = 0.5};
-constexpr Formula kFormulas[] = {
+constexpr kernels::Formula kFloat32{
+    .target = Dtype::kFloat32, .source = Dtype::kFloat32, .scale = 0.5};
+constexpr kernels::Formula kFormulas[] = {
     {Dtype::kFloat32, Dtype::kFloat32, Combine::kAssign, 0.5},
     {Dtype::kFloat32, Dtype::kBFloat16, Combine::kAdd, 0.5},
     {Dtype::kBFloat16, Dtype::kFloat32, Combine::kAssign, 1},
@@ -72,12 +73,14 @@ Rates rates(const Load& bound, const Load& measured) {
   return {median_rate(bound.bytes, of_bound), median_rate(measured.bytes, of_measured)};
 }
 
-float* floats(const BoxSegment& segment) { return reinterpret_cast<float*>(segment.block->base()); }
+float* floats(const storage::BoxSegment& segment) {
+  return reinterpret_cast<float*>(segment.block->base());
+}
 
 // The bound, on three segments.
 class StoredTriad {
  public:
-  StoredTriad(Store& store, uint64_t bytes, unsigned threads) {
+  StoredTriad(storage::Store& store, uint64_t bytes, unsigned threads) {
     for (uint64_t key : {1, 2, 3}) {
       arrays_.push_back(store.create({.key = {1, key}, .size = bytes, .creator = {}}));
     }
@@ -89,32 +92,32 @@ class StoredTriad {
   void run() { triad_->run(); }
 
  private:
-  std::vector<std::shared_ptr<BoxSegment>> arrays_;
+  std::vector<std::shared_ptr<storage::BoxSegment>> arrays_;
   std::unique_ptr<bench::Triad> triad_;
 };
 
-std::unique_ptr<Store> open(const std::string& directory, uint64_t bytes, uint32_t chunk) {
+std::unique_ptr<storage::Store> open(const std::string& directory, uint64_t bytes, uint32_t chunk) {
   memory::PoolOptions pool;
   pool.capacity = 4 * bytes + (uint64_t{1} << 20);
-  return Store::open({.directory = directory, .records = {.chunk = chunk}},
-                     memory::Pool::create(pool));
+  return storage::Store::open({.directory = directory, .records = {.chunk = chunk}},
+                              memory::Pool::create(pool));
 }
 
 Rates measure(const std::string& directory, uint64_t bytes, uint32_t chunk, unsigned threads,
-              const Formula& formula) {
-  const std::unique_ptr<Store> memory = open("", bytes, chunk);
+              const kernels::Formula& formula) {
+  const std::unique_ptr<storage::Store> memory = open("", bytes, chunk);
   StoredTriad bound(*memory, bytes, threads);
-  const std::unique_ptr<Store> store = open(directory, bytes, chunk);
+  const std::unique_ptr<storage::Store> store = open(directory, bytes, chunk);
   const auto target = store->create({.key = {1, 1}, .size = bytes, .creator = {}});
   const auto source = store->create({.key = {1, 2}, .size = bytes, .creator = {}});
-  for (BoxSegment* one : {target.get(), source.get()}) {
+  for (storage::BoxSegment* one : {target.get(), source.get()}) {
     std::fill_n(floats(*one), bytes / sizeof(float), 1.0f);
   }
   const size_t width = element_size(formula.target), source_width = element_size(formula.source);
   const uint64_t count = bytes / std::max(width, source_width);
   const uint64_t traffic =
       count * (source_width + width * (formula.combine == Combine::kAdd ? 2 : 1));
-  SessionRecord& session = store->records().open_session({0, 1});
+  storage::SessionRecord& session = store->records().open_session({0, 1});
   Accumulator accumulator(store->records(), threads);
   uint64_t number = 0;
   const Rates found = rates({3 * bytes, [&] { bound.run(); }},
@@ -145,21 +148,21 @@ void report(const std::string& directory, uint64_t bytes) {
           [&](unsigned threads) { return measure(where, bytes, chunk, threads, kFloat32); });
     }
   }
-  for (const Formula& formula : kFormulas) {
+  for (const kernels::Formula& formula : kFormulas) {
     const char* const sign = formula.combine == Combine::kAdd ? " += " : " = ";
     report_line(std::string(dtype_name(formula.target)) + sign + dtype_name(formula.source),
                 [&](unsigned threads) {
-                  return measure("", bytes, RecordSizes().chunk, threads, formula);
+                  return measure("", bytes, storage::RecordSizes().chunk, threads, formula);
                 });
   }
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server
 
 int main(int argc, char** argv) {
   const auto temporary = std::filesystem::temp_directory_path() / "hbm_accumulate_bench";
   const uint64_t mebibytes = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 128;
-  hbm::box::report(argc > 1 ? argv[1] : temporary.string(), mebibytes << 20);
+  hbm::box::server::report(argc > 1 ? argv[1] : temporary.string(), mebibytes << 20);
   return 0;
 }

@@ -28,10 +28,10 @@ class Clients {
     if (local_->bytes().size() != bytes) {
       throw Error(ErrorKind::kInvalid, "clients have one buffer: disconnect for another size");
     }
-    client::ClientOptions options;
+    box::client::ClientOptions options;
     options.url = words.at(0);
     options.token = words.at(1);
-    options.transport = client::parse_transport(transport);
+    options.transport = box::client::parse_transport(transport);
     options.lanes = static_cast<uint32_t>(number(words, 3));
     loops_[transport] = std::make_unique<ClientLoop>(options, local_->bytes());
   }

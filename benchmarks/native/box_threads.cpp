@@ -36,7 +36,7 @@ class Repeater {
  public:
   using Action = std::function<void()>;
 
-  Repeater(std::shared_ptr<client::Client> client, size_t bytes)
+  Repeater(std::shared_ptr<box::client::Client> client, size_t bytes)
       : client_(std::move(client)), local_(bytes), messages_(bytes), segment_(allocate(bytes)) {}
 
   // Throws Error(kInvalid) for a name that there is not.
@@ -58,10 +58,10 @@ class Repeater {
   }
 
  private:
-  client::Segment allocate(size_t bytes) {
-    client::AllocOptions options;
+  box::client::Segment allocate(size_t bytes) {
+    box::client::AllocOptions options;
     options.size = bytes;
-    options.mode = smb::AllocMode::kCreate;
+    options.mode = box::protocol::AllocMode::kCreate;
     options.temporary = true;
     return client_->alloc(options);
   }
@@ -73,13 +73,13 @@ class Repeater {
   }
 
   void batch(size_t size) {
-    client::Batch batch = client_->batch();
-    std::vector<client::Future> written;
+    box::client::Batch batch = client_->batch();
+    std::vector<box::client::Future> written;
     for (size_t at = 0; at < messages_.bytes().size(); at += size) {
       written.push_back(batch.write(segment_, at, messages_.bytes().data() + at, size));
     }
     batch.issue_and_wait_next();
-    for (const client::Future& one : written) one.get();
+    for (const box::client::Future& one : written) one.get();
   }
 
   void packed(size_t size) {
@@ -89,10 +89,10 @@ class Repeater {
     client_->write(segment_, 0, local_.bytes().data(), local_.bytes().size());
   }
 
-  const std::shared_ptr<client::Client> client_;
+  const std::shared_ptr<box::client::Client> client_;
   const Pages local_;
   const Pages messages_;
-  const client::Segment segment_;
+  const box::client::Segment segment_;
 };
 
 // Repeats until the end, at least once. Returns the numbers of one thread, with the seconds since
@@ -118,13 +118,13 @@ class Crowd {
  public:
   void connect(const Words& words) {
     repeaters_.clear();
-    client::ClientOptions options;
+    box::client::ClientOptions options;
     options.url = words.at(0);
     options.token = words.at(1);
-    options.transport = client::parse_transport(words.at(2));
+    options.transport = box::client::parse_transport(words.at(2));
     options.lanes = 1;
     for (size_t client = 0; client < number(words, 3); ++client) {
-      const auto one = std::make_shared<client::Client>(options);
+      const auto one = std::make_shared<box::client::Client>(options);
       for (size_t thread = 0; thread < number(words, 4); ++thread) {
         repeaters_.push_back(std::make_unique<Repeater>(one, number(words, 5)));
       }

@@ -40,17 +40,17 @@ std::pair<std::string_view, std::string_view> one_and_sum(Dtype dtype) {
   }
 }
 
-client::AllocOptions temporary(uint64_t bytes) {
-  client::AllocOptions options;
+box::client::AllocOptions temporary(uint64_t bytes) {
+  box::client::AllocOptions options;
   options.size = bytes;
-  options.mode = smb::AllocMode::kCreate;
+  options.mode = box::protocol::AllocMode::kCreate;
   options.temporary = true;
   return options;
 }
 
 }  // namespace
 
-ClientLoop::ClientLoop(const client::ClientOptions& options, std::span<std::byte> local)
+ClientLoop::ClientLoop(const box::client::ClientOptions& options, std::span<std::byte> local)
     : client_(options), local_(local), segment_(client_.alloc(temporary(local.size()))) {}
 
 ClientLoop::Action ClientLoop::action(const std::string& name) {
@@ -76,13 +76,13 @@ ClientLoop::Action ClientLoop::copy(const std::string& name) {
   const size_t bytes = local_.size();
   if (name == "memcpy:read") return [=] { std::memcpy(local, memory.get(), bytes); };
   if (name == "memcpy:write") return [=] { std::memcpy(memory.get(), local, bytes); };
-  if (name == "copy_bytes:read") return [=] { copy_bytes(local, memory.get(), bytes); };
-  if (name == "copy_bytes:write") return [=] { copy_bytes(memory.get(), local, bytes); };
+  if (name == "copy_bytes:read") return [=] { kernels::copy_bytes(local, memory.get(), bytes); };
+  if (name == "copy_bytes:write") return [=] { kernels::copy_bytes(memory.get(), local, bytes); };
   throw Error(ErrorKind::kInvalid, "no action \"" + name + "\"");
 }
 
 ClientLoop::Action ClientLoop::accumulate(const std::string& dtype, bool write_first) {
-  client::Accumulation what;
+  box::client::Accumulation what;
   what.dtype = accumulated(dtype);
   what.scale = what.dtype == Dtype::kInt32 || what.dtype == Dtype::kInt64 ? 1 : 0.5;
   what.bytes = local_.size();
@@ -122,7 +122,7 @@ void ClientLoop::check_sum(const std::string& dtype) {
   }
 }
 
-const client::Segment& ClientLoop::source() {
+const box::client::Segment& ClientLoop::source() {
   if (!source_) source_ = client_.alloc(temporary(local_.size()));
   return *source_;
 }

@@ -26,7 +26,7 @@ class ClientLoop {
   using Action = std::function<void()>;
 
   // Connects, and allocates segments that go with this client.
-  ClientLoop(const client::ClientOptions& options, std::span<std::byte> local);
+  ClientLoop(const box::client::ClientOptions& options, std::span<std::byte> local);
 
   // Throws Error(kInvalid) for a name that there is not.
   Action action(const std::string& name);
@@ -39,12 +39,12 @@ class ClientLoop {
  private:
   Action copy(const std::string& name);
   Action accumulate(const std::string& dtype, bool write_first);
-  const client::Segment& source();
+  const box::client::Segment& source();
 
-  client::Client client_;
+  box::client::Client client_;
   const std::span<std::byte> local_;
-  const client::Segment segment_;
-  std::optional<client::Segment> source_;
+  const box::client::Segment segment_;
+  std::optional<box::client::Segment> source_;
 };
 
 }  // namespace hbm::bench

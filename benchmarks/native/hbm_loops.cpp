@@ -26,25 +26,31 @@
 namespace hbm::bench {
 namespace {
 
+using communicator::Communicator;
+using communicator::OperationPtr;
+using communicator::Sink;
+using communicator::Source;
+using communicator::connect::GroupConnection;
+
 constexpr uint64_t kStagingBytes = 64 << 20;
 constexpr memory::Policy kPolicy = memory::Policy::kPreferred;
 constexpr int kRoot = 0;
 
 GroupConnection connect_group(const RankPlace& place) {
   const auto store = std::make_shared<FileStore>(place.directory);
-  return hbm::connect({.store = store,
-                       .job_store = store,
-                       .global_ranks = {},
-                       .heartbeat = kPatience,
-                       .rank = place.rank,
-                       .size = place.size,
-                       .group = "the benchmark",
-                       .deadline = Clock::now() + kPatience,
-                       .version = "benchmark",
-                       .transport = default_transport(),
-                       .parameter_server = "none",
-                       .policy = kPolicy,
-                       .staging_bytes = kStagingBytes});
+  return communicator::connect::connect({.store = store,
+                                         .job_store = store,
+                                         .global_ranks = {},
+                                         .heartbeat = kPatience,
+                                         .rank = place.rank,
+                                         .size = place.size,
+                                         .group = "the benchmark",
+                                         .deadline = progress::Clock::now() + kPatience,
+                                         .version = "benchmark",
+                                         .transport = bootstrap::default_transport(),
+                                         .parameter_server = "none",
+                                         .policy = kPolicy,
+                                         .staging_bytes = kStagingBytes});
 }
 
 // A communicator and its queues, which run operations as those of a process group do whose caller
@@ -53,8 +59,8 @@ class Group {
  public:
   explicit Group(const RankPlace& place)
       : connection_(connect_group(place)),
-        collectives_(queue(OperationQueue::Order::kOrdered)),
-        messages_(queue(OperationQueue::Order::kUnordered)) {}
+        collectives_(queue(progress::OperationQueue::Order::kOrdered)),
+        messages_(queue(progress::OperationQueue::Order::kUnordered)) {}
   ~Group() {
     messages_->stop();
     collectives_->stop();
@@ -81,16 +87,16 @@ class Group {
   }
 
   void run_message(OperationPtr operation) {
-    const auto ticket = messages_->enqueue(std::move(operation), kPatience, {});
-    messages_->launch(ticket, Mode::kSync);
-    if (ticket->error()) std::rethrow_exception(ticket->error());
+    const auto request = messages_->enqueue(std::move(operation), kPatience, {});
+    messages_->launch(request, progress::Mode::kSync);
+    if (request->error()) std::rethrow_exception(request->error());
   }
 
  private:
-  std::shared_ptr<OperationQueue> queue(OperationQueue::Order order) {
-    return OperationQueue::create(
-        order, connection_.crowded,
-        {[this](const Operation& operation) { connection_.peers->check(operation); },
+  std::shared_ptr<progress::OperationQueue> queue(progress::OperationQueue::Order order) {
+    return progress::OperationQueue::create(
+        order, connection_.oversubscribed,
+        {[this](const progress::Operation& operation) { connection_.peers->check(operation); },
          {},
          {},
          [this] { connection_.communicator->wake(); },
@@ -98,8 +104,8 @@ class Group {
   }
 
   const GroupConnection connection_;
-  const std::shared_ptr<OperationQueue> collectives_;
-  const std::shared_ptr<OperationQueue> messages_;
+  const std::shared_ptr<progress::OperationQueue> collectives_;
+  const std::shared_ptr<progress::OperationQueue> messages_;
   uint64_t sequence_ = 0;
 };
 
@@ -125,11 +131,11 @@ class HbmCalls {
   std::function<void()> allreduce() const {
     const auto [sent, data, count, dtype] = buffers_;
     Communicator& communicator = group_.communicator();
-    if (count * element_size(dtype) < communicator.small_bytes()) {
+    if (count * element_size(dtype) < communicator.preallocated_allreduce_bytes()) {
       return [=, this_group = &group_, &communicator] {
         this_group->run([&] {
-          return communicator.small_allreduce(this_group->next(), data, count, dtype,
-                                              ReduceOp::kSum);
+          return communicator.preallocated_allreduce(this_group->next(), data, count, dtype,
+                                                     ReduceOp::kSum);
         });
       };
     }
@@ -274,7 +280,7 @@ class HbmCollectives final : public Collectives {
 int main(int argc, char** argv) {
   using namespace hbm::bench;
   if (argc != 6) return 2;
-  hbm::mpi::set_search_path({argv[4]});
+  hbm::communicator::mpi::set_search_path({argv[4]});
   const RankPlace place{argv[1], std::stoi(argv[2]), std::stoi(argv[3])};
   const std::string kind = argv[5];
   if (kind != "zero-copy" && kind != "staged") return 2;

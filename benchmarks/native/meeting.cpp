@@ -21,8 +21,8 @@ bootstrap::Rendezvous meet(const RankPlace& place,
                          });
 }
 
-mpi::MpiConnection connect_by_mpi(const RankPlace& place) {
-  return mpi::connect(meet(place, [](bootstrap::Member&) {}), {});
+communicator::mpi::MpiConnection connect_by_mpi(const RankPlace& place) {
+  return communicator::mpi::connect(meet(place, [](bootstrap::Member&) {}), {});
 }
 
 }  // namespace hbm::bench

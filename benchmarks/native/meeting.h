@@ -24,6 +24,6 @@ bootstrap::Rendezvous meet(const RankPlace& place,
                            const std::function<void(bootstrap::Member&)>& tell);
 
 // A communicator of all ranks, in an MPI world that they form. REQUIRES: several ranks.
-mpi::MpiConnection connect_by_mpi(const RankPlace& place);
+communicator::mpi::MpiConnection connect_by_mpi(const RankPlace& place);
 
 }  // namespace hbm::bench

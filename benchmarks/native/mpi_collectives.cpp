@@ -16,8 +16,8 @@ namespace hbm::bench {
 namespace {
 
 MpiWorld join(const RankPlace& place) {
-  auto connection = std::make_shared<mpi::MpiConnection>(connect_by_mpi(place));
-  void* const library = dlopen(mpi::library().path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  auto connection = std::make_shared<communicator::mpi::MpiConnection>(connect_by_mpi(place));
+  void* const library = dlopen(communicator::mpi::library().path.c_str(), RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) throw Error(ErrorKind::kUnavailable, dlerror());
   return {place.rank, place.size, std::move(connection), library};
 }
@@ -28,7 +28,7 @@ MpiWorld join(const RankPlace& place) {
 int main(int argc, char** argv) {
   using namespace hbm::bench;
   if (argc != 5) return 2;
-  hbm::mpi::set_search_path({argv[4]});
+  hbm::communicator::mpi::set_search_path({argv[4]});
   const RankPlace place{argv[1], std::stoi(argv[2]), std::stoi(argv[3])};
   return serve_mpi([&] { return join(place); });
 }

@@ -104,18 +104,18 @@ void report_reductions(Dtype dtype, ReduceOp op) {
   const size_t width = element_size(dtype);
   const auto reduce_first = [=](const Arrays& arrays, size_t dst, size_t n, size_t bytes) {
     const std::array<const void*, 4> sources = {arrays[0], arrays[1], arrays[2], arrays[3]};
-    reduce(arrays[dst], sources.data(), n, bytes / width, dtype, op, n);
+    kernels::reduce(arrays[dst], sources.data(), n, bytes / width, dtype, op, n);
   };
   const std::string name = std::string(dtype_name(dtype)) + " " + reduce_op_name(op) + " ";
   report(name + "both", 4, [=](const Arrays& arrays, size_t bytes) {
     void* const both[] = {arrays[0], arrays[1]};
-    reduce_to(both, 2, both, 2, bytes / width, dtype, op, 2);
+    kernels::reduce_to(both, 2, both, 2, bytes / width, dtype, op, 2);
   });
   report(name + "slot", 3, [=](const Arrays& arrays, size_t bytes) {
     for (size_t at = 0; at < bytes; at += kSlot) {
       void* const mine = static_cast<std::byte*>(arrays[0]) + at;
       const void* const sources[] = {mine, arrays[1]};
-      reduce(mine, sources, 2, std::min(kSlot, bytes - at) / width, dtype, op, 2);
+      kernels::reduce(mine, sources, 2, std::min(kSlot, bytes - at) / width, dtype, op, 2);
     }
   });
   report(name + "apart", 3,
@@ -125,10 +125,11 @@ void report_reductions(Dtype dtype, ReduceOp op) {
 }
 
 void report_all() {
-  std::printf("kernels: %s; GB/s of traffic, 1 and 2 threads\n%-24s", reduce_isa(), "array");
+  std::printf("kernels: %s; GB/s of traffic, 1 and 2 threads\n%-24s", kernels::reduce_isa(),
+              "array");
   for (size_t bytes : kSizes) std::printf(" %15zu KiB", bytes >> 10);
   std::printf("\n");
-  report("copy", 2, [](const Arrays& a, size_t bytes) { copy_bytes(a[0], a[1], bytes); });
+  report("copy", 2, [](const Arrays& a, size_t bytes) { kernels::copy_bytes(a[0], a[1], bytes); });
   report("memcpy", 2, [](const Arrays& a, size_t bytes) { std::memcpy(a[0], a[1], bytes); });
   report("float32 sum bound", 4, plain_loop);
   for (Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {

@@ -19,7 +19,7 @@ struct BackgroundThread::Run {
   const std::function<void()> interrupt;
 };
 
-// The threads of this process.
+// The background threads of this process.
 class BackgroundThread::All {
  public:
   static All& here() { return per_process<All>(); }
@@ -33,17 +33,17 @@ class BackgroundThread::All {
     running_.insert(run);
   }
 
-  // Waits with `interrupt` called outside the lock: it may take locks of its own.
+  // Calls `interrupt` without the lock, because it may take other locks, then waits.
   void stop(const std::shared_ptr<Run>& run) {
     run->interrupt();
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kThreadEndPatience, [&] { return !running_.contains(run); });
+    changed_.wait_for(lock, kThreadEndTimeout, [&] { return !running_.contains(run); });
   }
 
  private:
   void live(std::shared_ptr<Run> run) {
     run->body();
-    run->body = nullptr;  // with what it owns
+    run->body = nullptr;  // also destroys the objects that it owns
     const std::lock_guard lock(mutex_);
     running_.erase(run);
     changed_.notify_all();
@@ -55,7 +55,7 @@ class BackgroundThread::All {
     lock.unlock();
     for (const auto& run : running) run->interrupt();
     lock.lock();
-    changed_.wait_for(lock, kThreadEndPatience, [this] { return running_.empty(); });
+    changed_.wait_for(lock, kThreadEndTimeout, [this] { return running_.empty(); });
   }
 
   std::mutex mutex_;  // taken alone

@@ -1,7 +1,7 @@
-// A thread that works in the background and has to be done before the process ends: it uses what
-// the libraries' own clean-up takes away.
+// A background thread that must stop before the process ends: it uses memory and libraries that are
+// cleaned up then.
 //
-// Threads: any thread may make one and stop it.
+// Threads: any thread may make and stop one.
 #pragma once
 
 #include <functional>
@@ -11,16 +11,16 @@ namespace hbm {
 
 class BackgroundThread {
  public:
-  // Runs `body` on a thread of its own, with the process' signals held off. `interrupt` makes it
-  // return soon; stop() and the end of the process call it, perhaps both, from their thread. Both
-  // own what they use: a body that hangs outlives this object.
+  // Runs `body` on a new thread, with the process' signals blocked. `interrupt` makes `body` return
+  // soon. stop() and the end of the process call `interrupt` on their thread, perhaps both. Both
+  // functions own the objects they use, because a `body` that hangs outlives this object.
   BackgroundThread(std::function<void()> body, std::function<void()> interrupt);
   ~BackgroundThread() { stop(); }
   BackgroundThread(const BackgroundThread&) = delete;
   BackgroundThread& operator=(const BackgroundThread&) = delete;
 
-  // Interrupts the body and waits until it has returned, a second at most. In a forked child, which
-  // has no such thread, does nothing.
+  // Interrupts the body and waits until it has returned, at most a second (kThreadEndTimeout). Does
+  // nothing in a forked child, which has no such thread.
   void stop();
 
  private:

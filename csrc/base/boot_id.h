@@ -1,4 +1,4 @@
-// The id of the kernel's boot, which tells machines apart.
+// The id of the kernel's boot, which identifies a machine.
 //
 // Threads: any.
 #pragma once
@@ -7,7 +7,8 @@
 
 namespace hbm {
 
-// The same in every process of a machine until it boots again; empty if the kernel tells none.
+// Returns the id: the same in every process of a machine until its next boot. Empty if the kernel
+// has none.
 std::string boot_id();
 
 }  // namespace hbm

@@ -1,4 +1,6 @@
-// A file descriptor that is closed when its owner goes.
+// A file descriptor that is closed with its owner. Move-only.
+//
+// Threads: one at a time.
 #pragma once
 
 #include <unistd.h>
@@ -10,7 +12,7 @@ namespace hbm {
 class Descriptor {
  public:
   Descriptor() noexcept = default;
-  // Takes the descriptor over; negative: none.
+  // Takes ownership of the descriptor; negative: none.
   explicit Descriptor(int descriptor) noexcept : descriptor_(descriptor) {}
   Descriptor(Descriptor&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
@@ -24,7 +26,7 @@ class Descriptor {
   explicit operator bool() const noexcept { return descriptor_ >= 0; }
   int get() const noexcept { return descriptor_; }
 
-  // Leaves the descriptor as it is, to the caller.
+  // Passes ownership of the open descriptor to the caller.
   int release() noexcept { return std::exchange(descriptor_, -1); }
 
  private:

@@ -1,5 +1,5 @@
-// Element types and reduction operators, as the wire and the kernels name them.
-// docs/design/reductions.md lists all that a new type changes.
+// Element types and reduction operators, in the numbering of the wire and the kernels.
+// docs/design/reductions.md lists every place that a new type changes.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace hbm {
 
-// Message headers carry the values of tensors' types. A new type goes before kUInt128, and the
-// others keep their values. Headers never carry kUInt128 or kInt128.
+// Message headers contain the values of tensors' types, but never kUInt128 or kInt128. A new type
+// goes before kUInt128, and existing types keep their values.
 enum class Dtype : uint8_t {
   kBool,
   kUInt8,
@@ -30,11 +30,11 @@ enum class Dtype : uint8_t {
   kFloat8E4M3FN,
   kFloat8E5M2FNUZ,
   kFloat8E4M3FNUZ,
-  kFloat8E8M0FNU,  // a scale: it has neither zero nor sign
+  kFloat8E8M0FNU,  // a scale, without zero and sign
   kFloat4E2M1X2,   // two 4-bit floats in a byte
-  kQuantized8,     // integers whose scale and zero point live elsewhere
+  kQuantized8,     // integers; scale and zero point are stored elsewhere
   kQuantized32,
-  kUInt128,  // this and the next: of partial sums (kernels/partial_sum.h), never of a tensor
+  kUInt128,  // like kInt128: of partial sums (kernels/partial_sum.h), never of a tensor
   kInt128,
 };
 inline constexpr size_t kDtypeCount = 24;  // of tensors, and in headers
@@ -52,8 +52,8 @@ enum class ReduceOp : uint8_t {
 };
 inline constexpr size_t kReduceOpCount = 9;
 
-// How accumulate() (kernels/accumulate.h) combines a product with its target: adds it, or assigns
-// it. The values travel in message headers, too.
+// The way in which accumulate() (kernels/accumulate.h) combines a product with its target: adds or
+// assigns it. Message headers contain these values.
 enum class Combine : uint8_t { kAdd, kAssign };
 inline constexpr size_t kCombineCount = 2;
 

@@ -1,6 +1,6 @@
 // The kinds of error. Code without PyTorch throws hbm::Error, which bindings/errors.h and
-// process_group/types.h translate (docs/errors.md says to what). The place that decides an error
-// writes its exact cause, once: what was asked, what was found, which rank, what to do.
+// process_group/types.h translate (docs/errors.md lists the results). The code that detects an
+// error writes its exact cause, once: the request, the finding, the rank, the remedy.
 #pragma once
 
 #include <stdexcept>
@@ -11,11 +11,11 @@ namespace hbm {
 enum class ErrorKind {
   kInvalid,      // bad argument or option; nothing was sent
   kUnsupported,  // a combination that has no meaning here
-  kExhausted,    // the memory asked for is not there
+  kExhausted,    // the requested memory is not available
   kUnavailable,  // a library or device is missing or does not fit
-  kTimeout,      // a peer did not come in time
+  kTimeout,      // a peer was not in time
   kAborted,      // abort() or an earlier failure of the group
-  kMismatch,     // ranks disagree on what operation they are in
+  kMismatch,     // ranks are in different operations
   kPeer,         // another rank failed
   kDeath,        // another rank's process has ended
   kNetwork,      // MPI, the store or a socket reported a failure

@@ -1,12 +1,12 @@
-// Objects and forks: whether an object was made before a fork that led to this process, and objects
-// of which each process has its own.
+// Objects and forks: detects objects that were made before a fork that led to this process, and
+// provides objects of which each process has its own.
 //
-// Memory that memkind or a shared segment handed out before a fork still belongs to the parent, so
-// a child must neither allocate nor free there. An object that owns such memory holds a ForkGuard
-// and asks it first, before it takes any lock: another thread of the parent may have held the lock
-// when the fork happened, and the child would wait for ever.
+// Memory that memkind or a shared segment allocated before a fork still belongs to the parent, so a
+// child must not allocate or free there. An object that owns such memory holds a ForkGuard and
+// checks it before it takes any lock. Another thread of the parent may have held the lock at the
+// fork, and the child would wait forever.
 //
-// Threads: everything may be called from any thread; to ask a ForkGuard costs one relaxed load.
+// Threads: everything may be called from any thread; a check of a ForkGuard costs one relaxed load.
 #pragma once
 
 #include <atomic>
@@ -17,10 +17,10 @@ namespace hbm {
 
 class ForkGuard {
  public:
-  // Throws Error(kUnavailable) when the fork handler cannot be installed (out of memory).
+  // Throws Error(kUnavailable) if the fork handler cannot be installed (out of memory).
   ForkGuard();
 
-  // True in every process forked, directly or not, from the one that made this object.
+  // Returns true in every process forked, directly or not, from the process that made this object.
   bool in_child() const noexcept;
 
   // Throws Error(kUnavailable) in a child; `action` completes "a forked child cannot ...".
@@ -30,15 +30,15 @@ class ForkGuard {
   uint64_t generation_;
 };
 
-// One T for each process: a forked child gets a new one, where a plain static would be its
-// parent's, with the parent's contents and perhaps a mutex that nobody will unlock. It is never
-// destroyed. REQUIRES: T is named once in the whole program, so give it a type of its own.
+// Returns this process' T. A forked child gets a new one. A plain static would be inherited, with
+// the parent's contents and perhaps a mutex that is never unlocked. The object is never destroyed.
+// REQUIRES: T is named once in the whole program, so give it a type of its own.
 template <typename T>
 T& per_process() {
   struct Owned {
     explicit Owned(Owned* of_parent) : inherited(of_parent) {}
     const ForkGuard fork;
-    Owned* const inherited;  // keeps what the parent made reachable, for leak checkers
+    Owned* const inherited;  // keeps the parent's object reachable, for leak checkers
     T value;
   };
   static std::atomic<Owned*> current{nullptr};

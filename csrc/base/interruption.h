@@ -1,5 +1,5 @@
-// Ctrl-C during a wait: the one who waits in C++ asks now and then whether to give up, because
-// Python's own handler runs only once the wait is over.
+// Ctrl-C during a wait. A thread that waits in C++ periodically checks for an interruption, because
+// Python's own handler runs only after the wait.
 //
 // Threads: any. Only the main thread is ever interrupted.
 #pragma once
@@ -8,14 +8,14 @@
 
 namespace hbm {
 
-// Returns what the caller is to throw in place of waiting on, or null. May take Python's lock, so
-// the caller holds none. Never throws.
+// Returns the exception that ends the caller's wait, or null. May take Python's lock, so the caller
+// holds no lock. Never throws.
 using InterruptionCheck = std::exception_ptr (*)();
 
-// Installs the check; until then nothing interrupts. Called once, when the module is loaded.
+// Installs the check; before, waits are never interrupted. Called once, when the module is loaded.
 void set_interruption_check(InterruptionCheck check) noexcept;
 
-// Calls the check, on the main thread; null elsewhere, and where there is none.
+// Calls the check on the main thread. Returns null on other threads, and without a check.
 std::exception_ptr interruption() noexcept;
 
 }  // namespace hbm

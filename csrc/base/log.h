@@ -1,4 +1,4 @@
-// The log: one line a message to standard error, from any thread, without the lock of Python.
+// The log: one line a message to standard error, from any thread, without Python's lock.
 // HBMCOMM_LOG chooses the lowest level shown: error, warn (the default), info or debug.
 #pragma once
 
@@ -8,14 +8,15 @@ namespace hbm::log {
 
 enum class Level { kError, kWarn, kInfo, kDebug };
 
-// Sets the rank that prefixes each line; -1 (the start value) leaves it out.
+// Sets the rank at the start of each line; -1 (the initial value) omits it.
 void set_rank(int rank) noexcept;
 
 bool enabled(Level level) noexcept;
 
 void write(Level level, const std::string& message) noexcept;
 
-// For what every rank would say alike: a warning on rank 0 and outside of a job, info elsewhere.
+// Logs a message that is the same on every rank: a warning on rank 0 and outside of a job, else
+// level info.
 void notice(const std::string& message) noexcept;
 
 inline void error(const std::string& message) noexcept { write(Level::kError, message); }

@@ -19,10 +19,10 @@ struct Dimension {
 };
 using Dimensions = std::vector<Dimension>;
 
-// One bit for each place. Fresh pages of calloc() take no memory until they are written.
-class Places {
+// A bitmap of addresses. Fresh pages of calloc() take no memory until they are written.
+class AddressSet {
  public:
-  explicit Places(uint64_t count)
+  explicit AddressSet(uint64_t count)
       : words_(static_cast<uint64_t*>(std::calloc(count / 64 + 1, sizeof(uint64_t))), &std::free) {
     if (words_) return;
     throw Error(ErrorKind::kExhausted, "cannot allocate " + std::to_string(count / 8) +
@@ -30,10 +30,10 @@ class Places {
                                            "tensor share memory; clone() it");
   }
 
-  // Takes a place; false if it was taken.
-  bool take(uint64_t place) {
-    uint64_t& word = words_.get()[place / 64];
-    const uint64_t bit = uint64_t{1} << place % 64;
+  // Inserts an address. Returns false if the set has it already.
+  bool insert(uint64_t address) {
+    uint64_t& word = words_.get()[address / 64];
+    const uint64_t bit = uint64_t{1} << address % 64;
     if ((word & bit) != 0) return false;
     word |= bit;
     return true;
@@ -49,19 +49,19 @@ uint64_t reach_of(const Dimensions& dimensions) {
   return reach;
 }
 
-// Takes a place for each element, and the first is `place`. Returns false once one was taken
-// before.
-bool take_all(Places& places, const Dimensions& dimensions, uint64_t place) {
+// Inserts the address of each element; the first element's is `address`. Returns false at the first
+// address that is in the set already.
+bool insert_all(AddressSet& addresses, const Dimensions& dimensions, uint64_t address) {
   std::vector<uint64_t> index(dimensions.size());
   for (;;) {
-    if (!places.take(place)) return false;
+    if (!addresses.insert(address)) return false;
     size_t d = 0;
     while (d < dimensions.size() && ++index[d] == dimensions[d].size) {
-      place -= dimensions[d].reach();
+      address -= dimensions[d].reach();
       index[d++] = 0;
     }
     if (d == dimensions.size()) return true;
-    place += dimensions[d].stride;
+    address += dimensions[d].stride;
   }
 }
 
@@ -86,12 +86,12 @@ bool overlap(Dimensions dimensions) {
   }
   for (Dimension& dimension : dimensions) dimension.stride /= unit;
   const uint64_t count = reach / unit + 1;
-  if (elements > count) return true;  // more elements than places
-  Places places(count);
-  return !take_all(places, dimensions, 0);
+  if (elements > count) return true;  // more elements than addresses
+  AddressSet addresses(count);
+  return !insert_all(addresses, dimensions, 0);
 }
 
-// In units, of which an element has several: they are a dimension.
+// Returns the dimensions in units. An element has several units, which are a dimension.
 Dimensions units_of(const StridedArray& array, uint64_t unit) {
   Dimensions dimensions;
   const uint64_t element = array.element / unit;
@@ -132,9 +132,9 @@ bool arrays_overlap(const StridedArray& a, const StridedArray& b) {
     ours.push_back({2, distance});
     return overlap(std::move(ours));
   }
-  Places places(std::max(reach_of(ours), distance + reach_of(theirs)) + 1);
-  take_all(places, ours, 0);
-  return !take_all(places, theirs, distance);
+  AddressSet addresses(std::max(reach_of(ours), distance + reach_of(theirs)) + 1);
+  insert_all(addresses, ours, 0);
+  return !insert_all(addresses, theirs, distance);
 }
 
 }  // namespace hbm

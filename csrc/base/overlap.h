@@ -1,9 +1,9 @@
-// Strided arrays whose elements share memory. The answers are exact.
+// Detects strided arrays whose elements share memory. The answers are exact.
 //
-// Both functions only sort the strides if each is larger than all smaller ones reach, as in a
-// slice, transpose or diagonal of a contiguous array. Otherwise they visit each element until two
-// meet, with one bit for each place. They throw Error(kExhausted) if there is no memory for the
-// bits.
+// Both functions only sort the strides if each stride is larger than the reach of all smaller ones,
+// as in a slice, transpose or diagonal of a contiguous array. Otherwise they visit each element
+// until two meet, with a bitmap of the addresses. They throw Error(kExhausted) if there is no
+// memory for the bitmap.
 //
 // Threads: pure functions.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace hbm {
 
-// Returns true if two elements of an array are at one address. Strides are in elements, and none is
+// Returns true if two elements of an array have the same address. Strides are in elements and not
 // negative.
 bool elements_overlap(std::span<const int64_t> sizes, std::span<const int64_t> strides);
 

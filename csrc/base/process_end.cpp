@@ -18,7 +18,7 @@ namespace {
 struct EndOfThisProcess {
   std::atomic<bool> begun{false};
   std::atomic<bool> by_main_thread{false};
-  std::atomic<int> sections{0};  // short ones of threads that have not parked
+  std::atomic<int> sections{0};  // short sections of threads that have not parked
   std::mutex mutex;              // guards `stops`; taken alone
   std::vector<void (*)()> stops;
 };
@@ -79,7 +79,7 @@ void begin_end() noexcept {
   const std::vector<void (*)()> stops = end.stops;
   lock.unlock();
   for (const auto& stop : stops) stop();
-  const auto until = std::chrono::steady_clock::now() + kFinalSectionPatience;
+  const auto until = std::chrono::steady_clock::now() + kFinalSectionTimeout;
   while (end.sections.load() > own_sections && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(kFinalSectionCheckPeriod);
   }

@@ -35,7 +35,7 @@ inline bool must_park() noexcept { return process_end::begun.load() && process_e
 // Sleeps for ever. REQUIRES: the calling thread holds no lock that the end of the process takes.
 [[noreturn]] void park() noexcept;
 
-// Returns a flag of the calling thread, which park() sets (release). Valid while the thread lives.
+// Returns the calling thread's flag, which park() sets (release). Valid while the thread lives.
 const std::atomic<bool>& parked_here() noexcept;
 
 // Parks the calling thread if it must park. REQUIRES: as park().
@@ -43,10 +43,10 @@ inline void park_at_process_end() noexcept {
   if (must_park()) park();
 }
 
-// A short section of a thread that uses MPI, which the end of the process takes away.
-// end_process() waits for all sections of threads that have not parked, 10 s at most.
+// A short section of a thread that uses MPI, which the end of the process finalises. end_process()
+// waits for the sections of all threads that have not parked, at most 10 s (kFinalSectionTimeout).
 //
-// The thread asks process_ends() or must_park() after it has begun the section. Both sides are
+// The thread calls process_ends() or must_park() after it has begun the section. Both sides are
 // sequentially consistent: either the thread sees that the process ends, or end_process(), which
 // reads the count after it has set the flag, sees the thread.
 class ShortSection {
@@ -57,8 +57,8 @@ class ShortSection {
   ShortSection& operator=(const ShortSection&) = delete;
 };
 
-// Has end_process() call `stop`, once however often it is registered. exit() calls end_process() if
-// the interpreter has not.
+// Registers `stop`, which end_process() calls once, even if it is registered repeatedly. exit()
+// calls end_process() if the interpreter has not.
 void at_process_end(void (*stop)());
 
 // Makes the calling thread the one that ends the process, calls all functions that were passed to
@@ -66,8 +66,8 @@ void at_process_end(void (*stop)());
 // does not hold Python's lock.
 void end_process() noexcept;
 
-// The same if the main thread ended the process before this library was loaded, perhaps by another
-// thread.
+// Does the same for the main thread, if it began to end the process before this library was loaded,
+// perhaps by another thread.
 void end_process_of_main_thread() noexcept;
 
 }  // namespace hbm

@@ -30,7 +30,7 @@ SharedMapping::SharedMapping(int descriptor, size_t bytes, bool writable, const 
 }
 
 SharedMapping::~SharedMapping() {
-  // In a child something else may lie at this address by now.
+  // A child may have mapped other memory at this address.
   if (!fork_.in_child()) munmap(base_, size_);
 }
 

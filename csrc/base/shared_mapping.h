@@ -1,8 +1,8 @@
-// A file of another process, mapped here: a neighbour's segment, a memory box's.
+// A mapping of another process' file: a local peer's segment, or a memory box's.
 //
-// A forked child does not inherit it: the owner knows nothing of the child, and a stray access
-// there faults instead of changing the owner's memory. An inherited object may be destroyed there,
-// without effect, and not otherwise used.
+// A forked child does not inherit the mapping: the file's owner does not know the child, and a
+// stray access in the child faults instead of changing the owner's memory. An inherited object may
+// be destroyed in the child, without effect, and must not be used otherwise.
 //
 // Threads: every member may be called from any thread.
 #pragma once
@@ -16,10 +16,9 @@ namespace hbm {
 
 class SharedMapping {
  public:
-  // Maps the first `bytes` bytes behind `descriptor`, which stays the caller's and may be closed at
-  // once. `name`: of the memory, for errors.
-  // Throws Error(kExhausted) when address space is short, Error(kUnavailable) when the kernel
-  // refuses for another reason.
+  // Maps the first `bytes` bytes of the file `descriptor`, which stays the caller's and may be
+  // closed immediately. `name`: of the memory, for errors. Throws Error(kExhausted) if address
+  // space is short, Error(kUnavailable) if the kernel refuses for another reason.
   SharedMapping(int descriptor, size_t bytes, bool writable, const std::string& name);
   ~SharedMapping();
   SharedMapping(const SharedMapping&) = delete;

@@ -1,5 +1,5 @@
-// Unix sockets that are files in a directory which several processes use: where they lie, and the
-// removal of those that killed processes left there.
+// Unix sockets that are files in a directory shared by several processes: their location, and the
+// removal of files left by killed processes.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -10,18 +10,19 @@
 
 namespace hbm {
 
-// HBMCOMM_SOCKET_DIR, or /dev/shm, which containers with shared memory between them share.
+// Returns HBMCOMM_SOCKET_DIR, or /dev/shm, which containers with common shared memory share.
 std::string socket_directory();
 
-// Whether nobody listens at the file, with a socket of this type (SOCK_STREAM, SOCK_SEQPACKET): its
-// process has ended, or does not listen yet.
+// Returns true if no process listens at the file with a socket of this type (SOCK_STREAM,
+// SOCK_SEQPACKET): its process has ended, or does not listen yet.
 bool refuses_calls(const std::filesystem::path& file, int type);
 
-// Whether the file is so old, a minute, that the process that made it would listen by now.
+// Returns true if the file is older than a minute (kLongestSocketStart): the process that made it
+// would listen by now.
 bool past_start(const std::filesystem::path& file);
 
-// Removes the files in `directory` that `abandoned` says. Passes over what cannot be read or
-// removed: it belongs to somebody else.
+// Removes the files in `directory` for which `abandoned` returns true. Skips unreadable files and
+// files that cannot be removed: they belong to other users.
 void sweep_sockets(const std::string& directory,
                    const std::function<bool(const std::filesystem::path& file)>& abandoned);
 

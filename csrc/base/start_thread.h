@@ -1,4 +1,6 @@
-// Starts threads, and names the limit where none can be started.
+// Starts threads, and names the limit if none can be started.
+//
+// Threads: any.
 #pragma once
 
 #include <functional>
@@ -11,8 +13,8 @@ namespace hbm {
 // raise it.
 std::thread start_thread(std::function<void()> body);
 
-// Returns which limit keeps this process from starting a thread, as far as it can tell: "the limit
-// ...; raise it (ulimit -v)".
+// Returns the limit that keeps this process from starting a thread, as far as it is known: "the
+// limit ...; raise it (ulimit -v)".
 std::string thread_shortage();
 
 }  // namespace hbm

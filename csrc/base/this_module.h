@@ -1,5 +1,4 @@
-// Where the code that runs lies: the shared object that this library was linked into, or the
-// program.
+// The location of the running code: the shared object that contains this library, or the program.
 //
 // Threads: the function may be called from any thread.
 #pragma once
@@ -8,7 +7,7 @@
 
 namespace hbm {
 
-// The folder, with a slash at its end; empty where the system does not tell.
-std::string folder_of_this_module();
+// Returns the directory, with a slash at its end; empty if the system does not know it.
+std::string directory_of_this_module();
 
 }  // namespace hbm

@@ -29,7 +29,7 @@ void ThreadPool::grow(unsigned helpers) {
   try {
     while (helpers_.size() < helpers) helpers_.emplace_back([this] { help(); });
   } catch (const std::system_error&) {
-    return;  // those that there are do the work
+    return;  // existing helpers do the work
   }
 }
 
@@ -65,7 +65,7 @@ void ThreadPool::help() {
 
 void ThreadPool::work(Task& task, std::unique_lock<std::mutex>& lock) {
   bool last = false;
-  // A task may be gone as soon as its last part has ended.
+  // A task may be destroyed as soon as its last part has ended.
   while (!last && task.begun < task.parts) {
     const uint32_t part = task.begun++;
     if (task.begun == task.parts) std::erase(tasks_, &task);

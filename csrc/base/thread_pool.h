@@ -1,4 +1,5 @@
-// Threads that help a caller with work that falls into independent parts. All callers share them.
+// A pool of threads that help callers with independent parts of work. All callers share the
+// threads.
 #pragma once
 
 #include <condition_variable>
@@ -14,29 +15,28 @@ namespace hbm {
 class ThreadPool {
  public:
   explicit ThreadPool(unsigned helpers);
-  ~ThreadPool();  // REQUIRES: no run() is under way.
+  ~ThreadPool();  // REQUIRES: no run() is in progress.
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Sees to it that there are so many helpers, as far as the process may have threads.
-  // Threads: any.
+  // Grows the pool to `helpers` threads, as far as the process may start threads. Threads: any.
   void grow(unsigned helpers);
 
-  // Calls part(0) .. part(parts - 1), each once, on the calling thread and on helpers that have
-  // nothing to do, and returns when all have returned. One part takes no lock and wakes nobody.
-  // What a part throws is thrown again once all have ended; the first, if several do.
-  // Threads: any, several at once.
+  // Calls part(0) .. part(parts - 1), each once, on the calling thread and on idle helpers. Returns
+  // when all calls have returned. A single part takes no lock and wakes no thread. Exceptions of
+  // parts are thrown after all parts have ended; of several, the first. Threads: any, several
+  // together.
   void run(uint32_t parts, const std::function<void(uint32_t)>& part);
 
  private:
   struct Task;
   void help();
-  // Carries out parts of the task until none is left to begin. `lock` holds mutex_.
+  // Runs parts of the task until every part has begun. `lock` holds mutex_.
   void work(Task& task, std::unique_lock<std::mutex>& lock);
 
-  std::mutex mutex_;  // guards all below, and the tasks
+  std::mutex mutex_;  // guards the members below, and the tasks
   std::condition_variable task_added_;
-  std::deque<Task*> tasks_;  // that have parts left to begin
+  std::deque<Task*> tasks_;  // with parts that have not begun
   bool ending_ = false;
   std::vector<std::thread> helpers_;
 };

@@ -21,7 +21,8 @@ bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time
                  : deadline;
   };
   while (result.wait_until(step()) != std::future_status::ready) {
-    // Before the thread parks: a caller that does not wait may hold a lock that the end takes.
+    // Checked before the thread parks: a caller that does not wait may hold a lock that the end of
+    // the process takes.
     if (std::chrono::steady_clock::now() >= deadline) return false;
     park_at_process_end();
     if (check) check();

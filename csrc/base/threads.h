@@ -1,6 +1,6 @@
 // Threads that a library starts: without the process' signals, or for a call that may never return.
 //
-// Threads: any; SignalsHeldOff acts on the one that makes it.
+// Threads: any; SignalsHeldOff acts on the thread that makes it.
 #pragma once
 
 #include <pthread.h>
@@ -11,9 +11,9 @@
 
 namespace hbm {
 
-// Blocks every signal as long as it lives, but for those that tell of a crash: debuggers and
-// sanitizers handle them. A thread that is started meanwhile keeps them blocked, so that signals
-// reach the program's own threads.
+// Blocks every signal during its lifetime, except signals of a crash, which debuggers and
+// sanitizers handle. A thread started during this lifetime keeps the signals blocked, so that
+// signals reach the program's own threads.
 class SignalsHeldOff {
  public:
   SignalsHeldOff() {
@@ -30,11 +30,11 @@ class SignalsHeldOff {
   sigset_t before_;
 };
 
-// Runs a call that may never return (MPI_Init and MPI_Comm_create_group with a dead peer, for
-// example) on a new thread and waits for it. Returns true once it has returned (what it threw is
-// rethrown), false when the deadline came first: the thread then goes on alone, so `call` must own
-// all that it touches. `check` is called a hundred times a second meanwhile, and ends the wait by
-// what it throws.
+// Runs a call that may never return (such as MPI_Init and MPI_Comm_create_group with a dead peer)
+// on a new thread and waits for it. Returns true if the call has returned; its exception is
+// rethrown. Returns false at the deadline: the thread then continues alone, so `call` must own all
+// objects that it uses. Calls `check` a hundred times a second during the wait; an exception of
+// `check` ends the wait.
 bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time_point deadline,
                      const std::function<void()>& check = {});
 

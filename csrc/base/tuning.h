@@ -11,8 +11,7 @@ namespace hbm {
 // -- Waits
 
 // The time for which spin() polls before its caller sleeps. Waking a thread can take longer than
-// the answer that it waits for: tens of microseconds on an idle processor, most of all a virtual
-// one.
+// its answer: tens of microseconds on an idle processor, most of all a virtual one.
 // Below: the thread polls, and yields its processor between two polls.
 // Above: spin() returns false, and the thread sleeps until it is woken.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
@@ -25,16 +24,16 @@ inline constexpr std::chrono::microseconds kSpinBeforeSleep{50};
 // Measure: `waiting_test --gtest_filter=SpinBudget.IsSpentWhenTheProcessorWasAway`
 inline constexpr std::chrono::microseconds kPreemptedAfter{500};
 
-// How long the next waits of the process sleep without polling, for each moment of preemption. A
+// The time for which the next waits of the process sleep without polling, per time of preemption. A
 // preemption soon after that doubles the last time instead, if this is longer.
 // Unit: times the time of the preemption
 // Below: a smaller value polls on a busy processor sooner, and loses more time slices.
-// Above: a larger value sleeps longer on a processor that is free again.
-// Measure: `waiting_test --gtest_filter=SpinBudget.LaterWaitsOfAnyThreadSleepAtOnceForAWhile`
+// Above: a larger value sleeps longer on a processor that has become free.
+// Measure: `waiting_test --gtest_filter=SpinBudget.LaterWaitsSleepImmediatelyForAWhile`
 inline constexpr int kSleepPerPreemption = 8;
 
 // The longest time for which waits sleep without polling.
-// Below: waits sleep for as long as kSleepPerPreemption says.
+// Below: waits sleep for the time that kSleepPerPreemption gives.
 // Above: waits sleep for the value, and then poll again.
 // Measure: `python -m benchmarks.collectives.busy`
 inline constexpr std::chrono::seconds kLongestTimeWithoutPolls{2};
@@ -51,7 +50,7 @@ inline constexpr std::chrono::milliseconds kCallCheckPeriod{10};
 // Below: the caller waits for the thread.
 // Above: the caller returns, and the thread keeps its memory until it ends.
 // Measure: `pytest tests/python/failures/test_process_end.py`
-inline constexpr std::chrono::milliseconds kThreadEndPatience{1000};
+inline constexpr std::chrono::milliseconds kThreadEndTimeout{1000};
 
 // The stack that a thread is assumed to need if the default size cannot be read. An error names the
 // limit of address space if this much is not free.
@@ -65,9 +64,9 @@ inline constexpr size_t kAssumedStackBytes = 8 << 20;
 
 // The longest wait, at the end of the process, for short sections of threads that have not parked.
 // Below: the end waits for the sections.
-// Above: the process ends, whatever the sections do.
+// Above: the process ends while sections are still running.
 // Measure: `pytest tests/python/failures/test_process_end.py`
-inline constexpr std::chrono::seconds kFinalSectionPatience{10};
+inline constexpr std::chrono::seconds kFinalSectionTimeout{10};
 
 // The period in which the end of the process counts the sections.
 // Below: a smaller value takes more processor time from the sections.
@@ -77,8 +76,8 @@ inline constexpr std::chrono::milliseconds kFinalSectionCheckPeriod{1};
 
 // -- Files and descriptors
 
-// The age from which a socket file that refuses calls is an ended process's. A process that starts
-// makes the file first and listens later.
+// The age from which a socket file that refuses calls belongs to an ended process. A starting
+// process makes the file first and listens later.
 // Below: the file stays.
 // Above: the file is removed.
 // Measure: `pytest tests/python/failures/test_left_behind.py`

@@ -1,7 +1,7 @@
 // Ways to wait for another thread: a pause, a short spin before a sleep, and a sleep on a word of
-// memory that processes share; and whether to spin at all.
+// shared memory. SpinBudget decides whether spinning pays.
 //
-// Threads: any thread; futexes also take those of any process that maps the word.
+// Threads: any thread; futexes also work between processes that map the word.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,8 @@
 
 namespace hbm {
 
-// Tells the processor that this thread spins, between two looks at a word that another changes.
+// Hints to the processor that this thread spins, between two checks of a word that another thread
+// changes.
 inline void relax() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -22,30 +23,30 @@ inline void relax() noexcept {
 #endif
 }
 
-// How long a wait spins, or gives its processor away for a moment, before it sleeps.
+// The time for which a wait spins, or yields its processor, before it sleeps.
 //
-// Both pay while the thread can have its processor back when the answer comes. Where other threads
-// compute, it waits until their slices end, and a thread that yields counts as one that has used
-// its own; one that sleeps runs soon after it is woken. So a wait that lost the processor for as
-// long as a slice sleeps at once, and so do all waits of the process that begin within a multiple
-// of the time lost. The next one tries again; if it loses again, the time doubles. So little is
-// lost where processors are short for long, and little where they were for a moment.
+// Spinning and yielding pay if the thread runs again soon after the answer. On a busy core a
+// yielding thread waits out the other threads' time slices; a sleeping thread runs soon after its
+// wake-up. So a wait that lost the processor for as long as a time slice sleeps immediately. So do
+// all waits of the process that begin within a multiple of the lost time. Then the next wait spins
+// again; if it loses the processor again, the time doubles. This costs little both under a lasting
+// and under a brief shortage of processors.
 class SpinBudget {
  public:
   using Clock = std::chrono::steady_clock;
 
   SpinBudget() noexcept : start_(Clock::now()), now_(start_), pays_(pays_at(start_)) {}
 
-  // False where the wait shall sleep at once.
+  // Returns false if the wait should sleep immediately.
   bool pays() const noexcept { return pays_; }
 
-  // The same, or `most` has passed since the wait began.
+  // Returns false if the wait should sleep, or `most` has passed since it began.
   bool covers(std::chrono::nanoseconds most) const noexcept {
     return pays_ && now_ - start_ < most;
   }
 
-  // Takes the time, and whether the processor was away since the last call. Called between looks.
-  void look() noexcept {
+  // Reads the clock, and detects a loss of the processor since the last call. Called between polls.
+  void check() noexcept {
     const Clock::time_point now = Clock::now();
     if (now - now_ >= kPreemptedAfter) {
       pays_ = false;
@@ -54,10 +55,10 @@ class SpinBudget {
     now_ = now;
   }
 
-  // The same after work of the caller's, during which the processor was not away.
+  // Reads the clock after work of the caller, whose time is not a loss of the processor.
   void skip() noexcept { now_ = Clock::now(); }
 
-  Clock::time_point now() const noexcept { return now_; }  // of the last look() or skip()
+  Clock::time_point now() const noexcept { return now_; }  // of the last check() or skip()
 
  private:
   static bool pays_at(Clock::time_point now) noexcept;
@@ -68,26 +69,26 @@ class SpinBudget {
   bool pays_;
 };
 
-// Calls look() until it is true, for kSpinBeforeSleep at most, and lets other threads go first.
-// Returns the last result of look().
-template <class Look>
-bool spin(Look look) {
+// Calls ready() until it returns true, for kSpinBeforeSleep at most, and yields to other threads.
+// Returns the last result of ready().
+template <class Ready>
+bool spin(Ready ready) {
   SpinBudget budget;
-  while (!look()) {
+  while (!ready()) {
     budget.skip();
     if (!budget.covers(kSpinBeforeSleep)) return false;
     std::this_thread::yield();
-    budget.look();
+    budget.check();
   }
   return true;
 }
 
-// Sleeps while `word` is `expected`, at most for `most`. The caller looks at the word again: it may
-// be woken without a change.
+// Sleeps while `word` is `expected`, at most for `most`. May wake without a change, so the caller
+// checks the word again.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
                 std::chrono::nanoseconds most) noexcept;
 
-// Wakes all who sleep on `word`.
+// Wakes all threads that sleep on `word`.
 void futex_wake(std::atomic<uint32_t>& word) noexcept;
 
 }  // namespace hbm

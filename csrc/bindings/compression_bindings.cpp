@@ -8,7 +8,7 @@
 
 namespace py = pybind11;
 
-namespace hbm {
+namespace hbm::bindings {
 
 void register_compression(py::module_& m) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
@@ -18,7 +18,7 @@ void register_compression(py::module_& m) {
         py::arg("factor"), py::arg("inverse"), Unlocked());
   m.def("error_feedback_unpack", &error_feedback::unpack, py::arg("wire"), py::arg("buffer"),
         py::arg("begins"), py::arg("counts"), Unlocked());
-  m.def("layerdrop_threshold", &layerdrop::threshold, py::arg("representatives"), py::arg("sizes"),
+  m.def("layerdrop_threshold", &layerdrop::threshold, py::arg("scores"), py::arg("sizes"),
         py::arg("ratio"), Unlocked());
   const auto define = [&m](const char* name, auto function) {
     m.def(name, function, py::arg("matrices"), py::arg("lefts"), py::arg("rights"),
@@ -34,4 +34,4 @@ void register_compression(py::module_& m) {
   m.def("low_rank_bases", &low_rank::bases, py::arg("lefts"), Unlocked());
 }
 
-}  // namespace hbm
+}  // namespace hbm::bindings

@@ -1,5 +1,7 @@
-// hbm::Error as Python's own exceptions, for both native modules (docs/errors.md). What c10d's
-// calls throw becomes PyTorch's in process_group/types.h.
+// Converts hbm::Error to Python's own exceptions, for both native modules (docs/errors.md).
+// process_group/types.h converts the errors of c10d's calls to PyTorch's.
+//
+// Threads: the caller holds Python's lock.
 #pragma once
 
 #include <Python.h>
@@ -8,20 +10,19 @@
 
 #include "base/error.h"
 
-namespace hbm {
+namespace hbm::bindings {
 
-// Sets a Python exception. What is not UTF-8 in the text, which may come from another process,
-// becomes U+FFFD.
+// Sets a Python exception. The text may come from another process; invalid UTF-8 becomes U+FFFD.
 inline void set_python_error(PyObject* type, const char* text) {
   PyObject* const decoded =
       PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "replace");
-  if (decoded == nullptr) return;  // which has set an error
+  if (decoded == nullptr) return;  // Python has set an error
   PyErr_SetObject(type, decoded);
   Py_DECREF(decoded);
 }
 
-// Sets Python's exception of an error's kind. `network` is that of kNetwork, on which the modules
-// differ.
+// Sets the Python exception for an error's kind. `network` is the exception for kNetwork, which
+// differs between the modules.
 inline void set_python_error(const Error& error, PyObject* network) {
   const auto type = [&] {
     switch (error.kind()) {
@@ -39,4 +40,4 @@ inline void set_python_error(const Error& error, PyObject* network) {
   set_python_error(type, error.what());
 }
 
-}  // namespace hbm
+}  // namespace hbm::bindings

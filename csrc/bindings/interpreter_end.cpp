@@ -1,4 +1,4 @@
-// Keeps this library's threads out of the interpreter once it is finalised (base/process_end.h).
+// Keeps this library's threads out of the interpreter after its finalisation (base/process_end.h).
 #include <pybind11/pybind11.h>
 
 #include <cstdlib>
@@ -9,23 +9,23 @@
 
 namespace py = pybind11;
 
-namespace hbm {
+namespace hbm::bindings {
 namespace {
 
 std::terminate_handler before = nullptr;  // guarded by Python's lock; set once
 
-// Up to Python 3.13 the interpreter, once Py_FinalizeEx has marked it, ends a thread that asks for
-// its lock by unwinding the stack. A destructor in the way, such as ~gil_scoped_release(), cannot
-// be unwound, so C++ calls this. Such a thread was about to return to Python when the process began
-// to end; it parks. Unwinding shows as a call without an exception on a thread that does not end
-// the process.
+// Up to Python 3.13, an interpreter that Py_FinalizeEx() has marked ends a thread that asks for its
+// lock by unwinding the stack. A noexcept destructor on the stack, such as ~gil_scoped_release(),
+// cannot be unwound, so C++ calls this handler. Such a thread was about to return to Python when
+// the process began to end; it parks. Unwinding is recognised by a call without an exception on a
+// thread that does not end the process.
 [[noreturn]] void park_if_unwound() {
   if (std::current_exception() == nullptr) park_at_process_end();
   before();
   std::abort();
 }
 
-// `here`: the calling thread is the one that finalises the interpreter, else it is the main thread.
+// `here`: the calling thread finalises the interpreter; else the main thread does.
 void end_interpreter(bool here) {
   if (before == nullptr) before = std::set_terminate(&park_if_unwound);
   const py::gil_scoped_release unlocked;
@@ -38,4 +38,4 @@ void register_interpreter_end(py::module_& m) {
   m.def("end_interpreter", &end_interpreter, py::arg("here"));
 }
 
-}  // namespace hbm
+}  // namespace hbm::bindings

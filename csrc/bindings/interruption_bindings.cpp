@@ -9,19 +9,20 @@
 
 namespace py = pybind11;
 
-namespace hbm {
+namespace hbm::bindings {
 namespace {
 
-// Whether Ctrl-C raises KeyboardInterrupt, and no other signal has a handler in Python. Such a
-// handler may do anything, as destroy the group, so it runs between operations, not within one.
+// Returns true if Ctrl-C raises KeyboardInterrupt, and no other signal has a handler in Python.
+// Such a handler may do anything, such as destroy the group, so it runs between operations, not
+// within one.
 bool only_ctrl_c() {
-  // The built-in module: that of Python code would handle the signal half-way.
+  // The built-in module: the one in Python code would partly handle the signal.
   const py::module_ signals = py::module_::import("_signal");
   const py::object getsignal = signals.attr("getsignal");
   if (!getsignal(SIGINT).is(signals.attr("default_int_handler"))) return false;
   for (int number = 1; number < NSIG; ++number) {
     if (number == SIGINT) continue;
-    // An int, or None, says that Python has no handler.
+    // An int, or None: Python has no handler.
     if (PyCallable_Check(getsignal(number).ptr()) != 0) return false;
   }
   return true;
@@ -43,4 +44,4 @@ std::exception_ptr keyboard_interrupt() {
 
 void register_interruption() { set_interruption_check(&keyboard_interrupt); }
 
-}  // namespace hbm
+}  // namespace hbm::bindings

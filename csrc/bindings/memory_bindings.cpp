@@ -18,7 +18,7 @@
 
 namespace py = pybind11;
 
-namespace hbm {
+namespace hbm::bindings {
 namespace {
 
 void check_size(const std::vector<int64_t>& shape, c10::ScalarType dtype) {
@@ -42,7 +42,8 @@ at::Tensor empty(const std::vector<int64_t>& shape, c10::ScalarType dtype,
                 std::string("no quantized tensors: ") + c10::toString(dtype));
   }
   check_size(shape, dtype);
-  return tensor_in(memory::process_segment(memory::parse_policy(policy)), shape, dtype);
+  return process_group::tensor_in(memory::process_segment(memory::parse_policy(policy)), shape,
+                                  dtype);
 }
 
 std::map<int, uint64_t> where(uintptr_t address, size_t bytes) {
@@ -110,11 +111,13 @@ void register_memory(py::module_& m) {
   m.def("memory_empty", &empty, py::arg("shape"), py::arg("dtype"), py::arg("policy"), Unlocked());
   m.def(
       "install_cpu_allocator",
-      [](const std::string& policy) { install_cpu_allocator(memory::parse_policy(policy)); },
+      [](const std::string& policy) {
+        process_group::install_cpu_allocator(memory::parse_policy(policy));
+      },
       py::arg("policy"), Unlocked());
   m.def("memory_where", &where, py::arg("address"), py::arg("bytes"), Unlocked());
   m.def("memory_bind", &bind, py::arg("mode"), py::arg("local_rank"), py::arg("local_size"),
         Unlocked());
 }
 
-}  // namespace hbm
+}  // namespace hbm::bindings

@@ -1,4 +1,4 @@
-// The native module: every part registers its own names, most of them only when one is used.
+// The native module: every part registers its own names, most of them at their first use.
 #include <pybind11/pybind11.h>
 
 #include <exception>
@@ -11,10 +11,10 @@
 
 namespace py = pybind11;
 
-namespace hbm {
+namespace hbm::bindings {
 namespace {
 
-// For this module alone, as in smb_module.cpp.
+// Registered for this module alone, as in smb_module.cpp.
 void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
@@ -23,11 +23,12 @@ void translate(std::exception_ptr error) {
   }
 }
 
-// Registers what a start does not need, once the first of it is asked for, as each function costs
-// 10 µs and more. Returns what has that name.
+// Registers the names that a start does not need when one is first used, because each function
+// costs 10 µs and more. Returns the object with this name.
 //
-// A finalizer may hand Python's lock to another thread meanwhile. So names are made in a module of
-// their own, and come to this one in one step; two threads may both make them.
+// A finalizer may pass Python's lock to another thread while names are registered. So the names are
+// made in a temporary module and then merged into this module in one step; two threads may both
+// make them.
 py::object late(const std::string& name) {
   static bool registered = false;  // guarded by Python's lock
   auto m = py::module_::import("torch_hbmcomm._C");
@@ -39,7 +40,7 @@ py::object late(const std::string& name) {
     register_mpi(made);
     made.def("warn", &log::warn, py::arg("message"));
     made.def("info", &log::info, py::arg("message"));
-    made.def("reduce_isa", &reduce_isa);
+    made.def("reduce_isa", &kernels::reduce_isa);
     if (PyDict_Merge(PyModule_GetDict(m.ptr()), PyModule_GetDict(made.ptr()), /*override=*/0) !=
         0) {
       throw py::error_already_set();
@@ -52,12 +53,12 @@ py::object late(const std::string& name) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::bindings
 
 PYBIND11_MODULE(_C, m) {
-  py::register_local_exception_translator(&hbm::translate);
-  hbm::register_interruption();
-  hbm::register_interpreter_end(m);
-  hbm::register_process_group(m);
-  m.def("__getattr__", &hbm::late, py::arg("name"));
+  py::register_local_exception_translator(&hbm::bindings::translate);
+  hbm::bindings::register_interruption();
+  hbm::bindings::register_interpreter_end(m);
+  hbm::bindings::register_process_group(m);
+  m.def("__getattr__", &hbm::bindings::late, py::arg("name"));
 }

@@ -11,12 +11,12 @@
 
 namespace py = pybind11;
 
-namespace hbm {
+namespace hbm::bindings {
 namespace {
 
 py::dict mpi_info() {
   using namespace py::literals;
-  const mpi::MpiLibrary& library = mpi::library();
+  const communicator::mpi::MpiLibrary& library = communicator::mpi::library();
   return py::dict("library"_a = library.path, "version"_a = library.api->version(),
                   "abi"_a = library.api->abi(), "found_by"_a = library.found_by);
 }
@@ -29,7 +29,8 @@ void register_mpi(py::module_& m) {
   m.def(
       "mpi_launched",
       [](std::chrono::milliseconds timeout) {
-        const mpi::World& world = mpi::World::launched(std::chrono::steady_clock::now() + timeout);
+        const communicator::mpi::World& world =
+            communicator::mpi::World::launched(std::chrono::steady_clock::now() + timeout);
         return std::make_pair(world.rank(), world.size());
       },
       py::arg("timeout"), Unlocked());
@@ -37,15 +38,16 @@ void register_mpi(py::module_& m) {
       "mpi_broadcast",
       [](const std::string& value, std::chrono::milliseconds timeout) {
         const auto deadline = std::chrono::steady_clock::now() + timeout;
-        return mpi::World::launched(deadline).broadcast(value, deadline);
+        return communicator::mpi::World::launched(deadline).broadcast(value, deadline);
       },
       py::arg("value"), py::arg("timeout"), Unlocked());
   m.def(
       "mpi_finalize",
-      [](std::chrono::milliseconds patience) {
-        if (mpi::World* world = mpi::World::current()) world->finalize_together(patience);
+      [](std::chrono::milliseconds timeout) {
+        if (communicator::mpi::World* world = communicator::mpi::World::current())
+          world->finalize_together(timeout);
       },
-      py::arg("patience"), Unlocked());
+      py::arg("timeout"), Unlocked());
 }
 
-}  // namespace hbm
+}  // namespace hbm::bindings

@@ -19,12 +19,17 @@
 
 namespace py = pybind11;
 
-namespace hbm {
+namespace hbm::bindings {
 
-// Python's reference to an object of c10d. Releases the GIL while it destroys the object: the
-// destructor of a group waits for its threads. They may need the GIL to drop a tensor or to run a
-// callback. c10d's own bindings do the same. Has the layout of intrusive_ptr, as c10d's holder
-// does: pybind11 hands objects from one to the other by address.
+using process_group::GroupOptions;
+using process_group::GroupResource;
+using process_group::ProcessGroupHbm;
+using process_group::translated;
+
+// Python's reference to an object of c10d. Releases the GIL while it destroys the object, as c10d's
+// own bindings do: the destructor of a group waits for its threads, and these may need the GIL to
+// drop a tensor or to run a callback. Has the layout of intrusive_ptr, like c10d's holder: pybind11
+// hands objects from one to the other by address.
 template <typename T>
 class UnlockedHolder {
  public:
@@ -51,11 +56,11 @@ class UnlockedHolder {
   c10::intrusive_ptr<T> held_;
 };
 
-}  // namespace hbm
+}  // namespace hbm::bindings
 
-PYBIND11_DECLARE_HOLDER_TYPE(T, hbm::UnlockedHolder<T>, true);
+PYBIND11_DECLARE_HOLDER_TYPE(T, hbm::bindings::UnlockedHolder<T>, true);
 
-namespace hbm {
+namespace hbm::bindings {
 namespace {
 
 using Unlocked = py::call_guard<py::gil_scoped_release>;
@@ -91,11 +96,11 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
     members.resize(static_cast<size_t>(std::max(size, 0)));
     std::iota(members.begin(), members.end(), 0);
   }
-  // The other ranks learn of an error that this rank has before it meets them.
-  const auto tell = [&](const std::exception& error) {
+  // Reports an error to the other ranks that this rank has before its rendezvous.
+  const auto report = [&](const std::exception& error) {
     if (members.empty()) return;
     const auto* const torch = dynamic_cast<const c10::Error*>(&error);
-    bootstrap::fail_early(connect_directly(store), rank, members, group,
+    bootstrap::fail_early(process_group::connect_directly(store), rank, members, group,
                           torch != nullptr ? torch->what_without_backtrace() : error.what());
   };
   c10::intrusive_ptr<GroupOptions> own;
@@ -103,7 +108,7 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
     translated([&] { require_rank(rank, size, members, group); });
     own = options ? options : translated([] { return GroupOptions::from_environment(); });
   } catch (const std::exception& error) {
-    tell(error);
+    report(error);
     throw;
   }
   own = c10::make_intrusive<GroupOptions>(*own, backend);
@@ -113,17 +118,17 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
   try {
     return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, own, name);
   } catch (const std::system_error& error) {  // no thread is left
-    tell(error);
+    report(error);
     translated([&] { throw Error(ErrorKind::kUnavailable, group + ": " + error.what()); });
     throw;
   }
 }
 
-// Needs the interpreter: once that is ending, it is neither closed nor released.
+// A resource in Python. If the interpreter is ending, it is neither closed nor released.
 class PythonGroupResource final : public GroupResource {
  public:
   explicit PythonGroupResource(py::object self) : self_(std::move(self)) {}
-  // NOLINTNEXTLINE(bugprone-exception-escape): no lock is had only where Python is broken
+  // NOLINTNEXTLINE(bugprone-exception-escape): the lock is available unless Python is broken
   ~PythonGroupResource() override {
     if (Py_IsInitialized() != 0) {
       const py::gil_scoped_acquire locked;
@@ -156,16 +161,16 @@ py::object resource(const ProcessGroupHbm& group) {
   return attached ? attached->self() : py::none();
 }
 
-// An exception of `tell` is raised here as it is.
+// An exception of `own_text` is raised here unchanged.
 std::vector<std::string> gather_texts(ProcessGroupHbm& group, const std::string& step,
-                                      const py::function& tell) {
+                                      const py::function& own_text) {
   std::exception_ptr raised;
   try {
     const py::gil_scoped_release unlocked;
     return group.gather_texts(step, [&] {
       const py::gil_scoped_acquire locked;
       try {
-        return tell().cast<std::string>();
+        return own_text().cast<std::string>();
       } catch (py::error_already_set& error) {
         raised = std::current_exception();
         throw Error(ErrorKind::kUnavailable,
@@ -203,7 +208,8 @@ void register_process_group(py::module_& m) {
              if (memory) memory::named_by_user(memory::parse_policy(*memory));
              return c10::make_intrusive<GroupOptions>(
                  memory.value_or(memory::policy_name(defaults->policy)),
-                 transport ? parse_transport(*transport, "transport") : defaults->transport,
+                 transport ? bootstrap::parse_transport(*transport, "transport")
+                           : defaults->transport,
                  staging_bytes.value_or(defaults->staging_bytes),
                  reduce_threads.value_or(defaults->reduce_threads),
                  parameter_server.value_or(defaults->parameter_server), heartbeat);
@@ -214,7 +220,8 @@ void register_process_group(py::module_& m) {
       .def_property_readonly(
           "memory", [](const GroupOptions& self) { return memory::policy_name(self.policy); })
       .def_property_readonly(
-          "transport", [](const GroupOptions& self) { return transport_name(self.transport); })
+          "transport",
+          [](const GroupOptions& self) { return bootstrap::transport_name(self.transport); })
       .def_readonly("staging_bytes", &GroupOptions::staging_bytes)
       .def_readonly("reduce_threads", &GroupOptions::reduce_threads)
       .def_readonly("parameter_server", &GroupOptions::parameter_server)
@@ -263,9 +270,9 @@ void register_process_group(py::module_& m) {
         py::arg("options"), py::arg("name"), py::arg("global_ranks"), py::arg("backend"),
         Unlocked());
 
-  m.def("set_mpi_search_path", &mpi::set_search_path, py::arg("directories"));
-  m.def("set_mpi_trial_program", &mpi::set_trial_program, py::arg("program"));
+  m.def("set_mpi_search_path", &communicator::mpi::set_search_path, py::arg("directories"));
+  m.def("set_mpi_trial_program", &communicator::mpi::set_trial_program, py::arg("program"));
   m.def("build_info", &build_info);
 }
 
-}  // namespace hbm
+}  // namespace hbm::bindings

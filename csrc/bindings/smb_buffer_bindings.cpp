@@ -9,10 +9,10 @@
 
 namespace py = pybind11;
 
-namespace hbm {
+namespace hbm::bindings {
 namespace {
 
-// A Python object, or a view of one, that has to be released.
+// A Python object, or a view of one, to be released.
 struct HeldBuffer {
   PyObject* object = nullptr;
   Py_buffer view{};
@@ -23,8 +23,8 @@ struct HeldBuffer {
   }
 };
 
-// The buffers that were let go without the interpreter's lock.
-class LetGo {
+// The buffers that threads without the interpreter's lock released.
+class ReleaseQueue {
  public:
   void add(HeldBuffer* held) {
     bool first = false;
@@ -33,7 +33,7 @@ class LetGo {
       first = held_.empty();
       held_.push_back(held);
     }
-    // Should its queue be full, the next memory_of() does it.
+    // If the queue of pending calls is full, the next memory_of() releases them.
     if (first && Py_IsInitialized() != 0) Py_AddPendingCall(&release_all, nullptr);
   }
 
@@ -50,8 +50,8 @@ class LetGo {
     }
   }
 
-  static LetGo& instance() {
-    static LetGo& one = *new LetGo;  // threads may outlive static objects
+  static ReleaseQueue& instance() {
+    static ReleaseQueue& one = *new ReleaseQueue;  // threads may outlive static objects
     return one;
   }
 
@@ -66,8 +66,9 @@ class LetGo {
 };
 
 std::shared_ptr<const void> hold(const HeldBuffer& held) {
-  return {new HeldBuffer(held),
-          [](const HeldBuffer* last) { LetGo::instance().add(const_cast<HeldBuffer*>(last)); }};
+  return {new HeldBuffer(held), [](const HeldBuffer* last) {
+            ReleaseQueue::instance().add(const_cast<HeldBuffer*>(last));
+          }};
 }
 
 std::string type_name(const py::object& object) {
@@ -100,7 +101,8 @@ bool get_view(const py::object& object, bool writable, Py_buffer& view) {
   return PyObject_GetBuffer(object.ptr(), &view, flags) == 0;
 }
 
-// Whether a buffer's format has an element of type O; what stands between colons is a field's name.
+// Returns true if a buffer's format has an element of type O, outside of field names (between
+// colons).
 bool has_objects(const char* format) {
   bool in_name = false;
   for (; format != nullptr && *format != 0; ++format) {
@@ -114,7 +116,7 @@ PythonMemory buffer_memory(const py::object& object, bool writable) {
   HeldBuffer held;
   if (!get_view(object, writable, held.view)) {
     const py::error_already_set error;
-    // NumPy has no buffer of types that extend its own, bfloat16 among them, but of their bytes.
+    // NumPy provides no buffer of extension types such as bfloat16, but a buffer of their bytes.
     const bool array = py::hasattr(object, "__array_interface__") &&
                        object.attr("flags").attr("c_contiguous").cast<bool>();
     if (!array || !get_view(object.attr("view")("uint8"), writable, held.view)) {
@@ -136,7 +138,7 @@ PythonMemory buffer_memory(const py::object& object, bool writable) {
 }  // namespace
 
 PythonMemory memory_of(const py::object& object, bool writable) {
-  LetGo::instance().release();
+  ReleaseQueue::instance().release();
   if (py::hasattr(object, "data_ptr") && py::hasattr(object, "element_size")) {
     return tensor_memory(object);
   }
@@ -147,4 +149,4 @@ PythonMemory memory_of(const py::object& object, bool writable) {
                   "Python's buffer protocol");
 }
 
-}  // namespace hbm
+}  // namespace hbm::bindings

@@ -7,20 +7,20 @@
 #include <cstdint>
 #include <memory>
 
-namespace hbm {
+namespace hbm::bindings {
 
 struct PythonMemory {
   std::byte* data = nullptr;
   uint64_t bytes = 0;
-  // Keeps the memory where it is. Any thread may let go of it, with or without the interpreter's
-  // lock: the object is then released by a thread that has the lock, soon.
+  // Keeps the memory valid. Any thread may drop it, with or without the interpreter's lock: a
+  // thread with the lock releases the object soon after.
   std::shared_ptr<const void> hold;
 };
 
 // Returns the memory of a C-contiguous object with Python's buffer protocol, or of a contiguous CPU
-// tensor. REQUIRES: the interpreter's lock. Throws Error(kInvalid) for any other object, and for
-// one that is read-only if it is to be written; pybind11::type_error for one whose elements are
-// Python objects, which are addresses of this process.
+// tensor. REQUIRES: the interpreter's lock is held. Throws Error(kInvalid) for any other object,
+// and for a read-only one if `writable`. Throws pybind11::type_error if the elements are Python
+// objects, which are addresses of this process.
 PythonMemory memory_of(const pybind11::object& object, bool writable);
 
-}  // namespace hbm
+}  // namespace hbm::bindings

@@ -1,5 +1,5 @@
-// The paper's functions (smb.h) on smb_client.h: one client a process, its segments by the address
-// of their local copies.
+// The paper's functions (smb.h), implemented on smb_client.h: one client per process, its segments
+// by the address of their local copies.
 #include "smb.h"
 
 #include <cerrno>
@@ -21,10 +21,10 @@ namespace {
 using hbm::Dtype;
 using hbm::Error;
 using hbm::ErrorKind;
-using hbm::client::AllocOptions;
-using hbm::client::BoxError;
-using hbm::client::Client;
-using hbm::client::Segment;
+using hbm::box::client::AllocOptions;
+using hbm::box::client::BoxError;
+using hbm::box::client::Client;
+using hbm::box::client::Segment;
 
 // A segment and its local copy.
 struct Copy {
@@ -33,20 +33,20 @@ struct Copy {
   bool deleted = false;  // by smb_delete()
 };
 
-struct Place {
+struct Location {
   std::shared_ptr<Client> client;
   std::shared_ptr<Copy> copy;
   uint64_t offset = 0;
 };
 
 struct Process {
-  std::mutex mutex;  // guards both below, and Copy::deleted; not held while the box is asked
+  std::mutex mutex;  // guards both below, and Copy::deleted; not held during requests to the box
   std::shared_ptr<Client> client;
-  std::map<const std::byte*, std::shared_ptr<Copy>> copies;  // by where they begin
+  std::map<const std::byte*, std::shared_ptr<Copy>> copies;  // by first address
 };
 
 Process& process() {
-  static auto* const one = new Process;  // no destructor runs while other threads may still call
+  static auto* const one = new Process;  // never destroyed: other threads may still call
   return *one;
 }
 
@@ -73,7 +73,7 @@ int errno_of(const BoxError& error) noexcept {
   return EIO;
 }
 
-// Runs `call` for a C caller: what it throws becomes errno and the words of smb_error().
+// Runs `call` for a C caller: an exception becomes errno and the text of smb_error().
 template <class Result, class Call>
 Result guarded(Result failed, Call call) noexcept {
   const auto fail = [&](int code, const char* words) {
@@ -106,7 +106,7 @@ std::shared_ptr<Client> connected() {
   return client_of(process());
 }
 
-Place find(const void* pointer) {
+Location find(const void* pointer) {
   const auto* const at = static_cast<const std::byte*>(pointer);
   const std::lock_guard lock(process().mutex);
   const auto& client = client_of(process());
@@ -119,22 +119,22 @@ Place find(const void* pointer) {
   throw Error(ErrorKind::kInvalid, "the pointer is not into what shm_alloc() returned");
 }
 
-hbm::smb::Id id_of(uint64_t key) { return {.high = 0, .low = key}; }
+hbm::box::protocol::Id id_of(uint64_t key) { return {.high = 0, .low = key}; }
 
 Segment attach(Client& client, uint64_t key, uint64_t size, int flags) {
   AllocOptions options;
   options.key = id_of(key);
   options.size = size;
   options.read_only = (flags & SHM_RDONLY) != 0;
-  options.mode = hbm::smb::AllocMode::kAttach;
+  options.mode = hbm::box::protocol::AllocMode::kAttach;
   if (flags & IPC_CREAT) {
-    options.mode = flags & IPC_EXCL ? hbm::smb::AllocMode::kCreate : hbm::smb::AllocMode::kAuto;
+    options.mode = flags & IPC_EXCL ? hbm::box::protocol::AllocMode::kCreate
+                                    : hbm::box::protocol::AllocMode::kAuto;
   }
   return client.alloc(options);
 }
 
-// Creates a segment under a random key of 64 bits: the C interface has no room for the 128 of the
-// box's own keys.
+// Creates a segment under a random key of 64 bits: the C interface has no 128-bit keys.
 Segment create(Client& client, uint64_t size) {
   std::random_device random;
   for (;;) {
@@ -171,7 +171,7 @@ int smb_init() {
   return guarded(-1, [] {
     const std::lock_guard lock(process().mutex);
     if (!process().client) {
-      process().client = std::make_shared<Client>(hbm::client::options_from_environment());
+      process().client = std::make_shared<Client>(hbm::box::client::options_from_environment());
     }
     return 0;
   });
@@ -227,7 +227,7 @@ void shm_free(void* ptr) {
     }
     try {
       if (deletes) client->remove(copy->segment);
-    } catch (...) {  // as when another process took the key away first
+    } catch (...) {  // for example if another process deleted the key first
       client->free(copy->segment);
       throw;
     }
@@ -238,10 +238,10 @@ void shm_free(void* ptr) {
 
 int smb_delete(void* ptr) {
   return guarded(-1, [=] {
-    const Place place = find(ptr);
-    place.client->remove(place.copy->segment);
+    const Location location = find(ptr);
+    location.client->remove(location.copy->segment);
     const std::lock_guard lock(process().mutex);
-    place.copy->deleted = true;
+    location.copy->deleted = true;
     return 0;
   });
 }
@@ -252,24 +252,26 @@ unsigned long shm_get_key(void* ptr) {
 
 int shm_rsync(void* ptr, size_t size) {
   return guarded(-1, [=] {
-    const Place place = find(ptr);
-    place.client->read(place.copy->segment, place.offset, static_cast<std::byte*>(ptr), size);
+    const Location location = find(ptr);
+    location.client->read(location.copy->segment, location.offset, static_cast<std::byte*>(ptr),
+                          size);
     return 0;
   });
 }
 
 int shm_wsync(void* ptr, size_t size) {
   return guarded(-1, [=] {
-    const Place place = find(ptr);
-    place.client->write(place.copy->segment, place.offset, static_cast<std::byte*>(ptr), size);
+    const Location location = find(ptr);
+    location.client->write(location.copy->segment, location.offset, static_cast<std::byte*>(ptr),
+                           size);
     return 0;
   });
 }
 
 int shm_accum(void* dst, void* src, size_t size, unsigned int type) {
   return guarded(-1, [=] {
-    const Place target = find(dst);
-    const Place source = find(src);
+    const Location target = find(dst);
+    const Location source = find(src);
     target.client->accumulate(target.copy->segment, source.copy->segment,
                               {.dtype = dtype_of(type),
                                .bytes = size,

@@ -20,25 +20,25 @@
 
 namespace py = pybind11;
 
-namespace hbm {
+namespace hbm::bindings {
 namespace {
 
-using client::Client;
+using box::client::Client;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-// A time that is longer than anybody lives is that long.
+// Limits a time to kLongestTimeout.
 std::chrono::milliseconds milliseconds(const char* name, double seconds) {
   if (!(seconds >= 0)) {
     throw Error(ErrorKind::kInvalid, std::string(name) +
                                          " is a number of seconds and not negative, not " +
                                          std::to_string(seconds));
   }
-  constexpr std::chrono::duration<double> kLongest = client::kLongestTimeout;
+  constexpr std::chrono::duration<double> kLongest = box::client::kLongestTimeout;
   return std::chrono::ceil<std::chrono::milliseconds>(
       std::min(std::chrono::duration<double>(seconds), kLongest));
 }
 
-// Lets a signal's handler run, and what it raises end the wait.
+// Runs the handlers of signals; their exception ends the wait.
 void look_for_signals() {
   const py::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -48,10 +48,10 @@ std::shared_ptr<Client> connect(const std::string& url, const std::string& token
                                 const std::string& transport, uint32_t lanes, bool seal,
                                 bool read_only, double connect_timeout, double reconnect_timeout,
                                 std::optional<double> timeout) {
-  const client::ClientOptions options{
+  const box::client::ClientOptions options{
       .url = url,
       .token = token,
-      .transport = client::parse_transport(transport),
+      .transport = box::client::parse_transport(transport),
       .lanes = lanes,
       .seal = seal,
       .read_only = read_only,
@@ -67,10 +67,10 @@ std::shared_ptr<Client> connect(const std::string& url, const std::string& token
           }};
 }
 
-smb::AllocMode parse_mode(const std::string& mode) {
-  if (mode == "auto") return smb::AllocMode::kAuto;
-  if (mode == "create") return smb::AllocMode::kCreate;
-  if (mode == "attach") return smb::AllocMode::kAttach;
+box::protocol::AllocMode parse_mode(const std::string& mode) {
+  if (mode == "auto") return box::protocol::AllocMode::kAuto;
+  if (mode == "create") return box::protocol::AllocMode::kCreate;
+  if (mode == "attach") return box::protocol::AllocMode::kAttach;
   throw Error(ErrorKind::kInvalid, "mode must be auto, create or attach, not \"" + mode + '"');
 }
 
@@ -83,11 +83,11 @@ Dtype parse_dtype(const std::string& name) {
                                        "bfloat16, int32 and int64 are");
 }
 
-client::Segment alloc(Client& client, uint64_t size, std::optional<KeyHalves> key,
-                      const std::string& mode, bool temporary, bool read_only) {
-  const client::AllocOptions options{
+box::client::Segment alloc(Client& client, uint64_t size, std::optional<KeyHalves> key,
+                           const std::string& mode, bool temporary, bool read_only) {
+  const box::client::AllocOptions options{
       .size = size,
-      .key = key ? smb::Id{key->first, key->second} : smb::Id{},
+      .key = key ? box::protocol::Id{key->first, key->second} : box::protocol::Id{},
       .mode = parse_mode(mode),
       .temporary = temporary,
       .read_only = read_only,
@@ -96,9 +96,9 @@ client::Segment alloc(Client& client, uint64_t size, std::optional<KeyHalves> ke
   return client.alloc(options);
 }
 
-// A future whose value, if it is to have one, is fetch_add's.
+// A future with the value of a fetch_add, or None.
 struct PythonFuture {
-  client::Future future;
+  box::client::Future future;
   bool has_value = false;
 
   void wait(std::optional<double> timeout) const {
@@ -122,13 +122,13 @@ struct PythonFuture {
   }
 };
 
-// Waits for all, and throws what the first of those that failed did.
+// Waits for all futures, and throws the error of the first one that failed.
 void wait_all(const std::vector<PythonFuture>& futures) {
   std::exception_ptr first;
   for (const PythonFuture& each : futures) {
     try {
       each.future.get();
-    } catch (const py::error_already_set&) {  // a signal's handler ends the wait
+    } catch (const py::error_already_set&) {  // the handler of a signal ends the wait
       throw;
     } catch (const std::exception&) {
       if (!first) first = std::current_exception();
@@ -137,7 +137,7 @@ void wait_all(const std::vector<PythonFuture>& futures) {
   if (first) std::rethrow_exception(first);
 }
 
-// The first `size` bytes of an object's memory; none: all.
+// Returns the first `size` bytes of an object's memory; none: all bytes.
 PythonMemory part(const py::object& object, std::optional<uint64_t> size, bool writable) {
   PythonMemory memory = memory_of(object, writable);
   if (!size) return memory;
@@ -150,10 +150,10 @@ PythonMemory part(const py::object& object, std::optional<uint64_t> size, bool w
   return memory;
 }
 
-// Memory that the client may keep registered, and which stays until it is not.
+// Memory registered with the client while this object exists.
 struct RegisteredBuffer {
   PythonMemory memory;
-  std::shared_ptr<void> registration;  // goes first
+  std::shared_ptr<void> registration;  // destroyed first
 };
 
 RegisteredBuffer register_memory(Client& client, const py::object& object) {
@@ -162,38 +162,38 @@ RegisteredBuffer register_memory(Client& client, const py::object& object) {
   return {std::move(memory), std::move(registration)};
 }
 
-void read(Client& client, const client::Segment& segment, uint64_t offset,
+void read(Client& client, const box::client::Segment& segment, uint64_t offset,
           std::optional<uint64_t> size, const py::object& into) {
   PythonMemory memory = part(into, size, true);
   const py::gil_scoped_release unlocked;
   client.read(segment, offset, memory.data, memory.bytes, memory.hold);
 }
 
-void write(Client& client, const client::Segment& segment, uint64_t offset,
+void write(Client& client, const box::client::Segment& segment, uint64_t offset,
            std::optional<uint64_t> size, const py::object& source) {
   PythonMemory memory = part(source, size, false);
   const py::gil_scoped_release unlocked;
   client.write(segment, offset, memory.data, memory.bytes, memory.hold);
 }
 
-PythonFuture batch_read(client::Batch& batch, const client::Segment& segment, uint64_t offset,
-                        std::optional<uint64_t> size, const py::object& into) {
+PythonFuture batch_read(box::client::Batch& batch, const box::client::Segment& segment,
+                        uint64_t offset, std::optional<uint64_t> size, const py::object& into) {
   const PythonMemory memory = part(into, size, true);
   return {batch.read(segment, offset, memory.data, memory.bytes, memory.hold)};
 }
 
-PythonFuture batch_write(client::Batch& batch, const client::Segment& segment, uint64_t offset,
-                         std::optional<uint64_t> size, const py::object& source) {
+PythonFuture batch_write(box::client::Batch& batch, const box::client::Segment& segment,
+                         uint64_t offset, std::optional<uint64_t> size, const py::object& source) {
   const PythonMemory memory = part(source, size, false);
   return {batch.write(segment, offset, memory.data, memory.bytes, memory.hold)};
 }
 
-PythonFuture batch_accumulate(client::Batch& batch, const client::Segment& target,
-                              const client::Segment& source, const std::string& dtype,
+PythonFuture batch_accumulate(box::client::Batch& batch, const box::client::Segment& target,
+                              const box::client::Segment& source, const std::string& dtype,
                               const std::string& source_dtype, bool assign, double scale,
                               uint64_t bytes, uint64_t target_offset,
                               std::optional<uint64_t> source_offset) {
-  const Formula types{.target = parse_dtype(dtype), .source = parse_dtype(source_dtype)};
+  const kernels::Formula types{.target = parse_dtype(dtype), .source = parse_dtype(source_dtype)};
   const uint64_t same_element = types.source_bytes(target_offset);
   return {batch.accumulate(target, source,
                            {.dtype = types.target,
@@ -205,7 +205,7 @@ PythonFuture batch_accumulate(client::Batch& batch, const client::Segment& targe
                             .source_offset = source_offset.value_or(same_element)})};
 }
 
-// A segment's own memory, as long as a memoryview of it lives.
+// The memory of a segment, kept alive by its memoryviews.
 struct View {
   std::shared_ptr<std::byte> memory;
   py::ssize_t bytes;
@@ -217,13 +217,13 @@ void register_segment(py::module_& m) {
     return py::buffer_info(view.memory.get(), 1, py::format_descriptor<uint8_t>::format(), 1,
                            {view.bytes}, {1}, view.read_only);
   });
-  py::class_<client::Segment>(m, "Segment")
-      .def_property_readonly("key",
-                             [](const client::Segment& segment) { return halves(segment.key()); })
-      .def_property_readonly("size", &client::Segment::size)
-      .def_property_readonly("created", &client::Segment::created)
-      .def_property_readonly("read_only", &client::Segment::read_only)
-      .def("view", [](const client::Segment& segment) {
+  py::class_<box::client::Segment>(m, "Segment")
+      .def_property_readonly(
+          "key", [](const box::client::Segment& segment) { return halves(segment.key()); })
+      .def_property_readonly("size", &box::client::Segment::size)
+      .def_property_readonly("created", &box::client::Segment::created)
+      .def_property_readonly("read_only", &box::client::Segment::read_only)
+      .def("view", [](const box::client::Segment& segment) {
         return View{segment.memory(), static_cast<py::ssize_t>(segment.size()),
                     segment.read_only()};
       });
@@ -235,7 +235,7 @@ void register_batch(py::module_& m) {
       .def("wait", &PythonFuture::wait, py::arg("timeout"))
       .def("result", &PythonFuture::result, py::arg("timeout") = py::none());
   m.def("wait_all", &wait_all, py::arg("futures"), Unlocked());
-  py::class_<client::Batch>(m, "Batch")
+  py::class_<box::client::Batch>(m, "Batch")
       .def("read", &batch_read, py::arg("segment"), py::arg("offset"), py::arg("size"),
            py::arg("into"))
       .def("write", &batch_write, py::arg("segment"), py::arg("offset"), py::arg("size"),
@@ -245,12 +245,11 @@ void register_batch(py::module_& m) {
            py::arg("offset"), py::arg("source_offset"))
       .def(
           "fetch_add",
-          [](client::Batch& batch, const client::Segment& segment, uint64_t offset, int64_t n) {
-            return PythonFuture{batch.fetch_add(segment, offset, n), true};
-          },
+          [](box::client::Batch& batch, const box::client::Segment& segment, uint64_t offset,
+             int64_t n) { return PythonFuture{batch.fetch_add(segment, offset, n), true}; },
           py::arg("segment"), py::arg("offset"), py::arg("n"))
-      .def("issue", &client::Batch::issue, Unlocked())
-      .def("issue_and_wait_next", &client::Batch::issue_and_wait_next, Unlocked());
+      .def("issue", &box::client::Batch::issue, Unlocked())
+      .def("issue_and_wait_next", &box::client::Batch::issue_and_wait_next, Unlocked());
 }
 
 void register_client(py::module_& m) {
@@ -262,7 +261,7 @@ void register_client(py::module_& m) {
            py::arg("reconnect_timeout"), py::arg("timeout"))
       .def_property_readonly(
           "transport",
-          [](const Client& client) { return client::transport_name(client.transport()); })
+          [](const Client& client) { return box::client::transport_name(client.transport()); })
       .def_property_readonly("why_transport", &Client::why_transport)
       .def_property_readonly("closed", &Client::closed)
       .def("alloc", &alloc, py::arg("size"), py::arg("key"), py::arg("mode"), py::arg("temporary"),
@@ -283,7 +282,7 @@ void register_client(py::module_& m) {
       .def("ping", &Client::ping, Unlocked())
       .def("stats",
            [](Client& client) {
-             client::Stats stats;
+             box::client::Stats stats;
              {
                const py::gil_scoped_release unlocked;
                stats = client.stats();
@@ -304,4 +303,4 @@ void register_smb_client(py::module_& m) {
   register_client(m);
 }
 
-}  // namespace hbm
+}  // namespace hbm::bindings

@@ -1,4 +1,4 @@
-// The native module of the memory box, free of PyTorch.
+// The native module of the memory box, without PyTorch.
 #include "bindings/smb_module.h"
 
 #include <pybind11/pybind11.h>
@@ -12,9 +12,11 @@
 
 namespace py = pybind11;
 
+namespace hbm::bindings {
 namespace {
 
-using Cause = hbm::client::BoxError::Cause;
+using box::client::BoxError;
+using Cause = BoxError::Cause;
 
 // BoxError and, by Cause, its subclasses; they live as long as the interpreter.
 PyObject* box_error = nullptr;
@@ -51,23 +53,24 @@ void register_errors(py::module_& m) {
       PyExc_TimeoutError);
 }
 
-// For this module alone: _C has another, and where its pybind11 is ours the two share what they
-// register.
+// Translates exceptions of this module only: _C has its own translator, and both modules may share
+// pybind11 registrations.
 void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
-  } catch (const hbm::client::BoxError& ours) {
-    hbm::set_python_error(by_cause[static_cast<size_t>(ours.cause())], ours.what());
-  } catch (const hbm::Error& ours) {
-    hbm::set_python_error(ours, box_error);
+  } catch (const BoxError& ours) {
+    set_python_error(by_cause[static_cast<size_t>(ours.cause())], ours.what());
+  } catch (const Error& ours) {
+    set_python_error(ours, box_error);
   }
 }
 
 }  // namespace
+}  // namespace hbm::bindings
 
 PYBIND11_MODULE(_smb, m) {
-  register_errors(m);
-  py::register_local_exception_translator(&translate);
-  hbm::register_smb_client(m);
-  hbm::register_smb_server(m);
+  hbm::bindings::register_errors(m);
+  py::register_local_exception_translator(&hbm::bindings::translate);
+  hbm::bindings::register_smb_client(m);
+  hbm::bindings::register_smb_server(m);
 }

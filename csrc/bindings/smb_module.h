@@ -5,9 +5,9 @@
 
 #include <pybind11/pybind11.h>
 
-namespace hbm {
+namespace hbm::bindings {
 
 void register_smb_client(pybind11::module_& m);  // Client, Segment, Batch and Future
 void register_smb_server(pybind11::module_& m);  // Server
 
-}  // namespace hbm
+}  // namespace hbm::bindings

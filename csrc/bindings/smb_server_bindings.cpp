@@ -12,7 +12,7 @@
 
 namespace py = pybind11;
 
-namespace hbm {
+namespace hbm::bindings {
 namespace {
 
 using namespace py::literals;
@@ -94,4 +94,4 @@ void register_smb_server(py::module_& m) {
   m.def("why_no_verbs", &box::why_no_verbs, Unlocked());
 }
 
-}  // namespace hbm
+}  // namespace hbm::bindings

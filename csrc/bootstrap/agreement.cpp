@@ -15,21 +15,21 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// The counter behind a step adds up, in fields of this width: who vouches for each fact, who has
-// come.
+// The counter of a step is a sum of fields of this width. One field for each fact counts the ranks
+// on which the fact holds. The last field counts the ranks that arrived.
 constexpr int kFieldBits = 20;
 constexpr long kField = (1L << kFieldBits) - 1;
 
-constexpr long kSpoilt = kField;  // more than come
+constexpr long kSpoilt = kField;  // more than any number of ranks
 
 long field(long sum, int number) { return (sum >> (kFieldBits * number)) & kField; }
 
-// How many have come; more than there are ranks if the step is spoilt.
-long come(long sum) { return sum >> (kFieldBits * kMostFacts); }
+// Returns the number of ranks that arrived; more than the group has if the step is spoilt.
+long arrived(long sum) { return sum >> (kFieldBits * kMostFacts); }
 
-// Returns the facts that hold on all ranks; nothing as long as some have not come.
+// Returns the facts that hold on all ranks; nothing while ranks are missing.
 std::optional<unsigned> common_facts(const Participant& participant, long sum) {
-  if (come(sum) != participant.size) return std::nullopt;
+  if (arrived(sum) != participant.size) return std::nullopt;
   unsigned common = 0;
   for (int fact = 0; fact < kMostFacts; ++fact) {
     if (field(sum, fact) == participant.size) common |= 1U << fact;
@@ -37,27 +37,27 @@ std::optional<unsigned> common_facts(const Participant& participant, long sum) {
   return common;
 }
 
-std::optional<unsigned> look(const Participant& participant, const std::string& step,
-                             KeyValue::Deadline deadline) {
+std::optional<unsigned> read_common_facts(const Participant& participant, const std::string& step,
+                                          KeyValue::Deadline deadline) {
   const auto sum = participant.store->get(count_key(participant, step), deadline);
   return sum ? common_facts(participant, std::stol(*sum)) : std::nullopt;
 }
 
-// Waits until all who have come have told so, or a moment is over, so that nobody takes one of them
-// for missing. Returns whether these are all ranks.
-bool await_those_who_came(const Participant& participant, const std::string& step) {
-  const auto until = steady_clock::now() + kCountedRankPatience;
+// Waits until every counted rank has written its key, at most kCountedRankTimeout, so that errors
+// do not name a rank that has just arrived. Returns true if all ranks are counted.
+bool await_counted_ranks(const Participant& participant, const std::string& step) {
+  const auto until = steady_clock::now() + kCountedRankTimeout;
   const long sum =
       std::stol(participant.store->get(count_key(participant, step), until).value_or("0"));
-  const long all = come(sum);
+  const long all = arrived(sum);
   std::vector<int> silent = everyone(participant.size);
   for (;;) {
     std::erase_if(silent, [&](int rank) {
       return participant.store->has({step_key(participant, step, rank)},
-                                    until + kStoreAnswerPatience);
+                                    until + kStoreAnswerTimeout);
     });
-    const auto told = participant.size - static_cast<long>(silent.size());
-    if (told >= all || steady_clock::now() >= until) return all == participant.size;
+    const auto named = participant.size - static_cast<long>(silent.size());
+    if (named >= all || steady_clock::now() >= until) return all == participant.size;
     std::this_thread::sleep_for(kCountedRankCheckPeriod);
   }
 }
@@ -77,31 +77,31 @@ std::optional<unsigned> vouch(const Participant& participant, const std::string&
 
 void spoil(const Participant& participant, const std::string& step) {
   participant.store->add(count_key(participant, step), kSpoilt << (kFieldBits * kMostFacts),
-                         steady_clock::now() + kStoreAnswerPatience);
+                         steady_clock::now() + kStoreAnswerTimeout);
 }
 
 unsigned held_by_all(const Participant& participant, const std::string& step) {
   const std::vector<int> all = everyone(participant.size);
   const auto nameless_until = steady_clock::now() + kNamelessWait;
-  bool has_told = false;
-  Lookout lookout(participant, all);
+  bool has_named_itself = false;
+  AbortWatcher aborts(participant, all);
   const auto check = [&] {
     const auto now = steady_clock::now();
-    if (!has_told && now >= std::min(nameless_until, participant.deadline)) {
+    if (!has_named_itself && now >= std::min(nameless_until, participant.deadline)) {
       participant.store->set(step_key(participant, step, participant.rank), "",
-                             std::max(participant.deadline, now + kStoreAnswerPatience));
-      has_told = true;
+                             std::max(participant.deadline, now + kStoreAnswerTimeout));
+      has_named_itself = true;
     }
-    lookout.look();
+    aborts.check();
   };
   std::optional<unsigned> common;
-  const auto found = [&](KeyValue::Deadline patience) {
-    common = look(participant, step, patience);
+  const auto found = [&](KeyValue::Deadline answer_by) {
+    common = read_common_facts(participant, step, answer_by);
     return common.has_value();
   };
   if (!await_answer(found, participant.deadline, check)) {
-    const bool all_came = await_those_who_came(participant, step);
-    if (!all_came || !found(steady_clock::now() + kStoreAnswerPatience)) {
+    const bool all_came = await_counted_ranks(participant, step);
+    if (!all_came || !found(steady_clock::now() + kStoreAnswerTimeout)) {
       throw_missing(participant, step, all);
     }
   }

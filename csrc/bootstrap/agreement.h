@@ -1,8 +1,10 @@
-// A step of bootstrap in which the ranks find out what holds on all of them. It takes one key of
-// the store, however many they are, and the last rank to come has asked one question; where ranks
-// wait for others for 200 ms, it takes one more key for each.
+// A step of group formation that finds the facts which hold on all ranks.
 //
-// Threads: as gather.h.
+// It takes one key of the store, a counter. The last rank to arrive needs one question. A rank that
+// waits for others for 200 ms (kNamelessWait) writes a key of its own, so that errors can name the
+// missing ranks.
+//
+// Threads: as in gather.h.
 #pragma once
 
 #include <optional>
@@ -14,17 +16,18 @@ namespace hbm::bootstrap {
 
 inline constexpr int kMostFacts = 2;
 
-// Says which facts hold on this rank: the bits 0 to kMostFacts - 1. Once for each `step`, by every
-// rank. Does not wait for the others. Returns what held_by_all() would, if this rank is the last.
+// Counts this rank, and the facts that hold on it: bits 0 to kMostFacts - 1. Does not wait for
+// other ranks. Returns the result of held_by_all() if this rank is the last to arrive, else
+// nothing. Every rank calls it once for each `step`.
 std::optional<unsigned> vouch(const Participant& participant, const std::string& step,
                               unsigned facts);
 
-// Returns the facts that hold on all ranks, the same on all, once all have vouched. REQUIRES: this
-// rank has. Throws Error(kTimeout) naming the ranks that did not come, Error(kDeath) naming one
-// that has died before all have come.
+// Returns the facts that hold on all ranks, once every rank has called vouch(). The result is the
+// same on all ranks. REQUIRES: this rank has called vouch(). Throws Error(kTimeout) naming the
+// missing ranks, Error(kDeath) naming a rank that has died before all arrived.
 unsigned held_by_all(const Participant& participant, const std::string& step);
 
-// Makes sure that no rank passes the step that has not passed it yet. Once for each `step`.
+// Keeps every rank that has not completed the step from completing it. Called once for each `step`.
 void spoil(const Participant& participant, const std::string& step);
 
 }  // namespace hbm::bootstrap

@@ -1,6 +1,6 @@
-// A rank's claim: the process that takes part in an attempt as that rank. It is the head of the
-// record that the rank leaves in the store, so a second process that comes as the same rank finds
-// it there.
+// A rank's claim: names the process that takes part in a group formation as that rank. The claim is
+// the head of the rank's record in the store, so a second process that comes as the same rank finds
+// it.
 //
 // Threads: all functions may be called from any thread.
 #pragma once
@@ -16,8 +16,8 @@ struct Claim {
   long pid = 0;
   std::string host;
   std::string boot_id;        // of its kernel
-  std::string pid_namespace;  // within which its pid means it
-  std::string started;        // start_of() it
+  std::string pid_namespace;  // in which `pid` is valid
+  std::string started;        // start_of(pid)
   std::string job;            // job_id()
   std::string mailbox;        // mailbox_id()
 };
@@ -25,32 +25,34 @@ struct Claim {
 // Returns the claim of this process.
 Claim own_claim();
 
-// One line of text.
+// Returns the claim as one line of text, which decode_claim() reads.
 std::string encode(const Claim& claim);
 Claim decode_claim(const std::string& line);
 
-// Returns torchrun's id of this process' job (TORCHELASTIC_RUN_ID). Empty: torchrun did not start
-// it.
+// Returns torchrun's id of this process' job (TORCHELASTIC_RUN_ID). Empty if torchrun did not start
+// this process.
 std::string job_id();
 
 // Returns true if torchrun gave the two jobs different ids.
 bool is_another_job(const std::string& one, const std::string& other);
 
-// Returns true if torchrun has started this process in the place of the claim's: its agent keeps
-// one store for all restarts of a job. Both are of one torchrun job, and the former is not known to
-// live.
+// Returns true if torchrun has restarted the claim's process as this process. Both have the same
+// torchrun job id, and the claim's process is not known to live. (The agent of torchrun keeps one
+// store for all restarts of a job.)
 bool is_predecessor(const Claim& claim);
 
-// Returns true if the process has provably ended: it was on this machine.
+// Returns true if the process has provably ended. Only the end of a process on this machine, in
+// this PID namespace, can be proved.
 bool has_ended(const Claim& claim);
 
-// "pid 4711 on host", for errors.
+// Returns the process for an error's text: "pid 4711 on host".
 std::string process_name(const Claim& claim);
 
-// How to get a store that no other job has used, for errors.
+// Returns the advice to give each job a store of its own, for an error's text.
 std::string fresh_store_advice();
 
-// "[0, 1]", for errors; runs of long lists are shortened: "[0-63, 72]". Equal for equal lists only.
+// Returns the members for an error's text: "[0, 1]". Long lists have ranges: "[0-63, 72]". Two
+// lists give the same text only if they are equal.
 std::string list_members(const std::vector<uint64_t>& members);
 
 }  // namespace hbm::bootstrap

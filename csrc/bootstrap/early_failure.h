@@ -1,4 +1,4 @@
-// A rank that fails before it could meet the others.
+// Reports a rank that fails before its rendezvous.
 //
 // Threads: all functions may be called from any thread.
 #pragma once
@@ -12,9 +12,9 @@
 
 namespace hbm::bootstrap {
 
-// Ends the attempt to form the group on all ranks, which then throw Error(kUnavailable): "rank 2 of
-// ... cannot take part: " and `why`. `rank` may be none of the group's. `members` are the ranks'
-// numbers in the job. An error of the store is logged.
+// Aborts the group formation: all ranks throw Error(kUnavailable), "rank 2 of ... cannot take part:
+// " and `why`. `rank` may be outside of the group. `members` are the ranks' numbers in the job.
+// Errors of the store are logged.
 void fail_early(std::shared_ptr<KeyValue> store, int rank, const std::vector<uint64_t>& members,
                 const std::string& group, const std::string& why);
 

@@ -23,7 +23,7 @@ constexpr char kResult = '+';
 constexpr char kProblem = '!';
 constexpr char kRelayed = '>';  // a problem of another rank, which the text names
 
-// The first character of why an attempt has ended.
+// The first character of the reason why a group formation was aborted.
 constexpr char kLate = 't';
 constexpr char kUnable = 'u';
 
@@ -39,7 +39,7 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
-void warn_of_silence(const Error& unreachable) {
+void warn_of_unreachable(const Error& unreachable) {
   log::warn(std::string("cannot tell the other ranks why this one fails: ") + unreachable.what());
 }
 
@@ -49,7 +49,7 @@ std::string problem_of(const Participant& participant, int rank, const std::stri
 
 std::string end_key(const Participant& participant) { return participant.prefix + "given_up"; }
 
-// A record of this rank's. In the first step it says which process has claimed the rank.
+// Makes a record of this rank. In the first step, the record begins with this process' claim.
 std::string make_record(const std::string& step, char kind, const std::string& text) {
   return step == kFirstStep ? kind + encode(own_claim()) + "\n" + text : kind + text;
 }
@@ -62,19 +62,19 @@ std::string text_of(const std::string& step, const std::string& record) {
   return record.substr(step == kFirstStep ? record.find('\n') + 1 : 1);
 }
 
-// Leaves this rank's record in a step. Throws if another process has claimed the rank.
+// Writes this rank's record of a step. Throws if another process has claimed the rank.
 void leave_record(const Participant& participant, const std::string& step,
                   const std::string& record, KeyValue::Deadline deadline) {
   const std::string key = step_key(participant, step, participant.rank);
   if (step != kFirstStep) return participant.store->set(key, record, deadline);
   const std::string found = participant.store->claim(key, record, deadline);
-  if (found != record) throw_taken(participant, found);
+  if (found != record) throw_claimed(participant, found);
 }
 
-// Ends the attempt. Both keys are needed: the ranks that wait read no record twice, and one that
-// comes later, and finds all records, does not wait.
-void give_up(const Participant& participant, char kind, const std::string& why) {
-  const auto until = std::chrono::steady_clock::now() + kStoreAnswerPatience;
+// Aborts the group formation. Both keys are needed: ranks that wait read no record twice, and a
+// rank that arrives late, and finds all records, does not wait.
+void abort_with(const Participant& participant, char kind, const std::string& why) {
+  const auto until = std::chrono::steady_clock::now() + kStoreAnswerTimeout;
   try {
     const std::string record = make_record(kFirstStep, kProblem, why);
     const std::string key = step_key(participant, kFirstStep, participant.rank);
@@ -85,49 +85,49 @@ void give_up(const Participant& participant, char kind, const std::string& why) 
     participant.store->set(end_key(participant),
                            kind + problem_of(participant, participant.rank, why), until);
   } catch (const Error& unreachable) {
-    warn_of_silence(unreachable);
+    warn_of_unreachable(unreachable);
   }
 }
 
-void say_last_words(const Participant& participant, const std::string& step,
-                    const std::string& problem, const std::vector<std::string>& others) {
+void publish_last_record(const Participant& participant, const std::string& step,
+                         const std::string& problem, const std::vector<std::string>& others) {
   try {
     const auto until =
-        std::min(participant.deadline, std::chrono::steady_clock::now() + kLastRecordPatience);
+        std::min(participant.deadline, std::chrono::steady_clock::now() + kLastRecordTimeout);
     leave_record(participant, step, problem, until);
     await_keys(*participant.store, others, until);
   } catch (const ProblemElsewhere&) {
     throw;  // another process has claimed the rank
   } catch (const Error& unreachable) {
-    warn_of_silence(unreachable);
+    warn_of_unreachable(unreachable);
   }
 }
 
-// Reads the records of the other ranks while some are still to come.
-class ComingRecords {
+// Reads the records of the other ranks, some of them before the last rank arrives.
+class IncomingRecords {
  public:
-  using Arrived = std::function<void(int rank, const std::string& told)>;
-  ComingRecords(const Participant& participant, const std::string& step,
-                const std::vector<int>& among, const std::vector<std::string>& keys,
-                const std::string& own, const Arrived& arrived)
+  using Arrived = std::function<void(int rank, const std::string& text)>;
+  IncomingRecords(const Participant& participant, const std::string& step,
+                  const std::vector<int>& among, const std::vector<std::string>& keys,
+                  const std::string& own, const Arrived& arrived)
       : participant_(participant), step_(step), among_(among), keys_(keys), arrived_(arrived) {
     records_.resize(among.size());
     for (size_t i = 0; i < among.size(); ++i) {
       if (among[i] == participant.rank) {
-        take(i, own);
+        receive(i, own);
       } else {
         unread_.push_back(i);
       }
     }
   }
 
-  // Waits until all have come; false when the deadline came first.
+  // Waits until all ranks have arrived. Returns false at the deadline.
   bool await(const std::function<void()>& check) {
     KeyValue& store = *participant_.store;
     if (unread_.empty()) return true;
     if (unread_.size() > 1) {
       return await_keys(store, keys_, participant_.deadline, [&] {
-        look();
+        read_some();
         check();
       });
     }
@@ -135,42 +135,42 @@ class ComingRecords {
     const auto record = await_value(store, keys_[last], participant_.deadline, check);
     if (!record) return false;
     unread_.clear();
-    take(last, *record);
+    receive(last, *record);
     return true;
   }
 
-  // Returns the records of all. REQUIRES: all have come.
+  // Returns the records of all ranks. REQUIRES: all ranks have arrived.
   std::vector<std::string> all() {
     std::vector<std::string> keys;
     for (const size_t index : unread_) keys.push_back(keys_[index]);
     if (!keys.empty()) {
       const std::vector<std::string> found =
-          participant_.store->get_all(keys, participant_.deadline + kStoreAnswerPatience);
-      for (size_t i = 0; i < found.size(); ++i) take(unread_[i], found[i]);
+          participant_.store->get_all(keys, participant_.deadline + kStoreAnswerTimeout);
+      for (size_t i = 0; i < found.size(); ++i) receive(unread_[i], found[i]);
     }
     return std::move(records_);
   }
 
  private:
-  // Looks for some of the unread, now and then.
-  void look() {
+  // Asks for some of the unread records, once in a kRecordCheckPeriod.
+  void read_some() {
     const auto now = std::chrono::steady_clock::now();
-    if (!arrived_ || now < next_look_) return;
+    if (!arrived_ || now < next_read_) return;
     for (size_t n = std::min(kRecordsPerCheck, unread_.size()); n > 0; --n) {
       const size_t index = unread_.front();
       const auto record = participant_.store->get(
-          keys_[index], std::max(participant_.deadline, now + kStoreAnswerPatience));
+          keys_[index], std::max(participant_.deadline, now + kStoreAnswerTimeout));
       unread_.pop_front();
       if (record) {
-        take(index, *record);
+        receive(index, *record);
       } else {
         unread_.push_back(index);
       }
     }
-    next_look_ = std::chrono::steady_clock::now() + kRecordCheckPeriod;
+    next_read_ = std::chrono::steady_clock::now() + kRecordCheckPeriod;
   }
 
-  void take(size_t index, const std::string& record) {
+  void receive(size_t index, const std::string& record) {
     records_[index] = record;
     if (arrived_ && record.front() == kResult) arrived_(among_[index], text_of(step_, record));
   }
@@ -182,7 +182,7 @@ class ComingRecords {
   const Arrived& arrived_;
   std::vector<std::string> records_;
   std::deque<size_t> unread_;
-  std::chrono::steady_clock::time_point next_look_ =
+  std::chrono::steady_clock::time_point next_read_ =
       std::chrono::steady_clock::now() + kRecordCheckPeriod;
 };
 
@@ -214,26 +214,26 @@ void remove_steps(const Participant& participant) {
   participant.store->remove(keys);
 }
 
-void require_going_on(const Participant& participant, KeyValue::Deadline deadline) {
+void require_not_aborted(const Participant& participant, KeyValue::Deadline deadline) {
   const auto end = participant.store->get(end_key(participant), deadline);
   if (!end) return;
   throw ProblemElsewhere(end->substr(1),
                          end->front() == kLate ? ErrorKind::kTimeout : ErrorKind::kUnavailable);
 }
 
-bool end_attempt(const Participant& participant, const std::string& why) {
+bool abort_formation(const Participant& participant, const std::string& why) {
   const std::string end = kUnable + why;
-  const auto until = std::chrono::steady_clock::now() + kStoreAnswerPatience;
+  const auto until = std::chrono::steady_clock::now() + kStoreAnswerTimeout;
   return participant.store->claim(end_key(participant), end, until) == end;
 }
 
 namespace {
 
-// Tells the ranks that have left a record in the first step why the group, which they may have
-// formed, cannot be trusted.
-void tell_formed(const Participant& participant, const std::string& why) {
+// Reports to the ranks with a record of the first step that their group, if it was formed, cannot
+// be trusted.
+void report_to_formed(const Participant& participant, const std::string& why) {
   if (!participant.watch) return;
-  const auto until = std::chrono::steady_clock::now() + kStoreAnswerPatience;
+  const auto until = std::chrono::steady_clock::now() + kStoreAnswerTimeout;
   std::string first;
   std::vector<std::string> mailboxes;
   for (int rank = 0; rank < participant.size; ++rank) {
@@ -248,7 +248,7 @@ void tell_formed(const Participant& participant, const std::string& why) {
 
 }  // namespace
 
-void throw_taken(const Participant& participant, const std::string& record) {
+void throw_claimed(const Participant& participant, const std::string& record) {
   const Claim holder = claim_of(record);
   const std::string rank = "rank " + std::to_string(participant.rank) + " of " + participant.group;
   const std::string cause =
@@ -261,13 +261,14 @@ void throw_taken(const Participant& participant, const std::string& record) {
   const std::string both = rank + " is taken by " + process_name(holder) + ", and " +
                            process_name(own_claim()) + " has come as the same rank" + cause;
   try {
-    // Waiting ranks see it. A rank that has all records does not wait: it cannot pass the count.
-    if (end_attempt(participant, both)) spoil(participant, kFirstCount);
-    // A rank that has passed the count sees neither. Ranks of two jobs may have formed its group,
-    // unless its job has another id than this process'.
-    if (!has_ended(holder) && !is_another_job(holder.job, job_id())) tell_formed(participant, both);
+    // Ranks that wait see the abort. A rank with all records does not wait; the count stops it.
+    if (abort_formation(participant, both)) spoil(participant, kFirstCount);
+    // A rank that has passed the count notices neither key. Its group may consist of ranks of two
+    // jobs, unless its job has another id than this process' job.
+    if (!has_ended(holder) && !is_another_job(holder.job, job_id()))
+      report_to_formed(participant, both);
   } catch (const Error& unreachable) {
-    warn_of_silence(unreachable);
+    warn_of_unreachable(unreachable);
   }
   throw ProblemElsewhere(rank + " is taken by " + process_name(holder) + remedy,
                          ErrorKind::kMismatch);
@@ -276,12 +277,12 @@ void throw_taken(const Participant& participant, const std::string& record) {
 void require_own_claim(const Participant& participant, const std::string& record) {
   const Claim holder = claim_of(record);
   if (holder.process == process_id() || is_predecessor(holder)) return;
-  throw_taken(participant, record);
+  throw_claimed(participant, record);
 }
 
 void throw_missing(const Participant& participant, const std::string& step,
                    const std::vector<int>& among) {
-  const auto until = std::chrono::steady_clock::now() + kStoreAnswerPatience;
+  const auto until = std::chrono::steady_clock::now() + kStoreAnswerTimeout;
   std::vector<int> absent;
   for (const int rank : among) {
     if (!participant.store->has({step_key(participant, step, rank)}, until)) absent.push_back(rank);
@@ -309,98 +310,98 @@ std::vector<int> everyone(int size) {
 
 std::vector<std::string> gather(const Participant& participant, const std::string& step,
                                 const std::vector<int>& among,
-                                const std::function<std::string()>& tell,
+                                const std::function<std::string()>& own_text,
                                 const std::function<void(int, const std::string&)>& arrived) {
   if (participant.steps) participant.steps->insert(step);
   std::exception_ptr own;
-  std::string told;
+  std::string published;
   bool is_death = false;
   try {
-    told = make_record(step, kResult, tell());
+    published = make_record(step, kResult, own_text());
   } catch (const ProblemElsewhere& error) {
     own = std::current_exception();
-    told = make_record(step, kRelayed, error.what());
+    published = make_record(step, kRelayed, error.what());
   } catch (const std::exception& error) {
     const auto* const ours = dynamic_cast<const Error*>(&error);
     is_death = ours != nullptr && ours->kind() == ErrorKind::kDeath;
     own = std::current_exception();
-    told = make_record(step, kProblem, error.what());
+    published = make_record(step, kProblem, error.what());
   }
   std::vector<std::string> keys;
   for (const int rank : among) keys.push_back(step_key(participant, step, rank));
   if (own) {
-    // The others see a death for themselves, and do not come for the word of it.
-    if (!is_death) say_last_words(participant, step, told, keys);
-    std::rethrow_exception(own);  // in its own words and of its own kind
+    // Other ranks detect a death themselves, and do not wait for this record.
+    if (!is_death) publish_last_record(participant, step, published, keys);
+    std::rethrow_exception(own);  // with its own text and kind
   }
-  leave_record(participant, step, told, participant.deadline);
-  ComingRecords coming(participant, step, among, keys, told, arrived);
-  Lookout lookout(participant, among);
-  if (!coming.await([&] { lookout.look(); })) {
+  leave_record(participant, step, published, participant.deadline);
+  IncomingRecords incoming(participant, step, among, keys, published, arrived);
+  AbortWatcher aborts(participant, among);
+  if (!incoming.await([&] { aborts.check(); })) {
     throw_missing(participant, step, among);
   }
 
-  const std::vector<std::string> records = coming.all();
-  std::vector<std::string> heard(static_cast<size_t>(participant.size));
+  const std::vector<std::string> records = incoming.all();
+  std::vector<std::string> texts(static_cast<size_t>(participant.size));
   for (size_t i = 0; i < among.size(); ++i) {
     const std::string text = text_of(step, records[i]);
     if (records[i].front() == kRelayed) throw ProblemElsewhere(text);
     if (records[i].front() == kProblem) {
       throw ProblemElsewhere(problem_of(participant, among[i], text));
     }
-    heard[static_cast<size_t>(among[i])] = text;
+    texts[static_cast<size_t>(among[i])] = text;
   }
-  return heard;
+  return texts;
 }
 
-void attempt(const Participant& participant, const std::function<void()>& act) {
+void run_in_formation(const Participant& participant, const std::function<void()>& act) {
   try {
     act();
   } catch (const ProblemElsewhere&) {
-    throw;  // who has it has told the others
+    throw;  // the failing rank has published it
   } catch (const Error& error) {
     const bool is_late = error.kind() == ErrorKind::kTimeout;
     if (error.kind() != ErrorKind::kDeath && error.kind() != ErrorKind::kNetwork) {
-      give_up(participant, is_late ? kLate : kUnable, error.what());
+      abort_with(participant, is_late ? kLate : kUnable, error.what());
     }
     throw;
   } catch (const std::bad_alloc&) {
-    give_up(participant, kUnable, "no memory is left");
+    abort_with(participant, kUnable, "no memory is left");
     throw;
   } catch (const std::system_error& error) {  // no thread is left
-    give_up(participant, kUnable, error.what());
+    abort_with(participant, kUnable, error.what());
     throw;
   } catch (...) {  // Ctrl-C
-    give_up(participant, kUnable, "its wait was interrupted");
+    abort_with(participant, kUnable, "its wait was interrupted");
     throw;
   }
 }
 
-void Lookout::look() {
+void AbortWatcher::check() {
   const auto now = std::chrono::steady_clock::now();
   try {
     participant_.require_alive(among_);
-  } catch (const Error&) {  // who has died may have ended the attempt before
+  } catch (const Error&) {  // the dead rank may have aborted the formation before
     try {
-      require_going_on(participant_, now + kDeathCausePatience);
+      require_not_aborted(participant_, now + kDeathCauseTimeout);
     } catch (const ProblemElsewhere&) {
       throw;
-    } catch (const Error&) {  // the store does not tell
+    } catch (const Error&) {  // the store does not answer
     }
     throw;
   }
   if (now < next_ || now >= participant_.deadline) return;
   next_ = now + std::max(kAbortCheckPeriod, kAbortCheckPeriodPerRank * participant_.size);
-  // Until the deadline, as for the keys: a store that is slow to answer ends no attempt.
-  require_going_on(participant_, std::max(participant_.deadline, now + kStoreAnswerPatience));
+  // Until the deadline, as for the keys: a slow store does not abort the formation.
+  require_not_aborted(participant_, std::max(participant_.deadline, now + kStoreAnswerTimeout));
 }
 
-std::optional<std::string> await_told(const Participant& participant, const std::string& step,
-                                      int rank, KeyValue::Deadline until) {
+std::optional<std::string> await_published(const Participant& participant, const std::string& step,
+                                           int rank, KeyValue::Deadline until) {
   const std::string key = step_key(participant, step, rank);
-  const auto look = [&] { participant.require_alive(everyone(participant.size)); };
+  const auto check = [&] { participant.require_alive(everyone(participant.size)); };
   try {
-    const auto record = await_value(*participant.store, key, until, look, participant.deadline);
+    const auto record = await_value(*participant.store, key, until, check, participant.deadline);
     if (!record || record->front() != kResult) return std::nullopt;
     return text_of(step, *record);
   } catch (const Error& error) {

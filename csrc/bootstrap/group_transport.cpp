@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace hbm {
+namespace hbm::bootstrap {
 namespace {
 
 constexpr const char* kVariable = "HBMCOMM_NODE";
@@ -33,4 +33,4 @@ GroupTransport default_transport() {
   return is_set ? parse_transport(value, kVariable) : GroupTransport::kAuto;
 }
 
-}  // namespace hbm
+}  // namespace hbm::bootstrap

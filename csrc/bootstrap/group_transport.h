@@ -1,9 +1,9 @@
-// How the ranks of a group reach one another: Options.transport in Python, which is the reference.
+// The transport between the ranks of a group: Options.transport in Python, where it is documented.
 #pragma once
 
 #include <string>
 
-namespace hbm {
+namespace hbm::bootstrap {
 
 enum class GroupTransport {
   kAuto,  // shared memory within a node, MPI between nodes
@@ -11,14 +11,15 @@ enum class GroupTransport {
   kMpi,   // MPI between all ranks
 };
 
-// "auto", "shm" or "mpi".
+// Returns "auto", "shm" or "mpi".
 std::string transport_name(GroupTransport transport);
 
-// Throws Error(kInvalid), which names `source`, for any other text.
+// Parses a name that transport_name() returns. Throws Error(kInvalid) naming `source` for any other
+// text.
 GroupTransport parse_transport(const std::string& text, const std::string& source);
 
 // Returns the transport that HBMCOMM_NODE names; kAuto if it is unset or empty. Throws as
 // parse_transport() does.
 GroupTransport default_transport();
 
-}  // namespace hbm
+}  // namespace hbm::bootstrap

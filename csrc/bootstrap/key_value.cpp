@@ -11,7 +11,7 @@
 #include "base/process_end.h"
 #include "bootstrap/tuning.h"
 
-namespace hbm {
+namespace hbm::bootstrap {
 namespace {
 
 using std::chrono::microseconds;
@@ -28,24 +28,22 @@ std::vector<std::string> KeyValue::get_all(const std::vector<std::string>& keys,
 
 namespace {
 
-bool await_with_pauses(const std::function<bool(KeyValue::Deadline patience)>& found,
+bool await_with_pauses(const std::function<bool(KeyValue::Deadline answer_by)>& found,
                        microseconds longest, KeyValue::Deadline deadline,
                        const std::function<void()>& check, KeyValue::Deadline answer) {
-  for (microseconds pause = bootstrap::kFirstQuestionPause;;
-       pause = std::min(pause * 3 / 2, longest)) {
+  for (microseconds pause = kFirstQuestionPause;; pause = std::min(pause * 3 / 2, longest)) {
     park_at_process_end();
-    const auto patience =
-        std::max({deadline, answer, steady_clock::now() + bootstrap::kStoreAnswerPatience});
-    if (found(patience)) return true;
+    const auto answer_by = std::max({deadline, answer, steady_clock::now() + kStoreAnswerTimeout});
+    if (found(answer_by)) return true;
     try {
       if (check) check();
     } catch (const Error&) {
-      if (found(patience)) return true;  // what was waited for came before that
+      if (found(answer_by)) return true;  // the answer came before the error
       throw;
     }
     const auto now = steady_clock::now();
     if (now >= deadline) return false;
-    if (pause == longest) {  // it takes a while, so look for Ctrl-C too
+    if (pause == longest) {  // a long wait: check for Ctrl-C too
       if (const std::exception_ptr why = interruption()) std::rethrow_exception(why);
     }
     std::this_thread::sleep_until(std::min(now + pause, deadline));
@@ -54,18 +52,17 @@ bool await_with_pauses(const std::function<bool(KeyValue::Deadline patience)>& f
 
 }  // namespace
 
-bool await_answer(const std::function<bool(KeyValue::Deadline patience)>& found,
+bool await_answer(const std::function<bool(KeyValue::Deadline answer_by)>& found,
                   KeyValue::Deadline deadline, const std::function<void()>& check,
                   KeyValue::Deadline answer) {
-  return await_with_pauses(found, bootstrap::kLongestQuestionPause, deadline, check, answer);
+  return await_with_pauses(found, kLongestQuestionPause, deadline, check, answer);
 }
 
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
                 const std::function<void()>& check, KeyValue::Deadline answer) {
   const microseconds longest =
-      std::max(bootstrap::kLongestQuestionPause,
-               bootstrap::kPausePerKey * static_cast<int64_t>(keys.size()));
-  const auto found = [&](KeyValue::Deadline patience) { return store.has(keys, patience); };
+      std::max(kLongestQuestionPause, kPausePerKey * static_cast<int64_t>(keys.size()));
+  const auto found = [&](KeyValue::Deadline answer_by) { return store.has(keys, answer_by); };
   return await_with_pauses(found, longest, deadline, check, answer);
 }
 
@@ -74,8 +71,8 @@ std::optional<std::string> await_value(KeyValue& store, const std::string& key,
                                        const std::function<void()>& check,
                                        KeyValue::Deadline answer) {
   std::optional<std::string> value;
-  const auto found = [&](KeyValue::Deadline patience) {
-    value = store.get(key, patience);
+  const auto found = [&](KeyValue::Deadline answer_by) {
+    value = store.get(key, answer_by);
     return value.has_value();
   };
   await_answer(found, deadline, check, answer);
@@ -121,18 +118,18 @@ std::vector<std::string> PrefixedKeyValue::prefixed(const std::vector<std::strin
   return all;
 }
 
-WatchedKeyValue::WatchedKeyValue(std::shared_ptr<KeyValue> store, std::function<void()> look)
-    : store_(std::move(store)), look_(std::move(look)) {}
+WatchedKeyValue::WatchedKeyValue(std::shared_ptr<KeyValue> store, std::function<void()> check)
+    : store_(std::move(store)), check_(std::move(check)) {}
 
 template <typename Question>
 auto WatchedKeyValue::ask(const Question& question, Deadline deadline) {
-  for (auto patience = bootstrap::kFirstStoreSilence;; patience *= 2) {
+  for (auto silence = kFirstStoreSilence;; silence *= 2) {
     try {
-      return question(std::min(deadline, steady_clock::now() + patience));
+      return question(std::min(deadline, steady_clock::now() + silence));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout || steady_clock::now() >= deadline) throw;
     }
-    look_();
+    check_();
   }
 }
 
@@ -161,4 +158,4 @@ void WatchedKeyValue::remove(const std::vector<std::string>& keys) noexcept {
   store_->remove(keys);
 }
 
-}  // namespace hbm
+}  // namespace hbm::bootstrap

@@ -1,8 +1,9 @@
-// A key-value store shared by the ranks: what bootstrap needs of one. The process group puts a c10d
-// store behind it; tests put a map behind it.
+// A key-value store that the ranks share, as group formation needs one. The process group puts a
+// c10d store behind this interface, and tests a map.
 //
-// Threads: all functions may be called from any thread. Nothing waits in the store: whoever waits
-// for a key asks again and again (await_keys), so that one connection serves all of a process.
+// Threads: all functions may be called from any thread. No call waits in the store for a key to
+// appear. Instead await_keys() repeats its question, so that one connection serves all threads of a
+// process.
 #pragma once
 
 #include <chrono>
@@ -14,23 +15,23 @@
 
 #include "base/error.h"
 
-namespace hbm {
+namespace hbm::bootstrap {
 
-// A question to the store failed. Its text names the store.
+// An unanswered question to the store. The text names the store.
 struct StoreError : Error {
   using Error::Error;
-  bool was_removed = false;  // true: the store was a file that was removed; its users may live
+  bool was_removed = false;  // the store was a file, now removed; other users may live
 };
 
 // The process that serves a store. The store ends with that process.
 enum class StoreServer {
   kThisProcess,
-  kAnotherRank,  // or a process that is not known
-  kNoRank,       // torchrun's agent, or the store is a file: it outlives the ranks
+  kAnotherRank,  // or an unknown process
+  kNoRank,       // torchrun's agent or a file, which outlives the ranks
 };
 
-// Each question has a deadline for its answer: StoreError(kTimeout) says that the store did not
-// answer, StoreError(kNetwork) that it is gone.
+// Each question has a deadline for its answer. StoreError(kTimeout) says that the store did not
+// answer, StoreError(kNetwork) that the store is gone.
 class KeyValue {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -39,48 +40,48 @@ class KeyValue {
 
   virtual void set(const std::string& key, const std::string& value, Deadline deadline) = 0;
 
-  // The value, or nothing if the key is not there now.
+  // Returns the value, or nothing if the key is absent now.
   virtual std::optional<std::string> get(const std::string& key, Deadline deadline) = 0;
 
-  // The values of keys, in their order. REQUIRES: has(keys). Asks for one after the other, where a
-  // store has no better way.
+  // Returns the values of keys, in the order of the keys. REQUIRES: has(keys). Asks for one key
+  // after the other, unless a store can do better.
   virtual std::vector<std::string> get_all(const std::vector<std::string>& keys, Deadline deadline);
 
-  // Whether all keys are there now.
+  // Returns true if all keys are present now.
   virtual bool has(const std::vector<std::string>& keys, Deadline deadline) = 0;
 
-  // Adds to the integer behind the key (absent: 0) and returns the sum.
+  // Adds to the integer under the key (absent: 0) and returns the sum.
   virtual long add(const std::string& key, long amount, Deadline deadline) = 0;
 
-  // Sets an absent key, in one step of the store. Returns the value that is there afterwards.
+  // Sets an absent key atomically. Returns the value that is present afterwards.
   virtual std::string claim(const std::string& key, const std::string& value,
                             Deadline deadline) = 0;
 
-  // Removes keys that no process reads any more; absent ones are passed over. Waits 200 ms at most:
-  // a slow store removes them later. If the store cannot remove them, they stay, and the log says
-  // so at level debug.
+  // Removes keys that no process will read; passes over absent keys. Waits 200 ms at most: a slow
+  // store removes them later. If the store cannot remove keys, they stay, and a line of the log
+  // says so at level debug.
   virtual void remove(const std::vector<std::string>& keys) noexcept = 0;
 };
 
-// Asks until `found`, which asks a store and has until `patience` for the answer, returns true;
-// false when the deadline came first. A store that does not answer throws at `answer`, or a second
-// after the deadline if that is later. `check` is called between the looks, and ends the wait by
-// what it throws.
-bool await_answer(const std::function<bool(KeyValue::Deadline patience)>& found,
+// Calls `found` repeatedly until it returns true; returns false at the deadline. `found` asks a
+// store, and may wait for the answer until `answer_by`. A store that does not answer throws at
+// `answer`, or a second after the deadline if that is later. Runs `check` between the calls; an
+// exception of `check` ends the wait.
+bool await_answer(const std::function<bool(KeyValue::Deadline answer_by)>& found,
                   KeyValue::Deadline deadline, const std::function<void()>& check = {},
                   KeyValue::Deadline answer = {});
 
-// Waits like that until all keys are there.
+// Waits as await_answer() does until all keys are present.
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
                 const std::function<void()>& check = {}, KeyValue::Deadline answer = {});
 
-// Waits like that for the value of a key, which it returns.
+// Waits as await_answer() does for the value of a key, and returns it; nothing at the deadline.
 std::optional<std::string> await_value(KeyValue& store, const std::string& key,
                                        KeyValue::Deadline deadline,
                                        const std::function<void()>& check = {},
                                        KeyValue::Deadline answer = {});
 
-// The keys of a store that begin with a prefix, by the rest of their names.
+// A view of the keys of a store that begin with a prefix. The view's names lack the prefix.
 class PrefixedKeyValue final : public KeyValue {
  public:
   PrefixedKeyValue(std::shared_ptr<KeyValue> store, std::string prefix);
@@ -101,17 +102,17 @@ class PrefixedKeyValue final : public KeyValue {
   const std::string prefix_;
 };
 
-// A store whose user looks for what ends its wait while there is no answer. A question that has had
-// none for a quarter of a second is asked again after `look`, with twice that patience, and so on
-// until its deadline. `look` throws to end the wait.
+// A store whose user runs a check while an answer is outstanding. After a quarter of a second
+// (kFirstStoreSilence) without an answer, runs `check`, then asks again and waits twice as long,
+// until the deadline. `check` throws to end the wait.
 class WatchedKeyValue final : public KeyValue {
  public:
-  WatchedKeyValue(std::shared_ptr<KeyValue> store, std::function<void()> look);
+  WatchedKeyValue(std::shared_ptr<KeyValue> store, std::function<void()> check);
 
   void set(const std::string& key, const std::string& value, Deadline deadline) override;
   std::optional<std::string> get(const std::string& key, Deadline deadline) override;
   bool has(const std::vector<std::string>& keys, Deadline deadline) override;
-  // Asked once, as two answers would be two sums.
+  // Asks once, because a second question would add twice.
   long add(const std::string& key, long amount, Deadline deadline) override;
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override;
   void remove(const std::vector<std::string>& keys) noexcept override;
@@ -121,7 +122,7 @@ class WatchedKeyValue final : public KeyValue {
   auto ask(const Question& question, Deadline deadline);
 
   const std::shared_ptr<KeyValue> store_;
-  const std::function<void()> look_;
+  const std::function<void()> check_;
 };
 
-}  // namespace hbm
+}  // namespace hbm::bootstrap

@@ -31,11 +31,11 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// How long the others wait for rank 0 before they introduce themselves.
-KeyValue::Deadline first_patience(KeyValue::Deadline deadline) {
+// Returns the time until which the other ranks wait for rank 0 before they introduce themselves.
+KeyValue::Deadline first_rank_deadline(KeyValue::Deadline deadline) {
   const auto now = steady_clock::now();
-  return now + std::min<steady_clock::duration>(kFirstRankPatience,
-                                                (deadline - now) / kFirstRankPatienceDivisor);
+  return now + std::min<steady_clock::duration>(kFirstRankTimeout,
+                                                (deadline - now) / kFirstRankTimeoutDivisor);
 }
 
 struct ProcessId {
@@ -90,17 +90,18 @@ std::string prefix_of(long rendezvous) {
   return "hbm/rendezvous" + std::to_string(rendezvous) + "/";
 }
 
-// Sets the prefixes of the keys under which the ranks of the participant's group leave records.
-// Ranks that name different members find out in the first step, so it has common keys. Groups of
-// which each has its own members may have the same name, so the other keys are by the first member.
+// Sets the prefixes of the keys of the participant's records. The keys of the first step have a
+// common prefix, so that ranks which name different members find out. Groups with different members
+// may have the same name, so the other keys contain the first member.
 void set_prefixes(Participant& participant, long rendezvous) {
   participant.first_prefix = prefix_of(rendezvous);
   participant.prefix = participant.first_prefix + std::to_string(participant.members.front()) + "/";
 }
 
-// A store may outlive a group (torchrun's agent keeps one for the whole job): the n-th rendezvous
-// of one rank in it is the n-th of the others. Finds the first in which this rank has no record.
-// Throws if another process has left a record as this rank, unless torchrun restarted the rank.
+// Finds the first rendezvous in which this rank has no record, and sets the prefixes. A store may
+// outlive a group (torchrun's agent keeps one for the whole job): the n-th rendezvous of one rank
+// is the n-th of the others. Throws if another process has left a record as this rank, unless
+// torchrun restarted the rank.
 void find_rendezvous(Participant& participant) {
   const auto own_key = [&](long rendezvous) {
     set_prefixes(participant, rendezvous);
@@ -141,8 +142,7 @@ void require_same_ranks(const Participant& participant, int own, const Member& s
                   fresh_store_advice());
 }
 
-// Throws Error(kMismatch) if torchrun gave two ranks different ids of their jobs. The same on all
-// ranks.
+// Throws Error(kMismatch), the same on all ranks, if torchrun gave two ranks different job ids.
 void require_same_job(const Participant& participant, const std::vector<Member>& members) {
   const auto has_id = [](const Member& member) { return !member.job.empty(); };
   const auto first = std::ranges::find_if(members, has_id);
@@ -150,9 +150,9 @@ void require_same_job(const Participant& participant, const std::vector<Member>&
   const auto other = std::ranges::find_if(
       members, [&](const Member& each) { return is_another_job(first->job, each.job); });
   if (other == members.end()) return;
-  const auto named = [&](auto place) {
-    return "rank " + rank_name(static_cast<int>(place - members.begin()), *place) +
-           " is of the job \"" + place->job + "\"";
+  const auto named = [&](auto member) {
+    return "rank " + rank_name(static_cast<int>(member - members.begin()), *member) +
+           " is of the job \"" + member->job + "\"";
   };
   throw Error(ErrorKind::kMismatch,
               "the ranks of " + participant.group + " are of two jobs: " + named(first) + ", and " +
@@ -161,7 +161,8 @@ void require_same_job(const Participant& participant, const std::vector<Member>&
                   "unset it");
 }
 
-// Returns the records of all ranks, by rank, each as soon as it is there to `participant.watch`.
+// Returns the records of all ranks, indexed by rank. Passes each record to `participant.watch` as
+// soon as it is available.
 std::vector<Member> exchange_records(const Participant& participant,
                                      const std::function<Member()>& self) {
   Member own;
@@ -178,14 +179,14 @@ std::vector<Member> exchange_records(const Participant& participant,
     problem = std::current_exception();
   }
   if (!problem && participant.watch && participant.rank != 0) {
-    if (const auto record =
-            await_told(participant, kFirstStep, 0, first_patience(participant.deadline))) {
+    if (const auto record = await_published(participant, kFirstStep, 0,
+                                            first_rank_deadline(participant.deadline))) {
       introduced(0, decode(*record));
       participant.watch->await_sight(
-          std::min(participant.deadline, steady_clock::now() + kWatchedPatience));
+          std::min(participant.deadline, steady_clock::now() + kWatchedTimeout));
     }
   }
-  const auto tell = [&] {
+  const auto own_text = [&] {
     if (problem) std::rethrow_exception(problem);
     return encode(own);
   };
@@ -194,7 +195,7 @@ std::vector<Member> exchange_records(const Participant& participant,
   };
   std::vector<Member> members;
   for (const std::string& record :
-       gather(participant, kFirstStep, everyone(participant.size), tell, arrived)) {
+       gather(participant, kFirstStep, everyone(participant.size), own_text, arrived)) {
     members.push_back(decode(record));
     require_same_ranks(participant, participant.rank, own, static_cast<int>(members.size()) - 1,
                        members.back());
@@ -210,7 +211,7 @@ std::string environment(const char* name) {
 
 std::string inode_of(const char* path) {
   struct stat found{};
-  stat(path, &found);  // zeros where there is none
+  stat(path, &found);  // zeros if there is none
   return std::to_string(found.st_ino);
 }
 
@@ -218,7 +219,7 @@ std::string inode_of(const char* path) {
 
 std::string random_id() {
   std::array<unsigned, 4> random{};
-  // Not std::random_device, which asks the processor what it is: a virtual machine makes that slow.
+  // Not std::random_device, which executes CPUID: slow in a virtual machine.
   if (getentropy(random.data(), sizeof(random)) != 0) {
     throw Error(
         ErrorKind::kUnavailable,
@@ -290,8 +291,8 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
   participant.steps = std::make_shared<std::set<std::string>>();
   find_rendezvous(participant);
   std::vector<Member> members;
-  attempt(participant, [&] { members = exchange_records(participant, self); });
-  // Each rank sees for itself what differs.
+  run_in_formation(participant, [&] { members = exchange_records(participant, self); });
+  // Each rank detects differences itself.
   require_equal(members, &Member::version, "the version of torch_hbmcomm", group);
   require_equal(members, &Member::staging_bytes,
                 "staging_bytes (the option, or HBMCOMM_STAGING_BYTES)", group);
@@ -310,17 +311,17 @@ void fail_early(std::shared_ptr<KeyValue> store, int rank, const std::vector<uin
                           is_member ? rank : 0,
                           size,
                           group,
-                          steady_clock::now() + kEarlyFailurePatience};
+                          steady_clock::now() + kEarlyFailureTimeout};
   participant.members = members;
   try {
     if (is_member) {
       find_rendezvous(participant);
-      attempt(participant, [&] { throw Error(ErrorKind::kUnavailable, why); });
+      run_in_formation(participant, [&] { throw Error(ErrorKind::kUnavailable, why); });
     }
-    // A process that is none of the ranks does not count their attempts: they are in the first.
+    // A process outside of the group cannot count its formations, so this assumes the first.
     set_prefixes(participant, 1);
-    end_attempt(participant,
-                "rank " + std::to_string(rank) + " of " + group + " cannot take part: " + why);
+    abort_formation(participant,
+                    "rank " + std::to_string(rank) + " of " + group + " cannot take part: " + why);
   } catch (const Error& error) {
     log::debug(group + " cannot be formed by rank " + std::to_string(rank) + ": " + error.what());
   }

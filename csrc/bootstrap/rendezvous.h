@@ -1,8 +1,9 @@
-// The rendezvous of a new group's ranks in the store, before anything that could hang: each says
-// who it is and waits for the others, so that an error can name the ranks that did not come.
+// The rendezvous of a new group's ranks in the store. Each rank publishes a record of itself and
+// waits for the records of the others. The rendezvous comes before any call that could hang, so an
+// error can name the missing ranks.
 //
-// Threads: meet() is called once per group, by the thread that creates it; all other functions may
-// be called from any thread.
+// Threads: meet() is called once per group, by the thread that creates the group. All other
+// functions may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,66 +17,70 @@
 
 namespace hbm::bootstrap {
 
-// 128 random bits in hexadecimal: 32 characters, which no other process on any machine has.
+// Returns 128 random bits in hexadecimal: 32 characters, unique among all processes of all
+// machines.
 std::string random_id();
 
-// A random_id() of this process, the same on every call; a forked child has one of its own.
+// Returns the random_id() of this process, the same on every call. A forked child has its own.
 const std::string& process_id();
 
-// A second random_id() of this process. Its mailbox (communicator/failure/mailbox.h) has this name,
-// which other users of the machine see; they do not see process_id().
+// Returns a second random_id() of this process: the name of its mailbox
+// (communicator/failure/mailbox.h). Other users of the machine can see this name, but not
+// process_id().
 const std::string& mailbox_id();
 
-// A rank's record of itself, which the others read.
+// A rank's record of itself, for the other ranks.
 struct Member {
-  std::string ranks;  // list_members() of the group, by their numbers in the job: equal on all
+  std::string ranks;  // list_members() of the group, numbered as in the job: equal on all ranks
 
   std::string version;           // of torch_hbmcomm
   std::string staging_bytes;     // the option
   std::string transport;         // transport_name()
-  std::string parameter_server;  // its kind; these four must be equal on all ranks
+  std::string parameter_server;  // the kind. These four are equal on all ranks
 
-  std::string job;  // job_id(): equal on all ranks that have one
+  std::string job;  // job_id(): equal on all ranks with a job id
 
   std::string host;
   long pid = 0;
   std::string process;            // process_id()
   std::string boot_id;            // of its kernel
-  std::string pid_namespace;      // within which its pid means it
-  std::string started;            // start_of() it
-  std::string network_namespace;  // within which abstract Unix sockets are seen
-  std::string forced_node;        // HBMCOMM_NODE_ID, which forces ranks of one machine apart
+  std::string pid_namespace;      // in which `pid` is valid
+  std::string started;            // start_of(pid)
+  std::string network_namespace;  // in which its abstract Unix sockets are visible
+  std::string forced_node;        // HBMCOMM_NODE_ID: forces ranks of one machine onto several nodes
 
-  // For communicator/shm/neighbours.h; empty where it is not used.
-  std::string segment;   // which of its segments it offers: unique within the process
-  std::string listener;  // where it listens for them
+  // For communicator/shm/local_peers.h; empty where it is not used.
+  std::string segment;   // the segment that it offers: unique within the process
+  std::string listener;  // the socket on which it accepts them
 
-  // For communicator/connect/crowd.h: where it may run, for how long, and how many want to.
+  // For communicator/connect/oversubscription.h: the usable CPUs, the CPU quota, and the most ranks
+  // of
+  // one machine in any of its groups.
   std::string processors;
   std::string quota;
   std::string most_ranks;
 
-  std::string links;  // where rank 0 takes links: communicator/failure/node_links.h
+  std::string links;  // the address of rank 0: communicator/failure/liveness_connections.h
 };
 
-// "3 (pid 4711 on host)", for errors.
+// Returns the rank for an error's text: "3 (pid 4711 on host)".
 std::string rank_name(int rank, const Member& member);
 
-// When a process of this PID namespace started, by the clock of this process' time namespace, which
-// the text names; empty if /proc does not tell.
+// Returns the start time of a process of this PID namespace, by the clock of this process' time
+// namespace, which the text names. Empty if /proc does not show the process.
 std::string start_of(long pid);
 
-// Returns true if two starts of one PID, as start_of() tells them, prove that it is another process
-// `now`. Clocks of two time namespaces cannot be compared.
+// Returns true if two start times of one PID, from start_of(), prove that the second belongs to
+// another process. Clocks of two time namespaces are never compared.
 bool is_restarted(const std::string& started, const std::string& now);
 
-// The machine's name.
+// Returns the machine's name.
 std::string host_name();
 
-// Names the PID namespace that this process is in.
+// Returns the name of this process' PID namespace.
 std::string pid_namespace();
 
-// This process' own record, without the fields that only the group's communicator knows.
+// Returns this process' own record, without the fields that only the group's communicator knows.
 Member introduce(const std::string& version, uint64_t staging_bytes);
 
 struct Rendezvous {
@@ -83,19 +88,23 @@ struct Rendezvous {
   std::vector<Member> members;
 };
 
-// Exchanges the records that each rank's `self` returns; an exception from it reaches every rank,
-// see gather(). Throws Error(kTimeout) naming the ranks that did not come, Error(kMismatch) when
-// what must be equal differs, or another process has come as this rank. `store` is the group's own;
-// a second rendezvous of the same ranks in the same store is told from the first. `watch` meets the
-// ranks as they come: rank 0 first, so that the death of any that has introduced itself is seen.
-// `members_in_job` are the ranks' numbers in the job; empty: the same numbers.
+// Exchanges the ranks' records. `self` makes this rank's record; an exception of `self` reaches
+// every rank, as in gather().
+//
+// `store` is the group's own. Ranks may meet in it repeatedly: the n-th rendezvous of one rank is
+// the n-th of the others. `watch` meets the ranks as they arrive, rank 0 first, so that the death
+// of a rank that has introduced itself is detected. `members_in_job` are the ranks' numbers in the
+// job; empty: the same numbers.
+//
+// Throws Error(kTimeout) naming the missing ranks. Throws Error(kMismatch) if fields differ that
+// must be equal, or another process has come as this rank.
 Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
                 KeyValue::Deadline deadline, const std::function<Member()>& self,
                 std::shared_ptr<RankWatch> watch = nullptr,
                 std::vector<uint64_t> members_in_job = {});
 
-// The ranks on the same machine as `rank`, itself included, ascending: of one kernel, and not
-// forced apart. Whether they share memory is not said.
+// Returns the ranks on the machine of `rank`, itself included, ascending: ranks of the same boot of
+// a kernel that HBMCOMM_NODE_ID does not force apart. They need not share memory.
 std::vector<int> on_machine_of(int rank, const std::vector<Member>& members);
 
 }  // namespace hbm::bootstrap

@@ -15,7 +15,7 @@ namespace hbm::bootstrap {
 // Below: the rank waits for the answer.
 // Above: the question fails: the store does not answer.
 // Measure: `pytest tests/python/failures/test_store_connection.py`
-inline constexpr std::chrono::seconds kStoreAnswerPatience{1};
+inline constexpr std::chrono::seconds kStoreAnswerTimeout{1};
 
 // The first pause between two questions of a wait. Each further one is half as long again.
 // Below: a smaller value asks more questions before the other ranks can have come.
@@ -44,44 +44,44 @@ inline constexpr std::chrono::milliseconds kFirstStoreSilence{250};
 
 // -- The introduction of the ranks
 
-// The longest wait of the other ranks for rank 0's introduction before they introduce themselves. A
-// rank that knows rank 0 is watched before it is counted on.
-// Below: the rank waits, unless kFirstRankPatienceDivisor's part of its time has passed.
+// The longest wait of the other ranks for rank 0's introduction before they introduce themselves.
+// Rank 0 then watches them before other ranks depend on them.
+// Below: the rank waits, unless kFirstRankTimeoutDivisor's part of its time has passed.
 // Above: the rank introduces itself.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
-inline constexpr std::chrono::seconds kFirstRankPatience{5};
+inline constexpr std::chrono::seconds kFirstRankTimeout{5};
 
-// The part of a rank's time that its wait for rank 0 takes at most: the time over this.
+// The divisor of a rank's remaining time that gives its longest wait for rank 0.
 // Unit: parts of the time
 // Below: a smaller value leaves less of a short timeout for the other ranks.
 // Above: a larger value leaves deaths unnoticed for longer under a short timeout.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
-inline constexpr int kFirstRankPatienceDivisor = 4;
+inline constexpr int kFirstRankTimeoutDivisor = 4;
 
 // The longest wait until rank 0 would notice this rank's death.
 // Below: the rank waits before it introduces itself.
 // Above: the rank introduces itself, watched or not.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
-inline constexpr std::chrono::seconds kWatchedPatience{1};
+inline constexpr std::chrono::seconds kWatchedTimeout{1};
 
-// The time in which a rank that cannot take part tells the others.
+// The time in which a rank that cannot take part publishes the reason.
 // Below: the rank writes to the store.
-// Above: the rank gives up, and raises its own error.
+// Above: the rank stops, and raises its own error.
 // Measure: `pytest tests/python/failures/test_meeting.py -k
 // test_a_rank_that_fails_before_it_meets_the_others`
-inline constexpr std::chrono::seconds kEarlyFailurePatience{1};
+inline constexpr std::chrono::seconds kEarlyFailureTimeout{1};
 
-// The unread records that a rank asks for in one check while it waits for the others.
+// The unread records that a rank requests in one check while it waits for the others.
 // Unit: records
 // Below: a smaller value reads the records of many early ranks late.
 // Above: a larger value makes one check long, and deaths go unnoticed during it.
-// Measure: `rendezvous_test --gtest_filter=Rendezvous.TellsOfEachArrivalOnceAndOfTheEarlyOnesSoon`
+// Measure: `rendezvous_test --gtest_filter=Rendezvous.ReportsEachArrivalOnceAndEarlyOnesSoon`
 inline constexpr size_t kRecordsPerCheck = 64;
 
 // The period in which a waiting rank asks for unread records.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays the links to the ranks that have come.
-// Measure: `rendezvous_test --gtest_filter=Rendezvous.TellsOfEachArrivalOnceAndOfTheEarlyOnesSoon`
+// Measure: `rendezvous_test --gtest_filter=Rendezvous.ReportsEachArrivalOnceAndEarlyOnesSoon`
 inline constexpr std::chrono::milliseconds kRecordCheckPeriod{20};
 
 // The members up to which an error lists each; in longer lists, runs of members are ranges.
@@ -97,7 +97,7 @@ inline constexpr size_t kMembersNamedSingly = 16;
 // Below: a smaller value burdens the store.
 // Above: a larger value delays the error.
 // Measure: `rendezvous_test
-// --gtest_filter=Rendezvous.ALaterStepThatFailsOnOneRankEndsTheWaitOfTheOthers`
+// --gtest_filter=Rendezvous.FailureInALaterStepEndsOtherWaits`
 inline constexpr std::chrono::milliseconds kAbortCheckPeriod{200};
 
 // The least such period for each rank of the group.
@@ -106,18 +106,19 @@ inline constexpr std::chrono::milliseconds kAbortCheckPeriod{200};
 // Measure: `python -m benchmarks.scaling`
 inline constexpr std::chrono::milliseconds kAbortCheckPeriodPerRank{1};
 
-// The time that a rank which fails has to leave its record and to let the others read it: the store
-// may end with its process.
+// The time for a failing rank to write its record and for the others to read it: the store may end
+// with its process.
 // Below: the rank waits until all have their records.
 // Above: the rank raises its error.
 // Measure: `rendezvous_test --gtest_filter=Rendezvous.AProblemOfOneRankReachesAll`
-inline constexpr std::chrono::seconds kLastRecordPatience{5};
+inline constexpr std::chrono::seconds kLastRecordTimeout{5};
 
-// The time in which the store may tell why a rank has died: it may have ended the formation before.
+// The time in which the store may give the cause of a rank's death: the rank may have aborted the
+// formation before.
 // Below: the rank waits for the cause.
 // Above: the error names the death alone.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py`
-inline constexpr std::chrono::milliseconds kDeathCausePatience{200};
+inline constexpr std::chrono::milliseconds kDeathCauseTimeout{200};
 
 // -- Agreements
 
@@ -132,13 +133,13 @@ inline constexpr std::chrono::milliseconds kNamelessWait{200};
 // named.
 // Below: the rank waits until all counted ranks have keys.
 // Above: from the value on, ranks without keys count as missing.
-// Measure: `agreement_test --gtest_filter=Agreement.NamesNobodyWhoHasJustCome`
-inline constexpr std::chrono::milliseconds kCountedRankPatience{1000};
+// Measure: `agreement_test --gtest_filter=Agreement.DoesNotNameARankThatJustArrived`
+inline constexpr std::chrono::milliseconds kCountedRankTimeout{1000};
 
 // The period in which those keys are asked for.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays the error.
-// Measure: `agreement_test --gtest_filter=Agreement.NamesNobodyWhoHasJustCome`
+// Measure: `agreement_test --gtest_filter=Agreement.DoesNotNameARankThatJustArrived`
 inline constexpr std::chrono::milliseconds kCountedRankCheckPeriod{10};
 
 }  // namespace hbm::bootstrap

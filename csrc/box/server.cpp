@@ -26,7 +26,7 @@
 namespace hbm::box {
 namespace {
 
-// Returns what `open` makes; adds to its failure which part of the box it is.
+// Returns the result of `open`; adds the name of the part to its error.
 template <class Open>
 auto part(const char* name, Open&& open) {
   try {
@@ -37,8 +37,8 @@ auto part(const char* name, Open&& open) {
   }
 }
 
-// Whether the pages of segments count against the limit of a control group for good: those of a
-// file on a disk can be written back.
+// Returns true if segment pages cannot be written back, and so stay charged to the control group:
+// without a store, or with one on tmpfs.
 bool stays_in_memory(const std::string& store) {
   if (store.empty()) return true;
   std::filesystem::path there = std::filesystem::absolute(store);
@@ -47,7 +47,8 @@ bool stays_in_memory(const std::string& store) {
   return statfs(there.c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
 }
 
-// The kernel would kill the box as soon as clients had written more than the limit.
+// Checks the memory limit of the control group: the kernel would kill the box once clients have
+// written more.
 void require_memory(const ServerOptions& options) {
   const memory::GroupLimit limit = memory::group_limit();
   if (!stays_in_memory(options.store)) return;
@@ -69,9 +70,8 @@ uint32_t threads(uint32_t asked, uint32_t most) {
   return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 2u, most);
 }
 
-// Replaces a host that stands for every address by this machine's name, which clients elsewhere can
-// use.
-smb::Address reachable(smb::Address address) {
+// Replaces a host that means all addresses by the name of this machine, for clients elsewhere.
+protocol::Address reachable(protocol::Address address) {
   constexpr std::array everywhere{"", "0.0.0.0", "::"};
   if (std::find(everywhere.begin(), everywhere.end(), address.host) == everywhere.end()) {
     return address;
@@ -84,8 +84,9 @@ smb::Address reachable(smb::Address address) {
   return address;
 }
 
-// None: kAuto found no RDMA device, or could not use it; the log says which.
-verbs::OpenedListener open_verbs(RequestHandler& handler, const ServerOptions& options) {
+// Returns no listener if kAuto finds no usable RDMA device, and logs the reason.
+verbs::server::OpenedListener open_verbs(server::RequestHandler& handler,
+                                         const ServerOptions& options) {
   if (options.verbs == VerbsChoice::kOff) return {};
   const bool automatic = options.verbs == VerbsChoice::kAuto;
   const std::string cause = automatic ? why_no_verbs() : "";
@@ -93,14 +94,15 @@ verbs::OpenedListener open_verbs(RequestHandler& handler, const ServerOptions& o
     log::info("memory box: no verbs: " + cause);
     return {};
   }
-  verbs::VerbsListenerOptions listening;
+  verbs::server::VerbsListenerOptions listening;
   listening.host = options.verbs_host;
   listening.port = options.verbs_port;
   listening.token = options.token;
   listening.seal = options.seal;
   listening.max_clients = options.most_clients;
   try {
-    verbs::OpenedListener opened = verbs::load<verbs::ServerLibrary>().listen(handler, listening);
+    verbs::server::OpenedListener opened =
+        verbs::common::load<verbs::server::ServerLibrary>().listen(handler, listening);
     log::info("memory box: verbs at port " + std::to_string(opened.port));
     return opened;
   } catch (const Error& error) {
@@ -115,7 +117,7 @@ verbs::OpenedListener open_verbs(RequestHandler& handler, const ServerOptions& o
 
 std::string why_no_verbs() {
   try {
-    return verbs::load<verbs::ServerLibrary>().why_not();
+    return verbs::common::load<verbs::server::ServerLibrary>().why_not();
   } catch (const Error& error) {
     return error.what();
   }
@@ -124,29 +126,29 @@ std::string why_no_verbs() {
 // Destroyed from the last to the first.
 struct Server::Parts {
   std::shared_ptr<memory::Pool> pool;
-  std::unique_ptr<Store> store;
-  std::unique_ptr<Service> service;
-  std::unique_ptr<Listener> verbs;
-  std::unique_ptr<StreamListener> streams;
+  std::unique_ptr<server::storage::Store> store;
+  std::unique_ptr<server::Service> service;
+  std::unique_ptr<server::Listener> verbs;
+  std::unique_ptr<server::listener::StreamListener> streams;
 
-  explicit Parts(const ServerOptions& options, const std::vector<smb::Address>& listen,
+  explicit Parts(const ServerOptions& options, const std::vector<protocol::Address>& listen,
                  const std::string& socket_path);
   void end() noexcept;
 
   void drain(std::chrono::milliseconds most);
 
  private:
-  void serve(const ServiceOptions& serving, const ServerOptions& options,
-             const std::vector<smb::Address>& listen, const std::string& socket_path);
+  void serve(const server::ServiceOptions& serving, const ServerOptions& options,
+             const std::vector<protocol::Address>& listen, const std::string& socket_path);
 };
 
-Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Address>& listen,
+Server::Parts::Parts(const ServerOptions& options, const std::vector<protocol::Address>& listen,
                      const std::string& socket_path) {
-  ServiceOptions serving;
+  server::ServiceOptions serving;
   serving.lease = options.lease;
   serving.most_clients = options.most_clients;
-  serving.handlers = threads(options.handlers, kMostHandlersByDefault);
-  serving.accumulate_threads = threads(options.accumulate_threads, kMostHandlersByDefault);
+  serving.handlers = threads(options.handlers, server::kMostHandlersByDefault);
+  serving.accumulate_threads = threads(options.accumulate_threads, server::kMostHandlersByDefault);
 
   pool = part("memory pool", [&] {
     require_memory(options);
@@ -156,11 +158,12 @@ Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Addres
                                  .largest_block = options.largest_block});
   });
   store = part("store", [&] {
-    StoreOptions opening{.directory = options.store, .sync = options.sync, .records = {}};
+    server::storage::StoreOptions opening{
+        .directory = options.store, .sync = options.sync, .records = {}};
     opening.records.sessions = options.most_clients;
     opening.records.operations = serving.handlers;
-    opening.records.lanes = serving.accumulate_threads;
-    return Store::open(opening, pool);
+    opening.records.parts = serving.accumulate_threads;
+    return server::storage::Store::open(opening, pool);
   });
   try {
     serve(serving, options, listen, socket_path);
@@ -170,26 +173,27 @@ Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Addres
   }
 }
 
-void Server::Parts::serve(const ServiceOptions& serving, const ServerOptions& options,
-                          const std::vector<smb::Address>& listen, const std::string& socket_path) {
-  service = std::make_unique<Service>(serving, *store, *pool);
+void Server::Parts::serve(const server::ServiceOptions& serving, const ServerOptions& options,
+                          const std::vector<protocol::Address>& listen,
+                          const std::string& socket_path) {
+  service = std::make_unique<server::Service>(serving, *store, *pool);
 
   auto opened = part("verbs listener", [&] { return open_verbs(*service, options); });
   verbs = std::move(opened.listener);
   streams = part("listener", [&] {
-    StreamListenerOptions listening;
+    server::listener::StreamListenerOptions listening;
     listening.listen = listen;
     listening.socket_path = socket_path;
     listening.token = options.token;
     listening.seal = options.seal;
     listening.boot_id = boot_id();
     listening.verbs_port = opened.port;
-    listening.threads = threads(options.receivers, kMostReceiversByDefault);
-    return std::make_unique<StreamListener>(*service, listening);
+    listening.threads = threads(options.receivers, server::kMostReceiversByDefault);
+    return std::make_unique<server::listener::StreamListener>(*service, listening);
   });
 }
 
-// Lets the store's segments go before it is closed.
+// Destroys the users of segments before it closes the store.
 void Server::Parts::end() noexcept {
   if (service) service->close();
   streams.reset();
@@ -199,23 +203,23 @@ void Server::Parts::end() noexcept {
 }
 
 void Server::Parts::drain(std::chrono::milliseconds most) {
-  const auto until = Clock::now() + most;
-  for (Listener* listener : {static_cast<Listener*>(streams.get()), verbs.get()}) {
+  const auto until = server::Clock::now() + most;
+  for (server::Listener* listener : {static_cast<server::Listener*>(streams.get()), verbs.get()}) {
     if (listener == nullptr) continue;
     const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+        std::chrono::duration_cast<std::chrono::milliseconds>(until - server::Clock::now()).count();
     listener->drain(static_cast<uint32_t>(std::clamp<int64_t>(left, 0, UINT32_MAX)));
   }
 }
 
 Server::Server(const ServerOptions& options) {
-  const std::vector<smb::Address> listen = check(options);
-  smb::Address local;
+  const std::vector<protocol::Address> listen = check(options);
+  protocol::Address local;
   if (options.unix_socket) {
     local.path = options.socket_path.empty() ? new_socket_path() : options.socket_path;
   }
   parts_ = std::make_unique<Parts>(options, listen, local.path);
-  for (const smb::Address& address : parts_->streams->addresses()) {
+  for (const protocol::Address& address : parts_->streams->addresses()) {
     urls_.push_back(reachable(address).url());
   }
   if (local.is_unix()) urls_.push_back(local.url());
@@ -237,12 +241,12 @@ void Server::drain(std::chrono::milliseconds most) {
 
 void Server::close() {
   if (fork_.in_child()) {
-    static_cast<void>(parts_.release());  // its threads, and what they hold, are the parent's
+    static_cast<void>(parts_.release());  // the threads, and their resources, belong to the parent
     return;
   }
   const std::unique_lock lock(mutex_);
   if (parts_ == nullptr) return;
-  parts_->drain(kCloseDrainTimeout);
+  parts_->drain(server::kCloseDrainTimeout);
   parts_->end();
   parts_.reset();
 }

@@ -1,10 +1,10 @@
-// A memory box: memory that clients of other processes and machines allocate, read, write and sum
-// into, in this process.
+// A memory box: memory that clients in other processes and on other machines allocate, read, write
+// and sum into, in this process.
 //
-// It is served from the end of the constructor until close(). Nothing that a client does ends it.
+// It serves clients from the end of the constructor until close(). No action of a client ends it.
 //
-// Threads: every member may be called from any thread; close() and the destructor wait for the
-// others. In a forked child a Server is of no use, and its end does nothing.
+// Threads: any; close() and the destructor wait for other calls. In a forked child a Server must
+// not be used; destroying it there does nothing.
 #pragma once
 
 #include <chrono>
@@ -20,37 +20,39 @@
 
 namespace hbm::box {
 
-// Why this host cannot let clients in over RDMA, in words; empty: it can.
+// Returns why this host cannot serve clients over RDMA; empty: it can.
 std::string why_no_verbs();
 
 struct ServerStats {
-  Statistics box;
+  server::Statistics box;
   memory::PoolStats pool;
 };
 
 class Server {
  public:
-  // Throws Error(kInvalid) or Error(kUnsupported) for options that make no box, before anything is
-  // made; else Error with the part that failed and why (kUnavailable, kExhausted), with nothing
-  // left behind but the store.
+  // Starts the box. Throws Error(kInvalid) or Error(kUnsupported) for invalid options, with nothing
+  // created. Otherwise throws Error (kUnavailable, kExhausted) with the part that failed and the
+  // reason; only the store remains then.
   explicit Server(const ServerOptions& options);
   ~Server();  // closes
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // The address for clients: the first one of TCP, or the Unix socket when there is none.
+  // Returns the address for clients: the first TCP address, or the Unix socket without TCP.
   const std::string& url() const noexcept { return urls_.front(); }
-  const std::vector<std::string>& urls() const noexcept { return urls_; }  // all, the Unix one last
+  const std::vector<std::string>& urls() const noexcept {
+    return urls_;
+  }  // all addresses, the Unix socket last
 
-  // Throws Error(kUnavailable) once it is closed.
+  // Throws Error(kUnavailable) once the box is closed.
   ServerStats stats() const;
 
-  // Takes no further clients or requests, and returns when what was read is answered, or after
-  // `most`.
+  // Accepts no further clients or requests. Returns when all requests that were read are answered,
+  // or after `most`.
   void drain(std::chrono::milliseconds most);
 
-  // Drains for a moment, and stops. Without a store all segments are gone. Does nothing the second
-  // time.
+  // Drains for up to kCloseDrainTimeout, and stops. Without a store all segments are lost. Does
+  // nothing when called again.
   void close();
   bool closed() const;
 
@@ -59,8 +61,8 @@ class Server {
 
   const ForkGuard fork_;
   std::vector<std::string> urls_;
-  mutable std::shared_mutex mutex_;  // guards parts_: shared by whoever uses them
-  std::unique_ptr<Parts> parts_;     // none: closed
+  mutable std::shared_mutex mutex_;  // guards parts_; locked shared by users of the parts
+  std::unique_ptr<Parts> parts_;     // none: the box is closed
 };
 
 }  // namespace hbm::box

@@ -23,9 +23,9 @@ namespace {
 }
 
 void check_threads(const char* name, uint32_t threads) {
-  if (threads > kMostThreadsOfAKind) {
+  if (threads > server::kMostThreadsOfAKind) {
     refuse(std::string(name) + " is " + std::to_string(threads) + "; it may be at most " +
-           std::to_string(kMostThreadsOfAKind));
+           std::to_string(server::kMostThreadsOfAKind));
   }
 }
 
@@ -60,7 +60,7 @@ void check_store(const ServerOptions& options) {
 constexpr const char* kPrefix = "hbmcomm-box-";
 constexpr const char* kSuffix = ".socket";
 
-// A box that is about to listen has a file, too.
+// A box that is about to listen has a socket file too.
 bool abandoned(const std::filesystem::path& file) {
   const std::string name = file.filename();
   return name.starts_with(kPrefix) && name.ends_with(kSuffix) && past_start(file) &&
@@ -76,15 +76,15 @@ VerbsChoice parse_verbs(const std::string& name) {
   throw Error(ErrorKind::kInvalid, "verbs is \"" + name + "\"; it may be off, auto or on");
 }
 
-std::vector<smb::Address> check(const ServerOptions& options) {
+std::vector<protocol::Address> check(const ServerOptions& options) {
   if (options.memory == 0) refuse("memory is 0; say how many bytes the box may hand out");
-  if (options.lease < kShortestLease || options.lease > kLongestLease) {
+  if (options.lease < server::kShortestLease || options.lease > server::kLongestLease) {
     refuse("lease is " + std::to_string(options.lease.count()) +
            " ms; it may be between 100 ms and a week");
   }
-  if (options.most_clients == 0 || options.most_clients > kMostClients) {
+  if (options.most_clients == 0 || options.most_clients > server::kMostClients) {
     refuse("most_clients is " + std::to_string(options.most_clients) +
-           "; it may be between 1 and " + std::to_string(kMostClients));
+           "; it may be between 1 and " + std::to_string(server::kMostClients));
   }
   check_threads("handlers", options.handlers);
   check_threads("accumulate_threads", options.accumulate_threads);
@@ -92,9 +92,9 @@ std::vector<smb::Address> check(const ServerOptions& options) {
   check_socket(options);
   check_store(options);
 
-  std::vector<smb::Address> addresses;
+  std::vector<protocol::Address> addresses;
   for (const std::string& listen : options.listen) {
-    addresses.push_back(smb::parse_host_and_port(listen));
+    addresses.push_back(protocol::parse_host_and_port(listen));
   }
   if (addresses.empty() && !options.unix_socket) {
     refuse("there is nothing to listen on, neither TCP nor a Unix socket");
@@ -106,7 +106,7 @@ std::string new_socket_path() {
   const std::string where = socket_directory();
   sweep_sockets(where, abandoned);
   std::array<char, 17> random;
-  std::snprintf(random.data(), random.size(), "%016" PRIx64, smb::random_id().low);
+  std::snprintf(random.data(), random.size(), "%016" PRIx64, protocol::random_id().low);
   return where + "/" + kPrefix + std::to_string(getpid()) + "-" + random.data() + kSuffix;
 }
 

@@ -1,19 +1,20 @@
-// The operations of a process group, whatever moves the bytes: shared memory within a node (shm/),
-// MPI (mpi/), or both (hierarchical/). A new way to move bytes between ranks is another
-// implementation of Communicator; connect/connect.cpp chooses and makes one. peers.h has what the
-// group knows of its other ranks.
+// The operations of a process group over one kind of communication: shared memory within a node
+// (shm/), MPI (mpi/), or both (hierarchical/). Another kind is another implementation of
+// Communicator; connect/connect.cpp chooses and makes one. peers.h is the group's view of its other
+// ranks.
 //
-// Ownership: each function makes one Operation for the queue, which keeps alive what it stands on.
-// Nothing is sent before begin(). Buffers are contiguous, belong to the caller and must live until
-// the operation is done or abandoned (Operation::peers_may_write() tells of one that must live on).
+// Ownership: each function makes one Operation for the queue. The operation keeps alive all objects
+// that it uses. It sends nothing before begin(). Buffers are contiguous, belong to the caller and
+// must live until the operation is done or abandoned; if Operation::peers_may_write() is true after
+// that, longer.
 //
-// Every rank of the group makes the same collective with the same `sequence`, in the same order.
-// Collectives of one number (chunks) are made one after the other: each when the one before is
-// done. Counts are elements. Ranks are group ranks.
+// Every rank of the group makes the same collectives, each with the same `sequence`, in the same
+// order. Several collectives may have one number: they are chunks, and each is made when the
+// previous chunk is done. Counts are elements. Ranks are group ranks.
 //
-// Errors: functions throw Error(kExhausted) when there is no memory to stage in.
+// Errors: functions throw Error(kExhausted) if there is no memory to stage in.
 //
-// Threads: any, but for small_allreduce().
+// Threads: any thread may call every function except preallocated_allreduce().
 #pragma once
 
 #include <cstddef>
@@ -26,7 +27,7 @@
 #include "communicator/message.h"
 #include "progress/operation.h"
 
-namespace hbm {
+namespace hbm::communicator {
 
 struct Source {
   const void* data = nullptr;
@@ -38,7 +39,7 @@ struct Sink {
   size_t count = 0;
 };
 
-// Part of a buffer.
+// A part of a buffer.
 struct ElementRange {
   size_t offset = 0;  // elements
   size_t count = 0;
@@ -46,21 +47,21 @@ struct ElementRange {
 
 inline constexpr ElementRange kAllElements{0, SIZE_MAX};
 
-// An operator, and how many ranks AVG divides by.
+// An operator, and the number of ranks that AVG divides by.
 struct Combining {
   ReduceOp op;
   size_t divisor;
 };
 
-using OperationPtr = std::unique_ptr<Operation>;
+using OperationPtr = std::unique_ptr<progress::Operation>;
 
 // `from` of a receive from any rank.
 inline constexpr int kAnyRank = -1;
 
-// How much of the memory that a group was given its communicator holds.
+// The bytes that a communicator holds of its group's memory.
 struct CommunicatorMemory {
-  uint64_t slots_bytes = 0;      // of the segment: shared with the node's ranks
-  uint64_t abandoned_bytes = 0;  // of staging: of failed transfers that MPI has not let go of
+  uint64_t slots_bytes = 0;     // of the segment: this rank's control region
+  uint64_t orphaned_bytes = 0;  // of staging: of failed transfers that MPI has not released
 };
 
 class Communicator {
@@ -71,7 +72,7 @@ class Communicator {
   virtual OperationPtr allreduce(OperationNumber sequence, const void* in, void* out, size_t count,
                                  Dtype dtype, ReduceOp op) = 0;
 
-  // The same, on `root` alone; `out` is not used elsewhere.
+  // Reduces as allreduce() does, on `root` alone. Other ranks do not use `out`.
   virtual OperationPtr reduce(OperationNumber sequence, const void* in, void* out, size_t count,
                               Dtype dtype, ReduceOp op, int root) = 0;
 
@@ -82,16 +83,16 @@ class Communicator {
   virtual OperationPtr broadcast(OperationNumber sequence, void* data, size_t count, Dtype dtype,
                                  int root) = 0;
 
-  // outputs[r] = rank r's input. The counts may differ from rank to rank; outputs[rank].data may be
-  // the input.
+  // outputs[r] = rank r's input. Counts may differ between ranks. outputs[rank].data may be the
+  // input.
   virtual OperationPtr allgather(OperationNumber sequence, Source in,
                                  const std::vector<Sink>& outputs, Dtype dtype) = 0;
 
-  // The same on `root` alone; `outputs` is empty elsewhere.
+  // Gathers as allgather() does, on `root` alone. `outputs` is empty on other ranks.
   virtual OperationPtr gather(OperationNumber sequence, Source in, const std::vector<Sink>& outputs,
                               Dtype dtype, int root) = 0;
 
-  // out on rank r = root's inputs[r] (empty elsewhere).
+  // out on rank r = root's inputs[r]. `inputs` is empty on other ranks.
   virtual OperationPtr scatter(OperationNumber sequence, const std::vector<Source>& inputs,
                                Sink out, Dtype dtype, int root) = 0;
 
@@ -101,34 +102,39 @@ class Communicator {
 
   virtual OperationPtr barrier(OperationNumber sequence) = 0;
 
-  // REQUIRES (both): 0 <= tag < tags(); the peer is another rank.
+  // Sends `in`. REQUIRES, also for receive(): 0 <= tag < tags(); the peer is another rank.
   virtual OperationPtr send(Source in, Dtype dtype, int to, int tag) = 0;
 
-  // `*source` is set to the sender's rank once the operation is done.
+  // Receives into `out`. Sets `*source` to the sender's rank when the operation is done. `from` may
+  // be kAnyRank.
   virtual OperationPtr receive(Sink out, Dtype dtype, int from, int tag,
                                std::shared_ptr<int> source) = 0;
 
   virtual int tags() const = 0;
 
-  // An allreduce of fewer bytes than this may be run by small_allreduce(); 0: none.
-  virtual size_t small_bytes() const noexcept { return 0; }
+  // The allreduces that preallocated_allreduce() accepts have fewer bytes than this; 0: it accepts
+  // none.
+  virtual size_t preallocated_allreduce_bytes() const noexcept { return 0; }
 
-  // An allreduce of `data`, reduced in place, in storage of the communicator's: allocates nothing
-  // and takes no lock. Valid until the next call; null if small_bytes() is 0. REQUIRES: one thread
-  // at a time, whose operation before this one is over (as by OperationQueue::try_claim()).
-  virtual Operation* small_allreduce(OperationNumber /*sequence*/, void* /*data*/, size_t /*count*/,
-                                     Dtype /*dtype*/, ReduceOp /*op*/) {
+  // Returns an allreduce of `data`, in place, in storage that the communicator owns and reuses:
+  // allocates nothing and takes no lock. The operation is valid until the next call. Returns null
+  // if preallocated_allreduce_bytes() is 0. REQUIRES: one thread at a time, whose previous
+  // operation is over (as after OperationQueue::try_claim()).
+  virtual progress::Operation* preallocated_allreduce(OperationNumber /*sequence*/, void* /*data*/,
+                                                      size_t /*count*/, Dtype /*dtype*/,
+                                                      ReduceOp /*op*/) {
     return nullptr;
   }
 
-  // Wakes the threads of this process that sleep in Operation::sleep().
+  // Wakes the threads of this process that wait in Operation::sleep().
   virtual void wake() noexcept {}
 
-  // The group has failed: messages of operations that were given up may still be on their way, so
-  // no later communicator may be taken for this one. REQUIRES: no operation is driven any more.
-  virtual void give_up() noexcept {}
+  // Marks the group as failed: messages of cancelled operations may still arrive, so no later
+  // communicator may reuse its identity. REQUIRES: no thread drives an operation of the group any
+  // more.
+  virtual void invalidate() noexcept {}
 
   virtual CommunicatorMemory memory() const = 0;
 };
 
-}  // namespace hbm
+}  // namespace hbm::communicator

@@ -8,11 +8,11 @@
 #include "base/fork.h"
 #include "communicator/tuning.h"
 
-namespace hbm {
+namespace hbm::communicator {
 namespace {
 
 struct GroupNames {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards `last`
   std::deque<std::pair<uint64_t, std::string>> last;
 };
 
@@ -33,4 +33,4 @@ std::string name_of_group(uint64_t number) {
   return found != names.last.end() ? found->second : "a group of number " + std::to_string(number);
 }
 
-}  // namespace hbm
+}  // namespace hbm::communicator

@@ -1,19 +1,20 @@
-// Names groups by the number that their messages bear, for errors: a message that nobody received
-// may come up in a later group of the same ranks, and the error names the group that it is of.
+// Names of groups by their number, for errors. Every message carries the number of its group. A
+// message that no rank received may arrive in a later group of the same ranks; the error then names
+// the group that sent it.
 //
-// Threads: both may be called from any thread.
+// Threads: any thread may call both functions.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-namespace hbm {
+namespace hbm::communicator {
 
-// Keeps what errors call the group of that number, in which this process takes part.
+// Remembers the name in errors of the group with this number. This process is a rank of the group.
 void name_group(uint64_t number, const std::string& group);
 
-// Returns "group \"3\""; or "a group of number 4711" if this process was not in it, or has been in
-// many since.
+// Returns the name, as in "group \"3\"". Returns "a group of number 4711" if this process is no
+// rank of the group, or has joined more than kRememberedGroupNames groups since.
 std::string name_of_group(uint64_t number);
 
-}  // namespace hbm
+}  // namespace hbm::communicator

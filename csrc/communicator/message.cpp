@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "communicator/group_names.h"
 
-namespace hbm {
+namespace hbm::communicator {
 namespace {
 
 // By OpCode.
@@ -98,4 +98,4 @@ void check_header(const MessageHeader& found, const MessageHeader& expected, int
   throw Error(ErrorKind::kMismatch, text);
 }
 
-}  // namespace hbm
+}  // namespace hbm::communicator

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstddef>
 
-namespace hbm {
+namespace hbm::communicator {
 
 // The last groups of a process whose names errors know.
 // Unit: groups
@@ -20,6 +20,6 @@ inline constexpr size_t kRememberedGroupNames = 1024;
 // Below: the rank waits.
 // Above: the rank leaves all the same.
 // Measure: `failure_monitor_test --gtest_filter=FailureMonitor.WhoServesTheStoreLeavesLast`
-inline constexpr std::chrono::milliseconds kPartingPatience{1000};
+inline constexpr std::chrono::milliseconds kPartingTimeout{1000};
 
-}  // namespace hbm
+}  // namespace hbm::communicator

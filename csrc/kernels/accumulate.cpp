@@ -5,7 +5,7 @@
 
 #include "kernels/kernels.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 struct Pair {
@@ -38,4 +38,4 @@ void accumulate(void* target, const void* source, size_t count, const Formula& f
   kernel(target, source, count, formula.scale);
 }
 
-}  // namespace hbm
+}  // namespace hbm::kernels

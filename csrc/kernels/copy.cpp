@@ -12,15 +12,15 @@
 #include <emmintrin.h>
 #endif
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 constexpr size_t kLine = 64;
 
 #if defined(__x86_64__)
 
-// REQUIRES: dst is aligned to kLine, bytes a multiple of it.
-void stream(std::byte* dst, const std::byte* src, size_t bytes) noexcept {
+// REQUIRES: dst is aligned to kLine, and bytes is a multiple of kLine.
+void store_non_temporal(std::byte* dst, const std::byte* src, size_t bytes) noexcept {
   for (size_t at = 0; at < bytes; at += kLine) {
     _mm_prefetch(reinterpret_cast<const char*>(src + at) + kPrefetchAheadBytes, _MM_HINT_T0);
     __m128i line[kLine / sizeof(__m128i)];
@@ -35,12 +35,12 @@ void stream(std::byte* dst, const std::byte* src, size_t bytes) noexcept {
 
 }  // namespace
 
-size_t streamed_bytes() noexcept {
-  static const size_t bytes = streamed_bytes_of("/sys/devices/system/cpu/cpu0/cache");
+size_t non_temporal_bytes() noexcept {
+  static const size_t bytes = non_temporal_bytes_of("/sys/devices/system/cpu/cpu0/cache");
   return bytes;
 }
 
-size_t streamed_bytes_of(const std::filesystem::path& caches) {
+size_t non_temporal_bytes_of(const std::filesystem::path& caches) {
   size_t kibibytes = 0;  // the kernel writes "16384K"
   std::ifstream(caches / "index3/size") >> kibibytes;
   const size_t part = kibibytes * 1024 / kNonTemporalCacheDivisor;
@@ -52,8 +52,8 @@ void copy_bytes(void* dst, const void* src, size_t bytes) noexcept {
 }
 
 void copy_part(void* dst, const void* src, size_t bytes, size_t whole) noexcept {
-  if (kCopiesPastCaches && bytes >= kLine && whole >= streamed_bytes()) {
-    copy_past_caches(dst, src, bytes);
+  if (kHasNonTemporalStores && bytes >= kLine && whole >= non_temporal_bytes()) {
+    copy_non_temporal(dst, src, bytes);
     return;
   }
   for (size_t at = 0; at < bytes; at += kMemcpyPartBytes) {
@@ -62,18 +62,18 @@ void copy_part(void* dst, const void* src, size_t bytes, size_t whole) noexcept 
   }
 }
 
-void copy_past_caches(void* dst, const void* src, size_t bytes) noexcept {
+void copy_non_temporal(void* dst, const void* src, size_t bytes) noexcept {
 #if defined(__x86_64__)
   auto* const to = static_cast<std::byte*>(dst);
   const auto* const from = static_cast<const std::byte*>(src);
   const size_t head = std::min(-reinterpret_cast<uintptr_t>(dst) % kLine, bytes);
   const size_t body = (bytes - head) / kLine * kLine;
   std::memcpy(to, from, head);
-  stream(to + head, from + head, body);
+  store_non_temporal(to + head, from + head, body);
   std::memcpy(to + head + body, from + head + body, bytes - head - body);
 #else
   copy_bytes(dst, src, bytes);
 #endif
 }
 
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -1,33 +1,34 @@
-// Copies the payloads of collectives, past the caches when they are large.
+// Copies the payloads of collectives; large copies use non-temporal stores.
+//
+// Threads: all functions may be called from any thread.
 #pragma once
 
 #include <cstddef>
 #include <filesystem>
 
-namespace hbm {
+namespace hbm::kernels {
 
-// Returns the least bytes of a copy, or of what an operation has to keep in the caches, whose
-// stores are non-temporal on x86-64: a part of this machine's last-level cache (level 3), at most
-// kNonTemporalFromAtMostBytes (tuning.h).
-size_t streamed_bytes() noexcept;
+// Returns the least size of copies with non-temporal stores on x86-64, and of the data that an
+// operation would have to keep in the caches. It is a part of this machine's last-level cache
+// (level 3), at most kNonTemporalFromAtMostBytes (tuning.h).
+size_t non_temporal_bytes() noexcept;
 
-// The same for the caches that the kernel describes in a folder, as in
-// /sys/devices/system/cpu/cpu0/cache.
-size_t streamed_bytes_of(const std::filesystem::path& caches);
+// Returns the same for the caches in a directory like /sys/devices/system/cpu/cpu0/cache.
+size_t non_temporal_bytes_of(const std::filesystem::path& caches);
 
-// Copies `bytes` bytes; ordered before the caller's next release as any plain store is.
-// REQUIRES: dst and src do not overlap. Neither needs alignment.
+// Copies `bytes` bytes, ordered before the caller's next release like plain stores. REQUIRES: dst
+// and src do not overlap. Neither needs alignment.
 void copy_bytes(void* dst, const void* src, size_t bytes) noexcept;
 
-// The same for a part of a copy that has `whole` bytes in all.
+// Copies a part of a copy of `whole` bytes, which chooses the kind of store.
 void copy_part(void* dst, const void* src, size_t bytes, size_t whole) noexcept;
 
-// The same past the caches, however few bytes; where the processor cannot, through them.
-void copy_past_caches(void* dst, const void* src, size_t bytes) noexcept;
+// Copies with non-temporal stores, for every size; with plain stores on other processors.
+void copy_non_temporal(void* dst, const void* src, size_t bytes) noexcept;
 #if defined(__x86_64__)
-inline constexpr bool kCopiesPastCaches = true;
+inline constexpr bool kHasNonTemporalStores = true;
 #else
-inline constexpr bool kCopiesPastCaches = false;
+inline constexpr bool kHasNonTemporalStores = false;
 #endif
 
-}  // namespace hbm
+}  // namespace hbm::kernels

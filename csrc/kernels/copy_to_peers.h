@@ -1,14 +1,14 @@
-// Copies into memory that ranks share, which a peer has read before and reads next.
+// Copies into memory that ranks share. A peer has read the memory before and reads it next.
 //
-// A store takes the cache line back from the peer's processor. Where the two share a cache, that
-// costs little, and the peer finds the line in the cache; where they do not, as on two chiplets, it
-// is slow, and stores past the caches are much faster, for the peer too, which then reads from
-// memory. (Measured on an AMD Zen 2, 64 KiB, to write and to read: 2.5 and 1.5 us within one
-// cluster of cores, past the caches 2.8 and 4.1; between two clusters 10.6 and 6.0, past the caches
-// 3.0 and 4.0.) Where ranks run is for the scheduler, and virtual machines do not tell which caches
-// they share, so now and then both ways are timed.
+// A cached store takes the cache line back from the peer's processor. If the two processors share a
+// cache, that costs little, and the peer finds the line in the cache. If they do not, as on two
+// chiplets, it is slow. Non-temporal stores are then much faster, also for the peer, which reads
+// from memory. (Measured on an AMD Zen 2, 64 KiB, to write and to read: 2.5 and 1.5 us within one
+// cluster of cores, non-temporal 2.8 and 4.1; between two clusters 10.6 and 6.0, non-temporal 3.0
+// and 4.0.) The scheduler decides where ranks run, and virtual machines hide which caches they
+// share, so both kinds of store are timed occasionally.
 //
-// The bytes are the same either way.
+// The copied bytes are the same for both kinds.
 #pragma once
 
 #include <atomic>
@@ -18,32 +18,35 @@
 
 #include "kernels/tuning.h"
 
-namespace hbm {
+namespace hbm::kernels {
 
-// Whether to store past the caches, by what pairs of copies took. One pair may be off, because a
-// thread lost its processor meanwhile, so it takes two that agree.
+// Chooses cached or non-temporal stores from timed pairs of copies. Two pairs must agree:
+// preemption distorts one.
 class CachePreference {
  public:
-  void take(std::chrono::nanoseconds through, std::chrono::nanoseconds past) noexcept;
-  bool past() const noexcept { return score_.load(std::memory_order_relaxed) >= kAgreeingTrials; }
+  void record(std::chrono::nanoseconds cached, std::chrono::nanoseconds non_temporal) noexcept;
+  bool non_temporal() const noexcept {
+    return score_.load(std::memory_order_relaxed) >= kAgreeingTrials;
+  }
 
  private:
-  std::atomic<int> score_{0};  // from 0 to 2 kAgreeingTrials - 1
+  std::atomic<int> score_{0};  // 0 to 2 kAgreeingTrials - 1
 };
 
-// Threads: any; they share one object's choice.
+// Copies with the preferred kind of store. Threads: any; they share the object's choice.
 class CopyToPeers {
  public:
-  // Copies as copy_bytes() does: the bytes are there before the caller's next release.
+  // Copies as copy_bytes() does, ordered before the caller's next release.
   void operator()(void* dst, const void* src, size_t bytes) noexcept;
 
  private:
   void timed(void* dst, const void* src, size_t bytes, uint32_t turn) noexcept;
 
-  // Relaxed, as the rest: a guess that another thread has changed is as good.
+  // Relaxed, like the other members: a value that another thread has just replaced is still a good
+  // estimate.
   std::atomic<uint32_t> turn_{0};
-  std::atomic<int64_t> through_{0};  // nanoseconds of the copy through the caches of this pair
+  std::atomic<int64_t> cached_{0};  // ns of the pair's cached copy
   CachePreference preference_;
 };
 
-}  // namespace hbm
+}  // namespace hbm::kernels

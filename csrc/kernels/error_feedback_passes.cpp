@@ -2,7 +2,7 @@
 
 #include "kernels/kernels.h"
 
-namespace hbm {
+namespace hbm::kernels {
 
 const char* measured_sum_unsupported(Dtype residual, Dtype gradient) noexcept {
   if (kBaselineKernels.measure(residual, gradient, false) != nullptr) return nullptr;
@@ -32,4 +32,4 @@ bool unpack(void* buffer, const void* wire, size_t count, Dtype buffer_type, Dty
   return chosen_kernels().unpack(buffer_type, wire_type)(buffer, wire, count);
 }
 
-}  // namespace hbm
+}  // namespace hbm::kernels

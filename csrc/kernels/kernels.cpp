@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "kernels/kernels.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 constexpr std::array<std::string_view, 4> kNames = {"baseline", "avx2", "avx512", "neon"};
@@ -62,4 +62,4 @@ const Kernels& chosen_kernels() {
   return chosen;
 }
 
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -18,19 +18,19 @@
 
 #include "kernels/minifloat.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 #include "kernels/codecs.inc"
 #include "kernels/reduce.inc"
-// These use the two above.
+// The following files use the two above.
 #include "kernels/accumulate.inc"
 #include "kernels/error_feedback_passes.inc"
-#include "kernels/thin_products.inc"
+#include "kernels/tall_skinny_products.inc"
 }  // namespace
 
-const Kernels kAvx512Kernels = {"avx512",  plan,        accumulate_plan, measure_plan,
-                                pack_plan, unpack_plan, thin_products};
+const Kernels kAvx512Kernels = {"avx512",  plan,        accumulate_plan,     measure_plan,
+                                pack_plan, unpack_plan, tall_skinny_products};
 
-}  // namespace hbm
+}  // namespace hbm::kernels
 
 #endif

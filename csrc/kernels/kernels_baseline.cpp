@@ -1,4 +1,4 @@
-// The kernels for any processor, by the instruction set that the compiler takes for granted.
+// The kernels for any processor, with the compiler's default instruction set.
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -15,14 +15,14 @@
 
 #define HBM_VECTOR_BYTES 16
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 #include "kernels/codecs.inc"
 #include "kernels/reduce.inc"
-// These use the two above.
+// The following files use the two above.
 #include "kernels/accumulate.inc"
 #include "kernels/error_feedback_passes.inc"
-#include "kernels/thin_products.inc"
+#include "kernels/tall_skinny_products.inc"
 }  // namespace
 
 #if defined(__aarch64__)
@@ -31,7 +31,7 @@ constexpr const char* kName = "neon";
 constexpr const char* kName = "baseline";
 #endif
 
-const Kernels kBaselineKernels = {kName,     plan,        accumulate_plan, measure_plan,
-                                  pack_plan, unpack_plan, thin_products};
+const Kernels kBaselineKernels = {kName,     plan,        accumulate_plan,     measure_plan,
+                                  pack_plan, unpack_plan, tall_skinny_products};
 
-}  // namespace hbm
+}  // namespace hbm::kernels

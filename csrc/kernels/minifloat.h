@@ -1,19 +1,22 @@
-// Floating-point formats narrower than float32: their codes to float32 and back, rounded to nearest
-// even, bit for bit as PyTorch converts them. Free of branches, so that loops over them vectorise.
+// Floating-point formats narrower than float32: conversions of their codes to float32 and back,
+// rounded to nearest even, bit for bit as PyTorch converts them. Free of branches, so that loops
+// over them vectorise.
+//
+// Threads: pure functions.
 #pragma once
 
 #include <cstdint>
 
-namespace hbm {
+namespace hbm::kernels {
 
 struct Minifloat {
   int mantissa;        // bits
   int bias;            // of the exponent
   uint32_t sign;       // the sign bit
-  uint32_t overflow;   // code of magnitudes that round beyond the largest finite one
+  uint32_t overflow;   // the code of magnitudes that round beyond the largest finite number
   uint32_t nan;        // code of NaN
-  bool infinite;       // has infinities: then `overflow` is one
-  bool unsigned_zero;  // "fnuz": no infinity and no -0, whose code means NaN
+  bool infinite;       // has infinities; then `overflow` is infinity
+  bool unsigned_zero;  // "fnuz": no infinity and no -0; the code of -0 means NaN
 };
 
 inline constexpr Minifloat kHalf{10, 15, 0x8000, 0x7C00, 0x7E00, true, false};
@@ -26,7 +29,8 @@ inline constexpr uint32_t kFloatSign = 0x80000000;
 inline constexpr uint32_t kFloatInfinity = 0x7F800000;
 inline constexpr uint32_t kFloatNan = 0x7FC00000;
 
-// The conversions take a scalar, or a vector of the compiler's (vector_size) of 32-bit lanes.
+// The conversions take a scalar, or a vector of the compiler (vector_size) with 32-bit vector
+// lanes.
 
 template <class T, class Lane>
 struct ShapedAs {
@@ -66,7 +70,7 @@ template <class T>
   return __builtin_bit_cast(Integers<T>, bits);
 }
 
-// Magnitudes are signed integers: processors without AVX-512 compare no others.
+// Magnitudes are signed integers, because processors without AVX-512 only compare signed ones.
 
 template <Minifloat F, class T>
 [[gnu::always_inline]] constexpr Floats<T> decode_minifloat(T code) {
@@ -80,7 +84,7 @@ template <Minifloat F, class T>
   const T sign = (code & F.sign) * (kFloatSign / F.sign);
 
   const Ints normal = (magnitude << shift) + rebias;
-  // A subnormal is the mantissa of a number whose implicit one is then taken away.
+  // A subnormal is the mantissa of a number with an implicit one that is then subtracted.
   const auto subnormal = signed_of(
       bits_of(float_of((magnitude << shift) + smallest_normal) - float_of(smallest_normal)));
   Ints bits = magnitude < (1 << F.mantissa) ? subnormal : normal;
@@ -94,7 +98,8 @@ template <Minifloat F, class T>
   constexpr int shift = 23 - F.mantissa;
   constexpr int32_t rebias = (127 - F.bias) << 23;
   constexpr int32_t smallest_normal = rebias + (1 << 23);
-  // Added to a subnormal, it leaves the code in the last bits of the sum, rounded by the addition.
+  // Adding this to a subnormal leaves the code in the last bits of the sum, rounded by the
+  // addition.
   constexpr int32_t aligner = smallest_normal + (shift << 23);
   constexpr int32_t overflow = F.overflow;
   constexpr int32_t infinity = kFloatInfinity;
@@ -113,12 +118,12 @@ template <Minifloat F, class T>
   return bits_of(code) | sign;
 }
 
-// A bfloat16 is the upper half of a float32: rounds a number or the canonical NaN to the nearest
-// one, and leaves something in the lower half.
+// Rounds a number or the canonical NaN to the nearest bfloat16, the upper half of a float32. The
+// lower half of the result is arbitrary.
 template <class T>
 [[gnu::always_inline]] constexpr Bits<T> round_bfloat16(T value) {
   const Bits<T> bits = bits_of(value);
   return bits + 0x7FFF + (bits >> 16 & 1);
 }
 
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -10,12 +10,12 @@
 #include "kernels/reduce.h"
 #include "kernels/tuning.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
-constexpr size_t kAlignment = 64;  // elements: no two parts share a cache line
+constexpr size_t kAlignment = 64;  // elements; no two parts share a cache line
 
-// Helpers of this process, as many as any caller has wanted.
+// The helpers of this process: the most that any caller has requested.
 struct Helpers {
   ThreadPool pool{0};
 };
@@ -50,7 +50,7 @@ void Parallel::reduce_to(void* const* dsts, size_t m, const void* const* srcs, s
   const size_t element = element_size(dtype);
   const size_t part = part_of(count, element);
   if (part == count) {
-    hbm::reduce_to(dsts, m, srcs, n, count, dtype, op, divisor);
+    kernels::reduce_to(dsts, m, srcs, n, count, dtype, op, divisor);
     return;
   }
   share_out(count, part, [&](size_t first, size_t elements) {
@@ -58,7 +58,7 @@ void Parallel::reduce_to(void* const* dsts, size_t m, const void* const* srcs, s
     std::vector<const void*> from(srcs, srcs + n);
     for (void*& dst : to) dst = static_cast<std::byte*>(dst) + first * element;
     for (const void*& src : from) src = static_cast<const std::byte*>(src) + first * element;
-    hbm::reduce_to(to.data(), m, from.data(), n, elements, dtype, op, divisor);
+    kernels::reduce_to(to.data(), m, from.data(), n, elements, dtype, op, divisor);
   });
 }
 
@@ -74,4 +74,4 @@ void Parallel::copy(void* dst, const void* src, size_t bytes, size_t whole) cons
   });
 }
 
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -9,7 +9,7 @@
 #include "kernels/reduce.h"
 #include "kernels/tuning.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 template <class Visit>
@@ -40,7 +40,7 @@ void with_integer(Dtype dtype, Visit visit) {
   }
 }
 
-// They do not overlap, and need no alignment.
+// The arrays do not overlap, and need no alignment.
 template <class To, class From>
 void convert(std::byte* __restrict dst, const std::byte* __restrict src, size_t count) {
   for (size_t i = 0; i < count; ++i) {
@@ -91,7 +91,7 @@ void widen(void* dst, Dtype to, const void* src, Dtype from, size_t count) {
   convert(dst, to, src, from, count);
 }
 
-// Slice by slice from the front: what is stored there takes less room than what was read.
+// Averages slice by slice from the front: a stored slice takes less room than the slices read.
 void average(void* dst, Dtype to, const void* const* srcs, size_t n, size_t count, Dtype from,
              size_t divisor) {
   alignas(64) std::array<std::byte, kAverageStepBytes> means;
@@ -107,4 +107,4 @@ void average(void* dst, Dtype to, const void* const* srcs, size_t n, size_t coun
   }
 }
 
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -8,7 +8,7 @@
 #include "kernels/copy.h"
 #include "kernels/kernels.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 enum class NumberKind {
@@ -78,7 +78,7 @@ uint64_t scale_magnitude(uint64_t magnitude, double factor, uint64_t limit) noex
   const unsigned __int128 product = static_cast<unsigned __int128>(magnitude) * mantissa;
   const int shift = kMantissa - exponent;
   if (product == 0 || shift >= 128) return 0;
-  if (shift <= 0) return limit;  // the product alone is beyond 2^105
+  if (shift <= 0) return limit;  // the product exceeds 2^105
   const unsigned __int128 scaled = product >> shift;
   return scaled < limit ? static_cast<uint64_t>(scaled) : limit;
 }
@@ -171,4 +171,4 @@ uint64_t scale_integer(uint64_t value, double factor) noexcept {
   return scale_magnitude(value, factor, kHighest);
 }
 
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -1,18 +1,19 @@
-// Reduction kernels: n source arrays into one, element by element, in the order of the sources.
+// Reduction kernels: reduce n source arrays to one, element by element, in the order of the
+// sources.
 //
-// The order is the whole contract of bit-identical results: an element becomes
-// ((s0 op s1) op s2) ... whatever the count, the vector width or the processor, so every rank that
-// reduces the same sources gets the same bits.
+// The order guarantees bit-identical results. An element becomes ((s0 op s1) op s2) ... for every
+// count, vector width and processor, so every rank that reduces the same sources gets the same
+// bits.
 // - Types narrower than 32 bits of floating point (float16, bfloat16, the float8 types, complex32)
-//   accumulate in float32 and are rounded once, to nearest even; overflow and NaN become what
-//   PyTorch's conversion from float32 makes of them.
-// - A NaN that an operation yields is the canonical one (positive, quiet, no payload), because
-//   processors differ in which operand's NaN they pass on.
+//   accumulate in float32 and are rounded once, to nearest even. Overflow and NaN are as in
+//   PyTorch's conversion from float32.
+// - A NaN result is the canonical one (positive, quiet, no payload), because processors pass on
+//   different operands' NaNs.
 // - AVG divides the sum by `divisor`. A mean of integers is exact, truncated toward zero: integers
-//   of up to 32 bits accumulate in 64, wider ones in 128.
-// - Integer SUM and PRODUCT wrap. MIN and MAX propagate NaN; of two equal zeros they keep the
+//   of up to 32 bits accumulate in 64 bits, wider ones in 128.
+// - Integer SUM and PRODUCT wrap. MIN and MAX propagate NaN; of two equal zeros they return the
 //   later. A complex product is the plain (ac - bd, ad + bc).
-// - On bool any byte but 0 is true; SUM and MAX are OR, PRODUCT and MIN are AND.
+// - On bool any byte except 0 is true; SUM and MAX are OR, PRODUCT and MIN are AND.
 //
 // Threads: all functions are pure and may run concurrently on disjoint destinations.
 #pragma once
@@ -21,36 +22,35 @@
 
 #include "base/dtype.h"
 
-namespace hbm {
+namespace hbm::kernels {
 
-// Null if op has a meaning for dtype, else why it has none (a clause such as "complex
-// numbers have no order").
+// Returns null if `op` is defined for `dtype`, else the reason (a clause such as "complex numbers
+// have no order").
 const char* reduce_unsupported(Dtype dtype, ReduceOp op) noexcept;
 
-// dst[i] = srcs[0][i] op ... op srcs[n-1][i] for i in [0, count); one source is copied as it is
-// (AVG still divides it).
-// REQUIRES: n >= 1, reduce_unsupported(dtype, op) == nullptr, divisor >= 1 (used by AVG alone);
-// dst may be one of the sources, and overlaps none otherwise. PREMUL_SUM reduces as SUM: its
-// factor was applied by scale() before. Sources and dst need only the alignment of bytes.
+// dst[i] = srcs[0][i] op ... op srcs[n-1][i] for i in [0, count). A single source is copied (AVG
+// still divides it). REQUIRES: n >= 1, reduce_unsupported(dtype, op) == nullptr, divisor >= 1 (used
+// by AVG alone). `dst` may be one of the sources, and overlaps none otherwise. PREMUL_SUM reduces
+// as SUM: scale() has applied its factor before. Sources and `dst` need only the alignment of
+// bytes.
 void reduce(void* dst, const void* const* srcs, size_t n, size_t count, Dtype dtype, ReduceOp op,
             size_t divisor);
 
-// reduce() with the result stored in each of dsts[0] .. dsts[m-1], each of which may be one of the
-// sources, and overlaps neither sources nor destinations otherwise. REQUIRES: m >= 1.
+// reduce() with the result stored in each of dsts[0] .. dsts[m-1]. Each destination may be one of
+// the sources, and overlaps no other source or destination. REQUIRES: m >= 1.
 void reduce_to(void* const* dsts, size_t m, const void* const* srcs, size_t n, size_t count,
                Dtype dtype, ReduceOp op, size_t divisor);
 
-// dst[i] = src[i] * factor, for PREMUL_SUM. dst may equal src.
-// float64 and complex128 multiply in float64, the other floats in float32 by the factor rounded to
-// float32. Integers multiply in float64 (those beyond 2^53 exactly), truncate towards zero and
-// clamp to the range of the type; NaN becomes 0.
-// REQUIRES: reduce_unsupported(dtype, ReduceOp::kPremulSum) == nullptr.
+// dst[i] = src[i] * factor, for PREMUL_SUM. `dst` may equal `src`. float64 and complex128 multiply
+// in float64, other floats in float32 by the factor rounded to float32. Integers multiply in
+// float64 (exactly beyond 2^53), truncate towards zero and clamp to the range of the type; NaN
+// becomes 0. REQUIRES: reduce_unsupported(dtype, ReduceOp::kPremulSum) == nullptr.
 void scale(void* dst, const void* src, size_t count, Dtype dtype, double factor);
 
-// The instruction set of the kernels in use: "avx512", "avx2", "neon" or "baseline"; the best that
-// this processor runs, unless HBMCOMM_ISA names another. It changes speed, never bits.
-// Throws Error if HBMCOMM_ISA names none (kInvalid) or one that cannot run here (kUnavailable);
-// reduce() and scale() throw the same, so ask once at start.
+// Returns the instruction set of the kernels in use: "avx512", "avx2", "neon" or "baseline". It is
+// the best that this processor runs, unless HBMCOMM_ISA names another. It changes speed, never
+// bits. Throws Error if HBMCOMM_ISA names no instruction set (kInvalid), or an unusable one
+// (kUnavailable). reduce() and scale() throw the same errors, so call this once at start.
 const char* reduce_isa();
 
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -6,16 +6,16 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace hbm {
+namespace hbm::kernels {
 
 // -- Copies
 
-// The largest size from which copies use non-temporal stores on x86-64, whatever the last-level
-// cache. It also holds if the kernel does not tell the cache's size. With 32 MiB of cache, the
+// The largest size from which copies use non-temporal stores on x86-64, for every last-level cache.
+// It also applies if the kernel does not report the cache's size. With 32 MiB of cache, these
 // stores are faster from 8 MiB on, by 1.2 times at 16 MiB. A reader of less than half of the cache
-// would pay more than that.
+// would lose more time than that.
 // Unit: bytes
-// Below: stores go through the caches, unless kNonTemporalCacheDivisor says otherwise.
+// Below: stores are cached, unless kNonTemporalCacheDivisor decides otherwise.
 // Above: from the value on, stores are non-temporal. The destination would not stay in the cache
 // until it is read, and its old contents need not be fetched.
 inline constexpr size_t kNonTemporalFromAtMostBytes = size_t{16} << 20;
@@ -37,8 +37,8 @@ inline constexpr size_t kNonTemporalCacheDivisor = 2;
 // Above: a copy is several, of this size each.
 inline constexpr size_t kMemcpyPartBytes = size_t{128} << 10;
 
-// How far ahead of its non-temporal stores a copy prefetches the source. Copies of 16 to 64 MiB
-// took 0.75 to 0.9 of the time without.
+// The distance at which a copy prefetches the source ahead of its non-temporal stores. Copies of 16
+// to 64 MiB took 0.75 to 0.9 of the time without prefetching.
 // Unit: bytes
 // Below: a smaller value waits for memory.
 // Above: a larger value was slower where two ranks copy: a page ahead.
@@ -48,7 +48,7 @@ inline constexpr size_t kPrefetchAheadBytes = 1024;
 
 // The least copy to a peer that may be non-temporal.
 // Unit: bytes
-// Below: the copy goes through the caches, since it is not worth a fence.
+// Below: the copy uses cached stores: it is too short for a fence.
 // Above: from the value on, the faster kind of store is used, by the trials.
 inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
 
@@ -58,24 +58,24 @@ inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
 // Above: from the value on, up to the size from which all copies are non-temporal, some are timed.
 inline constexpr size_t kTimedPeerCopyBytes = 16 << 10;
 
-// How many copies of a size that may be timed have a trial, a pair of timed copies, among them.
+// The copies of a timed size for each trial. A trial is a pair of timed copies.
 // Unit: copies
 // Below: a smaller value makes more copies with the slower kind of store.
 // Above: a larger value notices later that the scheduler has moved a rank.
 inline constexpr uint32_t kPeerCopiesPerTrial = 32;
 
-// How many copies to peers are trials from the start, so that the choice is made early.
+// The first copies to peers that are trials, so that the choice is made early.
 // Unit: copies
 // Below: copies are timed, in pairs.
 // Above: from the value on, one pair of kPeerCopiesPerTrial copies is timed.
 inline constexpr uint32_t kFirstTrialPeerCopies = 4;
 
-// How many trials have to agree before the choice changes. The thread may have lost its processor
-// in one.
+// The trials that have to agree before the choice changes. The thread may have been preempted in
+// one of them.
 // Unit: trials
 // Below: the choice stays.
 // Above: from the value on, copies use the other kind of store.
-// Measure: `copy_test --gtest_filter=Copy.PrefersAWayOnceTwoPairsAgree`
+// Measure: `copy_test --gtest_filter=Copy.PrefersAKindOnceTwoPairsAgree`
 inline constexpr int kAgreeingTrials = 2;
 
 // The time of the cached copy, relative to the non-temporal one of its trial, from which the trial
@@ -84,14 +84,14 @@ inline constexpr int kAgreeingTrials = 2;
 // Unit: percent
 // Below: up to and including the value, the trial does not speak for non-temporal stores.
 // Above: the trial speaks for them.
-// Measure: `copy_test --gtest_filter=Copy.PrefersAWayOnceTwoPairsAgree`
+// Measure: `copy_test --gtest_filter=Copy.PrefersAKindOnceTwoPairsAgree`
 inline constexpr int kNonTemporalAbovePercent = 200;
 
 // The same time, under which a trial speaks for cached stores. Between the two, nothing changes.
 // Unit: percent
 // Below: the trial speaks for cached stores.
 // Above: from the value on, the trial does not speak for them.
-// Measure: `copy_test --gtest_filter=Copy.PrefersAWayOnceTwoPairsAgree`
+// Measure: `copy_test --gtest_filter=Copy.PrefersAKindOnceTwoPairsAgree`
 inline constexpr int kCachedBelowPercent = 150;
 
 // -- Sums
@@ -120,7 +120,7 @@ inline constexpr size_t kAverageStepBytes = 4096;
 // Measure: `python -m benchmarks.box --sections accumulate`
 inline constexpr size_t kScaledIntegersPerStep = 1024;
 
-// -- Products of a matrix with thin factors
+// -- Products of a matrix with tall and skinny factors
 
 // The rows of the least part of a product by rows: threads share a product in such parts. It is a
 // multiple of the rows of a tile of registers.
@@ -128,28 +128,28 @@ inline constexpr size_t kScaledIntegersPerStep = 1024;
 // Below: a smaller value leaves registers unused at the end of each part.
 // Above: a larger value shares a matrix less evenly among threads.
 // Measure: `python -m papers.layer_drop --sections pass`
-inline constexpr size_t kThinPartRows = 24;
+inline constexpr size_t kTallSkinnyPartRows = 24;
 
 // The columns of the least part of a product by columns.
 // Unit: columns
 // Below: a smaller value leaves registers unused at the end of each part.
 // Above: a larger value shares a matrix less evenly among threads.
 // Measure: `python -m papers.layer_drop --sections pass`
-inline constexpr size_t kThinPartColumns = 256;
+inline constexpr size_t kTallSkinnyPartColumns = 256;
 
-// The rows of the matrix that are packed and kept in the cache for the whole left factor.
+// The rows of the matrix that are packed and stay in the cache for the whole left factor.
 // Unit: rows
 // Below: a smaller value reads the sums of the product more often.
 // Above: a larger value leaves the cache.
 // Measure: `python -m papers.layer_drop --sections pass`
-inline constexpr size_t kThinRowsInCache = 64;
+inline constexpr size_t kTallSkinnyRowsInCache = 64;
 
-// The columns of a tile's rows that are kept in the cache for the whole right factor.
+// The columns of a tile's rows that stay in the cache for the whole right factor.
 // Unit: columns
 // Below: a smaller value reads the sums of the product more often.
 // Above: a larger value leaves the cache.
 // Measure: `python -m papers.layer_drop --sections pass`
-inline constexpr size_t kThinColumnsInCache = 1024;
+inline constexpr size_t kTallSkinnyColumnsInCache = 1024;
 
 // The reflections that are applied together when columns are made orthonormal.
 // Unit: reflections
@@ -158,4 +158,4 @@ inline constexpr size_t kThinColumnsInCache = 1024;
 // Measure: `python -m papers.layer_drop --sections pass`
 inline constexpr size_t kReflectionsPerStep = 8;
 
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -23,8 +23,8 @@ constexpr size_t kCacheLine = 64;
 void FreeBlock::operator()(void* block) const noexcept {
   if (kind != nullptr) {
     libraries().free(kind, block);
-  } else if (front != nullptr) {
-    front->give_back(block);
+  } else if (arena != nullptr) {
+    arena->free(block);
   } else if (munmap(block, mapped_bytes) != 0) {
     log::error(std::string("a heap cannot give memory back to the kernel: munmap: ") +
                std::strerror(errno));

@@ -1,5 +1,5 @@
-// Blocks of memory: taken from memkind or mapped, freed by their owner, and, once handed out, in a
-// ledger by their address.
+// Blocks of memory: allocated by memkind or mapped, and freed by their owner. A ledger records the
+// blocks that are handed out, by their address.
 //
 // Threads: everything may be called from any thread.
 #pragma once
@@ -16,36 +16,37 @@
 #include <vector>
 
 #include "memory/policy.h"
-#include "memory/segment_front.h"
+#include "memory/reserved_arena.h"
 
 namespace hbm::memory {
 
-// Where a block goes back to: one of the three.
+// Frees a block. Exactly one of the three members is set.
 struct FreeBlock {
   memkind_t kind = nullptr;
-  SegmentFront* front = nullptr;
+  ReservedArena* arena = nullptr;
   size_t mapped_bytes = 0;  // of a mapping of its own
 
   void operator()(void* block) const noexcept;
 };
 using OwnedBlock = std::unique_ptr<void, FreeBlock>;
 
-// Aligned to 64 bytes, or to a page from a page up. Null when memkind gives none, which also
-// happens when the kernel has room: memkind asks it for more than the block, by up to a quarter.
+// Allocates a block, aligned to 64 bytes, or to a page if it has a page or more. Null if memkind
+// has no block. This also happens when the kernel has memory, because memkind asks the kernel for
+// up to a quarter more than the block.
 OwnedBlock take_block(memkind_t kind, size_t bytes) noexcept;
 
-// Maps exactly the pages that hold `bytes`, on the nodes; without nodes, anywhere.
-// Throws Error(kExhausted) when the kernel gives no such mapping, PlacingError (placement.h) when
-// it refuses to place it.
+// Maps exactly the pages that hold `bytes`, on the nodes; without nodes, anywhere. Throws
+// Error(kExhausted) if the kernel refuses the mapping, PlacingError (placement.h) if it refuses the
+// nodes.
 OwnedBlock map_block(size_t bytes, Policy policy, const std::vector<int>& nodes);
 
-// "cannot allocate N bytes under memory policy "P"", for the start of a message.
+// Returns the start of an error's text: "cannot allocate N bytes under memory policy "P"".
 std::string cannot_allocate(size_t bytes, Policy policy);
 
 struct Usage {
   uint64_t in_use_bytes = 0;
   uint64_t peak_bytes = 0;   // of in_use_bytes
-  uint64_t hbm_bytes = 0;    // of in_use_bytes: asked of HBM nodes, which had room for them
+  uint64_t hbm_bytes = 0;    // of in_use_bytes: on HBM nodes, which had room
   uint64_t ddr_bytes = 0;    // of in_use_bytes: DDR, by policy or spilled
   uint64_t allocations = 0;  // since the ledger was made
   uint64_t spills = 0;       // allocations that kPreferred sent to DDR, because HBM was full
@@ -65,11 +66,11 @@ class Ledger {
     BlockBytes bytes;
   };
 
-  // Returns the block's address; the block is the ledger's until strike().
+  // Enters a block, which the ledger owns until strike(). Returns its address.
   void* enter(OwnedBlock block, BlockBytes bytes, bool spilled);
 
-  // Strikes the block out and hands it to the caller; nothing when it is not in the ledger, which
-  // is said in the log.
+  // Removes the block and passes it to the caller. Returns nothing for an unknown block, and logs
+  // an error.
   std::optional<Struck> strike(void* block) noexcept;
 
   Usage usage() const;
@@ -80,7 +81,7 @@ class Ledger {
     BlockBytes bytes;
   };
 
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards the members below
   std::unordered_map<void*, HandedOut> blocks_;
   Usage usage_;
 };

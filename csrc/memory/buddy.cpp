@@ -10,8 +10,8 @@ Buddy::Buddy(uint64_t space, uint64_t smallest, uint64_t largest)
   const uint64_t top = std::bit_floor(std::min(largest, space_));
   if (top == 0) return;
   free_.resize(order_of(top) + 1);
-  // The largest ranges first, then ever smaller ones, each aligned because all before it are
-  // multiples of its size.
+  // The largest ranges come first. Each range is aligned, because all earlier ranges are multiples
+  // of its size.
   uint64_t offset = 0;
   for (size_t order = free_.size(); order-- > 0;) {
     for (; space_ - offset >= size_of(order); offset += size_of(order)) {
@@ -41,7 +41,7 @@ void Buddy::free(uint64_t offset) {
   size_t order = entry->second;
   taken_.erase(entry);
   used_ -= size_of(order);
-  // The other half may lie past the end of the space, and is then never free.
+  // The other half may be beyond the end of the space; then it is never free.
   while (order + 1 < free_.size() && free_[order].erase(offset ^ size_of(order)) != 0) {
     offset &= ~size_of(order);
     ++order;
@@ -67,7 +67,7 @@ double Buddy::fragmentation() const noexcept {
   return 1 - average / static_cast<double>(size_of(free_.size() - 1));
 }
 
-// Past free_ when bytes is past the largest size.
+// Returns an order beyond free_ if `bytes` is larger than the largest size.
 size_t Buddy::order_of(uint64_t bytes) const noexcept {
   const uint64_t units = bytes / smallest_ + (bytes % smallest_ != 0 ? 1 : 0);
   return units <= 1 ? 0 : static_cast<size_t>(std::bit_width(units - 1));

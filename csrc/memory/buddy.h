@@ -1,8 +1,8 @@
-// Buddy allocator: hands out ranges whose sizes are powers of two, from a space of offsets.
+// Buddy allocator: allocates ranges of a space of offsets. The sizes of ranges are powers of two.
 //
-// A range of 2^k units starts at a multiple of its size. A free one is split in halves until it
-// fits; a freed one is merged with its other half whenever that is free too. It is arithmetic
-// alone: no memory is touched.
+// A range of 2^k units starts at a multiple of its size. A free range is halved until it fits. A
+// freed range is merged with its other half if both are free. The allocator only computes; it
+// touches no memory.
 //
 // Threads: one at a time.
 #pragma once
@@ -18,23 +18,24 @@ namespace hbm::memory {
 
 class Buddy {
  public:
-  // `space` bytes, of which whole smallest ranges are used; it need not be a power of two.
-  // REQUIRES: powers of two, smallest <= largest.
+  // Manages `space` bytes, rounded down to whole smallest ranges; `space` need not be a power of
+  // two. REQUIRES: powers of two, smallest <= largest.
   Buddy(uint64_t space, uint64_t smallest, uint64_t largest);
 
-  // The offset of a range of at least `bytes` bytes (0 counts as 1): of the smallest free ones that
-  // hold it, the lowest. None when there is none, or when bytes is past `largest`.
+  // Returns the offset of a range of at least `bytes` bytes (0 counts as 1): the lowest of the
+  // smallest free ranges that fit. Returns nothing if no range fits, or `bytes` is larger than
+  // `largest`.
   std::optional<uint64_t> allocate(uint64_t bytes);
 
-  // REQUIRES: offset came from allocate() and was not freed since.
+  // Frees a range. REQUIRES: `offset` came from allocate() and has not been freed since.
   void free(uint64_t offset);
 
   uint64_t free_bytes() const noexcept { return space_ - used_; }
   uint64_t largest_free_bytes() const noexcept;
 
-  // How much smaller than the largest range of this space the free one is that a free byte lies in,
-  // on average. 0: all that is free can be had in ranges of the largest size, or nothing is free;
-  // towards 1: only in small pieces.
+  // Returns 1 - A / L: A is the average size of the free range that contains a free byte, and L is
+  // the largest range of this space. 0 means that all free bytes are in ranges of the largest size,
+  // or that no byte is free. Near 1, free bytes are only in short ranges.
   double fragmentation() const noexcept;
 
  private:
@@ -45,7 +46,7 @@ class Buddy {
   const uint64_t space_;
   std::vector<std::set<uint64_t>> free_;        // by order: offsets of free ranges
   std::unordered_map<uint64_t, size_t> taken_;  // offset -> order
-  uint64_t used_ = 0;                           // bytes in ranges handed out
+  uint64_t used_ = 0;                           // bytes in allocated ranges
 };
 
 }  // namespace hbm::memory

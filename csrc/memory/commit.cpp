@@ -21,7 +21,7 @@ void touch(char* begin, size_t bytes) noexcept {
   for (size_t offset = 0; offset < bytes; offset += kPage) page[offset] = 0;
 }
 
-uint64_t bytes_in_place(const void* block, size_t bytes, const std::vector<int>& nodes) {
+uint64_t bytes_on(const void* block, size_t bytes, const std::vector<int>& nodes) {
   uint64_t sum = 0;
   for (const auto& [node, there] : where(block, bytes)) {
     if (std::find(nodes.begin(), nodes.end(), node) != nodes.end()) sum += there;
@@ -33,12 +33,13 @@ uint64_t fitting_bytes(const void* block, size_t bytes, Policy policy,
                        const std::vector<int>& nodes) {
   const uint64_t room = room_on(nodes, policy == Policy::kInterleave);
   if (bytes <= room) return bytes;
-  // Such a block cannot lie there already, and to look at its pages would take a second.
+  // Such a block cannot be there already, and checking its pages would take a second.
   if (bytes >= nodes_total(nodes)) return room;
-  return std::min<uint64_t>(bytes, room + bytes_in_place(block, bytes, nodes));
+  return std::min<uint64_t>(bytes, room + bytes_on(block, bytes, nodes));
 }
 
-// How many of the bytes the nodes take: all, or under kPreferred what fits.
+// Commits a block on HBM nodes. Returns the bytes that the nodes take: all, or under kPreferred the
+// bytes that fit.
 uint64_t commit_hbm(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes) {
   if (nodes.empty()) return 0;
   const uint64_t fitting = commit(block, bytes, policy, nodes, MADV_REMOVE);
@@ -52,14 +53,14 @@ uint64_t commit_hbm(void* block, size_t bytes, Policy policy, const std::vector<
 }  // namespace
 
 uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes,
-                int give_back) {
+                int discard) {
   if (policy == Policy::kPreferred) return fitting_bytes(block, bytes, policy, nodes);
   char* const begin = static_cast<char*>(block);
   for (size_t done = 0; done < bytes;) {
     const size_t left = bytes - done;
     const uint64_t fitting = fitting_bytes(begin + done, left, policy, nodes);
     if (fitting < left) {
-      if (done != 0) madvise(block, done, give_back);
+      if (done != 0) madvise(block, done, discard);
       return done + fitting;
     }
     const size_t step = std::min(left, kCommitStepBytes);
@@ -83,8 +84,7 @@ std::vector<int> hbm_nodes(Policy policy) {
   if (!comes_from_hbm(policy)) return {};
   const OwnedBlock page = take_block(kind_of(policy), small_page_bytes());
   if (!page) {
-    // For what it throws: memkind does not tell what the kernel told it; asked for the same, the
-    // kernel tells us.
+    // Repeats the mapping only to throw the kernel's reason, which memkind hides.
     map_block(small_page_bytes(), policy, discover().closest_hbm);
     throw PlacingError(cannot_allocate(small_page_bytes(), policy) + ": memkind gave none");
   }
@@ -94,7 +94,7 @@ std::vector<int> hbm_nodes(Policy policy) {
 uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes) {
   const uint64_t hbm = commit_hbm(block, bytes, policy, nodes);
   if (hbm == bytes) return hbm;
-  // HBM is part of the machine: its share is in this room too.
+  // This room includes HBM, which is part of the machine.
   const uint64_t room = shared_room(bytes);
   if (bytes > room) {
     throw Error(ErrorKind::kExhausted,

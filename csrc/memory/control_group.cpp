@@ -16,11 +16,11 @@ namespace fs = std::filesystem;
 struct Names {
   const char* limit;
   const char* usage;
-  const char* prefix;  // of the keys of memory.stat that count the groups below too
+  const char* prefix;  // of the keys in memory.stat that include child groups
 };
 constexpr Names kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"};
 constexpr Names kVersion2{"memory.max", "memory.current", ""};
-constexpr uint64_t kNoLimit = uint64_t{1} << 62;  // and more: what version 1 has for "max"
+constexpr uint64_t kNoLimit = uint64_t{1} << 62;  // from here on, version 1 means "max"
 
 uint64_t file_cache(const fs::path& group, const std::string& prefix) {
   std::ifstream stat(group / "memory.stat");
@@ -35,7 +35,7 @@ uint64_t file_cache(const fs::path& group, const std::string& prefix) {
 void tighten(GroupLimit& tightest, const fs::path& group, const Names& names) {
   uint64_t limit = 0;
   const fs::path file = group / names.limit;
-  if (!(std::ifstream(file) >> limit)) return;  // not there, or "max"
+  if (!(std::ifstream(file) >> limit)) return;  // absent, or "max"
   if (limit >= kNoLimit) return;
   if (limit < tightest.bytes) {
     tightest.bytes = limit;
@@ -57,7 +57,7 @@ bool names(const std::string& controllers, const std::string& wanted) {
 
 using Visit = std::function<void(const fs::path& group, bool version2)>;
 
-// Visits the groups of a controller, and those that they are in.
+// Visits the groups of a controller and their parent groups.
 void visit_groups(const std::string& groups, const fs::path& top, const std::string& controller,
                   const Visit& visit) {
   std::istringstream lines(groups);
@@ -75,7 +75,7 @@ void visit_groups(const std::string& groups, const fs::path& top, const std::str
   }
 }
 
-// The groups of this process.
+// Returns the groups of this process.
 std::string own_groups() {
   std::ostringstream groups;
   groups << std::ifstream("/proc/self/cgroup").rdbuf();

@@ -14,13 +14,13 @@
 namespace hbm::memory {
 namespace {
 
-// Null for a block that gets a mapping of its own, because it is large or memkind gave none.
-OwnedBlock take_small(memkind_t kind, size_t bytes) noexcept {
+// Null for a block that gets its own mapping, because it is large or memkind has no block.
+OwnedBlock take_unmapped(memkind_t kind, size_t bytes) noexcept {
   return bytes < kMappedBlockBytes ? take_block(kind, bytes) : OwnedBlock();
 }
 
-// False for an error that only says that the kernel's figures cannot be read.
-bool tells_that_hbm_has_none(const Error& error) {
+// Returns false for an error that only reports unreadable figures of the kernel.
+bool is_shortage_of_hbm(const Error& error) {
   return error.kind() == ErrorKind::kExhausted ||
          dynamic_cast<const PlacingError*>(&error) != nullptr;
 }
@@ -36,7 +36,7 @@ void* Heap::allocate(size_t bytes) {
     try {
       return allocate_hbm(bytes);
     } catch (const Error& error) {
-      if (policy_ != Policy::kPreferred || !tells_that_hbm_has_none(error)) throw;
+      if (policy_ != Policy::kPreferred || !is_shortage_of_hbm(error)) throw;
       notice_spill(error.what());
     }
   }
@@ -51,10 +51,10 @@ void Heap::free(void* block) noexcept {
 Usage Heap::stats() const { return fork_.in_child() ? Usage() : ledger_.usage(); }
 
 void* Heap::allocate_hbm(size_t bytes) {
-  OwnedBlock block = take_small(kind_of(policy_), bytes);
+  OwnedBlock block = take_unmapped(kind_of(policy_), bytes);
   const std::vector<int> nodes = block ? block_nodes(block.get()) : hbm_nodes(policy_);
   if (!block) {
-    // First: what the nodes cannot hold, the kernel may refuse to map for another reason.
+    // Checks first: the kernel may refuse a mapping larger than the nodes for another reason.
     require_room(bytes, nodes, room_on(nodes, policy_ == Policy::kInterleave));
     block = map_block(bytes, policy_, nodes);
   }
@@ -68,7 +68,7 @@ void* Heap::allocate_ddr(size_t bytes) {
     throw Error(ErrorKind::kExhausted,
                 cannot_allocate(bytes, policy_) + ": the machine can give " + std::to_string(room));
   }
-  OwnedBlock block = take_small(kind_of(Policy::kDdr), bytes);
+  OwnedBlock block = take_unmapped(kind_of(Policy::kDdr), bytes);
   if (!block) block = map_block(bytes, policy_, /*nodes=*/{});
   return ledger_.enter(std::move(block), {.hbm_bytes = 0, .ddr_bytes = bytes},
                        /*spilled=*/has_hbm_);

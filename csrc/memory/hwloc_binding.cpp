@@ -38,8 +38,8 @@ CpuSet current_cpus(hwloc_topology_t topology) {
   return set;
 }
 
-// The CPUs that this process was allowed before bind() narrowed them, so that a second bind() in
-// one process chooses from the same ones as the first.
+// The CPUs that this process was allowed before bind() narrowed them. A second bind() in one
+// process chooses from the same CPUs as the first.
 struct Narrowed {
   CpuSet before;
   CpuSet after;
@@ -53,7 +53,7 @@ CpuSet allowed_cpus(hwloc_topology_t topology) {
   return ours ? copy_of(narrowed.before.get()) : std::move(current);
 }
 
-// The allowed CPUs of each core, or of each NUMA node that has CPUs, in the machine's order.
+// Returns the allowed CPUs of each core, or of each NUMA node with CPUs, in the machine's order.
 std::vector<CpuSet> parts(hwloc_topology_t topology, hwloc_obj_type_t type,
                           hwloc_const_bitmap_t allowed) {
   std::vector<CpuSet> found;

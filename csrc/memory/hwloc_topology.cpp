@@ -23,7 +23,7 @@ hwloc_obj_t next_node(hwloc_topology_t topology, hwloc_obj_t previous) {
   return hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, previous);
 }
 
-// The least bandwidth, from some CPUs, that makes a node high-bandwidth: memkind's rule.
+// Returns the least bandwidth, from some CPUs, of a high-bandwidth node: memkind's rule.
 uint64_t bandwidth_threshold() {
   const char* value = std::getenv("MEMKIND_HBW_THRESHOLD");
   return value == nullptr || *value == '\0' ? kLeastHbmBandwidth
@@ -51,7 +51,7 @@ bool is_mcdram(hwloc_obj_t node) {
   return node->subtype != nullptr && std::strcmp(node->subtype, "MCDRAM") == 0;
 }
 
-// Follows memkind's order of sources, and only once memkind has said that there is HBM.
+// Follows memkind's order of sources, but only if memkind has found HBM.
 void find_hbm(hwloc_topology_t topology, const std::string& why_no_hbm, Topology& found) {
   found.hbm_available = why_no_hbm.empty();
   if (!found.hbm_available) {
@@ -75,7 +75,7 @@ void find_hbm(hwloc_topology_t topology, const std::string& why_no_hbm, Topology
     }
   }
   if (named != nullptr) {
-    found.hbm_source = std::string("memkind, told by MEMKIND_HBW_NODES=") + setting;
+    found.hbm_source = std::string("memkind, by MEMKIND_HBW_NODES=") + setting;
   } else if (mcdram) {
     found.hbm_source = "memkind, by CPUID (Xeon Phi)";
   } else {

@@ -1,6 +1,6 @@
-// hwloc's view of the machine, and what topology.h and cpu_binding.h say of it and do by it.
+// The parts of topology.h and cpu_binding.h that call hwloc.
 //
-// Threads: as there.
+// Threads: as in these headers.
 #pragma once
 
 #include <hwloc.h>
@@ -19,17 +19,17 @@ struct DestroyTopology {
 using HwlocTopology = std::unique_ptr<hwloc_topology, DestroyTopology>;
 HwlocTopology load_hwloc();
 
-// True for the one node of those attached to the same CPUs that the operating system gives them to;
-// false for a node of memory alone, whose cpuset hwloc fills with the CPUs near it.
+// Returns true for the node to which the operating system attaches the CPUs. Returns false for a
+// node of memory alone, whose cpuset hwloc fills with the CPUs near it.
 bool owns_cpus(hwloc_topology_t topology, hwloc_obj_t node);
 
-// Writes a set as the kernel does: "0-3,8".
+// Returns a set in the kernel's notation: "0-3,8".
 std::string list_of(hwloc_const_bitmap_t set);
 
-// discover(). why_no_hbm: memkind's reason, empty where it has found HBM.
+// Implements discover(). `why_no_hbm`: memkind's reason; empty if memkind has found HBM.
 Topology discover_by_hwloc(const std::string& why_no_hbm);
 
-// bind().
+// Implements bind().
 std::string bind_by_hwloc(BindMode mode, int local_rank, int local_size);
 
 }  // namespace hbm::memory

@@ -1,4 +1,4 @@
-// Linked to the libraries: see libraries.h.
+// The table of linked libraries: see libraries.h.
 #include "memory/libraries.h"
 
 #include <numa.h>

@@ -1,9 +1,10 @@
-// A table of the functions that memkind, hwloc and libnuma are asked for. Files and errors name
+// A table of the functions that are used of memkind, hwloc and libnuma. Files and errors name
 // memkind for all three.
 //
-// Their load costs a process 1 ms of processor time, and a rank of a machine without HBM needs none
-// of them before its first tensor. So _C does not link them: libraries_on_demand.cpp, which it has
-// in place of libraries.cpp, opens libhbm_memkind.so, which does. Everything else links them.
+// Loading them costs a process 1 ms of processor time, and a rank of a machine without HBM needs
+// none of them before its first tensor. So _C does not link them. In place of libraries.cpp it has
+// libraries_on_demand.cpp, which opens libhbm_memkind.so, which links them. All other binaries link
+// them.
 //
 // Threads: the functions may be called from any thread.
 #pragma once
@@ -20,7 +21,7 @@
 namespace hbm::memory {
 
 struct Libraries {
-  // Both sides are of one build: it rises whenever this table, or a type in it, changes.
+  // Raised with every change of this table or a type in it: both sides are of one build.
   static constexpr uint32_t kAbi = 1;
   static constexpr const char* kEntry = "hbm_memkind";  // returns the table of libhbm_memkind.so
 
@@ -40,7 +41,7 @@ struct Libraries {
   std::string (*bind)(BindMode mode, int local_rank, int local_size);
 };
 
-// Throws Error(kUnavailable) with the cause when they have to be loaded and cannot.
+// Throws Error(kUnavailable) with the cause if the libraries have to be loaded and cannot be.
 const Libraries& libraries();
 
 }  // namespace hbm::memory

@@ -1,4 +1,4 @@
-// Opens the libraries when they are first asked: see libraries.h.
+// Opens the libraries at the first use: see libraries.h.
 #include <dlfcn.h>
 
 #include "base/descriptor_limit.h"
@@ -10,21 +10,22 @@ namespace hbm::memory {
 namespace {
 
 const Libraries& open_libraries() {
-  // The modules for each PyTorch have folders of their own, beside the library for all.
-  const std::string folder = folder_of_this_module();
+  // Each release of PyTorch has a module in a directory of its own, next to the common library.
+  const std::string folder = directory_of_this_module();
   if (folder.empty()) {
     throw Error(ErrorKind::kUnavailable,
-                "memkind cannot be loaded: the system does not tell where this module lies");
+                "memkind cannot be loaded: the system does not know this module's directory");
   }
   const std::string file = folder + "../libhbm_memkind.so";
   void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const std::string why = std::string("memkind cannot be loaded: ") + dlerror();
     const std::string shortage = shortage_of_descriptors();
-    throw Error(ErrorKind::kUnavailable,
-                why + (shortage.empty()
-                           ? "; install torch_hbmcomm again, or what it names (Debian: libmemkind0)"
-                           : shortage));
+    throw Error(
+        ErrorKind::kUnavailable,
+        why + (shortage.empty()
+                   ? "; install torch_hbmcomm again, or the named library (Debian: libmemkind0)"
+                   : shortage));
   }
   const auto table_of = reinterpret_cast<const Libraries* (*)()>(dlsym(handle, Libraries::kEntry));
   const Libraries* const table = table_of != nullptr ? table_of() : nullptr;
@@ -39,7 +40,7 @@ const Libraries& open_libraries() {
 }  // namespace
 
 const Libraries& libraries() {
-  static const Libraries& opened = open_libraries();  // tried again if that throws
+  static const Libraries& opened = open_libraries();  // retried if it throws
   return opened;
 }
 

@@ -16,7 +16,7 @@
 namespace hbm::memory {
 namespace {
 
-// The number that `text` begins with, which is then cut off; 0 for none.
+// Removes the number at the start of `text` and returns it; 0 if there is none.
 uint64_t take_number(std::string_view& text, int base) {
   uint64_t number = 0;
   const auto taken = std::from_chars(text.data(), text.data() + text.size(), number, base);
@@ -33,7 +33,7 @@ std::ifstream open_table(const char* path) {
   return table;
 }
 
-// Takes in the words behind the address, as in "bind:1 anon=3 N0=2 N1=1 kernelpagesize_kB=4".
+// Parses the words after the address, as in "bind:1 anon=3 N0=2 N1=1 kernelpagesize_kB=4".
 void take_counts(Mapping& mapping, std::istream& words) {
   std::map<int, uint64_t> pages;
   uint64_t page_bytes = 0;
@@ -66,7 +66,7 @@ std::string node_list(const Mapping& mapping) {
 
 std::vector<Mapping> parse_mappings(std::istream& maps, std::istream& numa_maps, uintptr_t begin,
                                     uintptr_t end) {
-  std::map<uintptr_t, Mapping> found;  // by their beginnings
+  std::map<uintptr_t, Mapping> found;  // by begin
   for (std::string line; std::getline(maps, line);) {
     std::string_view rest = line;
     Mapping mapping;
@@ -111,7 +111,7 @@ std::map<int, uint64_t> bytes_on_nodes(
       throw Error(
           ErrorKind::kUnavailable,
           "/proc/self/numa_maps tells for a whole mapping only, and this memory is a part of "
-          "one that lies on the NUMA nodes " +
+          "a mapping on the NUMA nodes " +
               node_list(mapping));
     }
   }

@@ -1,5 +1,5 @@
-// Tells where memory lies from the kernel's tables of this process's mappings, /proc/self/maps and
-// /proc/self/numa_maps, for processes that may not ask about single pages.
+// Finds the location of memory in the kernel's tables of this process's mappings, /proc/self/maps
+// and /proc/self/numa_maps. Used by processes that may not query single pages.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -15,20 +15,21 @@ namespace hbm::memory {
 struct Mapping {
   uintptr_t begin = 0;
   uintptr_t end = 0;
-  std::map<int, uint64_t> bytes;  // by NUMA node, of the pages that this process has there
+  std::map<int, uint64_t> bytes;  // by NUMA node: the pages of this process on the node
 };
 
-// The mappings that overlap [begin, end), by their addresses.
-// Throws Error(kUnavailable) when the kernel has no such tables.
+// Returns the mappings that overlap [begin, end), in order of address. Throws Error(kUnavailable)
+// if the kernel has no such tables.
 std::vector<Mapping> mappings_over(uintptr_t begin, uintptr_t end);
 
-// The same from the two tables' text. A mapping that the second one lacks has no bytes.
+// Parses the text of the two tables. A mapping that is absent from the second table has no bytes.
 std::vector<Mapping> parse_mappings(std::istream& maps, std::istream& numa_maps, uintptr_t begin,
                                     uintptr_t end);
 
-// Adds up what of [begin, end) lies on each node. A mapping on one node counts with what
-// `resident_bytes` says of the range in it; one on several counts whole, if all of its pages are
-// in the range. Throws Error(kUnavailable) for a part of one on several: the tables do not tell.
+// Returns the bytes of [begin, end) on each node. A mapping on one node counts the `resident_bytes`
+// of its part of the range. A mapping on several nodes counts in full, if the range contains all of
+// its pages. Throws Error(kUnavailable) if the range contains a part of a mapping on several nodes:
+// the tables do not show its location.
 std::map<int, uint64_t> bytes_on_nodes(
     const std::vector<Mapping>& mappings, uintptr_t begin, uintptr_t end,
     const std::function<uint64_t(uintptr_t, uintptr_t)>& resident_bytes);

@@ -18,7 +18,7 @@
 namespace hbm::memory {
 namespace {
 
-// libnuma has the three below, but its load reads the machine's topology.
+// libnuma has the next three functions, but loading it reads the machine's topology.
 constexpr unsigned long kMaskBits = NUMA_NUM_NODES;
 
 int bind_range(void* base, size_t bytes, int mode, const unsigned long* mask) {
@@ -41,16 +41,17 @@ int kernel_mode(Policy policy, size_t nodes) {
 }
 
 [[noreturn]] void refuse(int error, const std::string& more = "") {
-  throw Error(ErrorKind::kUnavailable, std::string("move_pages cannot tell where memory lies: ") +
-                                           std::strerror(error) + more);
+  throw Error(
+      ErrorKind::kUnavailable,
+      std::string("move_pages cannot find the location of memory: ") + std::strerror(error) + more);
 }
 
-// ENOENT: never touched. EFAULT: not mapped, or the kernel's shared page of zeros.
+// ENOENT: an untouched page. EFAULT: an unmapped page, or the kernel's shared page of zeros.
 bool is_absent(int status) noexcept { return status == -ENOENT || status == -EFAULT; }
 
 const uintptr_t kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
 
-// A run of pages, and what move_pages says of each: its node, or a negative error number.
+// A run of pages, and the result of move_pages for each: its node, or a negative error number.
 struct PageBatch {
   uintptr_t first;
   size_t count;
@@ -58,16 +59,17 @@ struct PageBatch {
 
   uintptr_t page(size_t i) const noexcept { return first + i * kPage; }
 
-  // 0, or the errno.
+  // Queries the nodes. Returns 0, or the errno.
   int ask() {
     std::array<void*, kPagesPerQuery> pages;
     for (size_t i = 0; i < count; ++i) pages[i] = reinterpret_cast<void*>(page(i));
     return nodes_of(count, pages.data(), nodes.data()) == 0 ? 0 : errno;
   }
 
-  // Some kernels (6.1 among them) call a page absent while automatic NUMA balancing samples it, and
-  // all do when only another process touched it. A read ends that; a page that is nowhere is not
-  // read, since that could bring it into being. True when there was any such page.
+  // Some kernels (6.1 among them) report a page as absent while automatic NUMA balancing samples
+  // it. All kernels report a page as absent if only another process touched it. Reading the page
+  // ends that. A page without memory is not read, because reading could allocate it. Returns true
+  // if there was any page to read.
   bool map_resident_pages() noexcept {
     if (std::none_of(nodes.begin(), nodes.begin() + count, is_absent)) return false;
     std::array<unsigned char, kPagesPerQuery> resident;
@@ -82,8 +84,8 @@ struct PageBatch {
   }
 };
 
-// Bytes in pages that are resident, as mincore() has it, of all of [begin, end); reads each such
-// page, so that the tables of this process have it.
+// Returns the bytes of [begin, end) in resident pages, as reported by mincore(). Reads each such
+// page, so that the tables of this process include it.
 uint64_t resident_bytes(uintptr_t begin, uintptr_t end) {
   uint64_t sum = 0;
   std::array<unsigned char, kPagesPerQuery> resident;
@@ -104,7 +106,7 @@ uint64_t resident_bytes(uintptr_t begin, uintptr_t end) {
   return sum;
 }
 
-// For a process that may not call move_pages(), which gave `refusal`.
+// For a process that may not call move_pages(), which failed with `refusal`.
 std::map<int, uint64_t> where_by_mappings(uintptr_t begin, uintptr_t end, int refusal) {
   try {
     static_cast<void>(resident_bytes(begin, end));

@@ -21,14 +21,14 @@ std::string setting(const char* name) {
   return value == nullptr ? std::string() : std::string(" ") + name + "=" + value;
 }
 
-// For conditions of the machine, not of one heap: one line a process says enough.
+// For conditions of the machine, not of one heap: one line a process is enough.
 bool first(std::atomic<bool>& said) { return !said.exchange(true, std::memory_order_relaxed); }
 std::atomic<bool> said_absent{false};
 std::atomic<bool> warned_of_absent{false};
 std::atomic<bool> said_full{false};
 std::atomic<bool> preferred_was_named{false};
 
-// Nobody who has no HBM wants to read that on every run, unless he has asked for it.
+// Warns only if the user has named the policy; most machines without HBM need no warning.
 void say_absent(const std::string& message) {
   if (preferred_was_named.load(std::memory_order_relaxed)) {
     if (first(warned_of_absent)) log::notice(message);
@@ -37,27 +37,28 @@ void say_absent(const std::string& message) {
   }
 }
 
-// The variables that tell memkind, or hwloc for it, where HBM is.
-constexpr std::array<const char*, 5> kToldBy = {"MEMKIND_HBW_NODES", "MEMKIND_HBW_THRESHOLD",
-                                                "HWLOC_XMLFILE", "HWLOC_SYNTHETIC", "HWLOC_FSROOT"};
+// The variables by which memkind, or hwloc for it, finds HBM.
+constexpr std::array<const char*, 5> kHbmVariables = {"MEMKIND_HBW_NODES", "MEMKIND_HBW_THRESHOLD",
+                                                      "HWLOC_XMLFILE", "HWLOC_SYNTHETIC",
+                                                      "HWLOC_FSROOT"};
 
 bool is_number(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
-// memkind's words for MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE, without loading it for them.
+// memkind's text for MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE, without loading memkind.
 constexpr const char* kNoSuchKind = "<memkind> Requested memory type is not available";
 
-// An empty variable names nothing. memkind takes one for a list of no nodes.
+// An empty variable names nothing. memkind reads an empty variable as a list of no nodes.
 bool is_set(const char* name) {
   const char* const value = std::getenv(name);
   return value != nullptr && *value != '\0';
 }
 
-// Returns may_have_hbm(). Before memkind reads its variables, which it does once in a process, the
-// empty ones are removed.
+// Returns may_have_hbm(). Removes empty variables before memkind reads them, which it does once in
+// a process.
 bool prepare_memkind() {
-  for (const char* name : kToldBy) {
+  for (const char* name : kHbmVariables) {
     if (!is_set(name)) unsetenv(name);
   }
   return may_have_hbm();
@@ -72,7 +73,7 @@ int availability(Policy policy) {
 }  // namespace
 
 bool may_have_hbm(const std::filesystem::path& nodes) {
-  if (std::any_of(kToldBy.begin(), kToldBy.end(), is_set)) return true;
+  if (std::any_of(kHbmVariables.begin(), kHbmVariables.end(), is_set)) return true;
   std::string only;
   std::ifstream(nodes / "has_memory") >> only;
   if (!is_number(only)) return true;
@@ -124,7 +125,7 @@ std::string why_unavailable_or_throw(Policy policy) {
 void named_by_user(Policy policy) {
   if (policy != Policy::kPreferred) return;
   preferred_was_named.store(true, std::memory_order_relaxed);
-  // Warns now of absent HBM if that was only said at level info. memkind's verdict does not change.
+  // Warns now of absent HBM if it was only logged at level info. memkind does not decide again.
   if (said_absent.load(std::memory_order_relaxed)) comes_from_hbm(policy);
 }
 

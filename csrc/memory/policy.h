@@ -1,9 +1,9 @@
-// The memory policies: where memory comes from, and the memkind kind that serves each on this
+// The memory policies: the source of memory, and the memkind kind that serves each policy on this
 // machine.
 //
 // memkind finds high-bandwidth nodes by MEMKIND_HBW_NODES when it is set, else by the firmware's
-// bandwidth tables (HMAT) or, on Xeon Phi, by CPUID. Its verdict is taken once per process: changes
-// to the environment after the first question have no effect.
+// bandwidth tables (HMAT) or, on Xeon Phi, by CPUID. It decides once per process: changes of the
+// environment after the first query have no effect.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -16,9 +16,10 @@
 
 namespace hbm::memory {
 
-// The memory policies; each says what happens when high-bandwidth memory (HBM) is short or absent:
+// The memory policies. Each defines the behaviour when high-bandwidth memory (HBM) is short or
+// absent.
 enum class Policy {
-  kPreferred,   // the closest HBM node; DDR when it is full or absent (said once in the log)
+  kPreferred,   // the closest HBM node; DDR when it is full or absent (logged once)
   kBind,        // the closest HBM node; an error when it is full or absent
   kInterleave,  // pages round-robin over the HBM nodes; an error when they are full or absent
   kDdr,         // ordinary memory
@@ -29,36 +30,36 @@ inline constexpr size_t kPolicyCount = 4;
 Policy parse_policy(const std::string& name);
 const char* policy_name(Policy policy) noexcept;
 
-// The kind that allocates under the policy. Throws as libraries().
+// Returns the memkind kind of the policy. Throws as libraries().
 memkind_t kind_of(Policy policy);
 
-// Whether memkind has to be asked for HBM, which costs a process 1 ms of processor time, since it
-// reads the whole topology: not where `nodes`, the kernel's folder of NUMA nodes, has a single node
-// with memory, of which the firmware tells no bandwidth, and no variable names nodes or another
-// topology.
+// Returns true if the machine may have HBM, so that memkind has to be asked. Asking costs a process
+// 1 ms of processor time, because memkind reads the whole topology. Returns false if `nodes`, the
+// kernel's directory of NUMA nodes, has a single node with memory and no bandwidth from the
+// firmware, and no variable names nodes or another topology.
 bool may_have_hbm(const std::filesystem::path& nodes = "/sys/devices/system/node");
 
-// memkind's words for one of its error codes.
+// Returns memkind's text for one of its error codes.
 std::string memkind_message(int code);
 
-// Empty when memkind can allocate under the policy here, else its reason.
+// Returns memkind's reason if it cannot allocate under the policy here, else an empty string.
 std::string why_unavailable(Policy policy);
 
-// Same as why_unavailable(), but a setting that memkind rejects (MEMKIND_HBW_NODES naming nodes
-// that do not exist) throws Error(kInvalid): it is a mistake to mend, not a machine without HBM.
+// Returns why_unavailable(), but throws Error(kInvalid) for a setting that memkind rejects
+// (MEMKIND_HBW_NODES with absent nodes): the user can fix it, unlike a machine without HBM.
 std::string why_unavailable_or_throw(Policy policy);
 
-// The user has named the policy; it is not the default. That kPreferred finds no HBM is a warning
-// then, and level info else.
+// Records that the user has named the policy, so it is not the default. Then the log warns if
+// kPreferred finds no HBM; else it says so at level info.
 void named_by_user(Policy policy);
 
-// Whether blocks under the policy come from HBM. False for kDdr, and for kPreferred on a machine
-// without HBM, which the log then says once a process: see named_by_user().
-// Throws Error(kUnavailable) when the policy needs HBM and the machine has none, and
-// Error(kInvalid) as why_unavailable_or_throw().
+// Returns true if blocks under the policy are HBM. Returns false for kDdr, and for kPreferred on a
+// machine without HBM, which is logged once a process (named_by_user()). Throws Error(kUnavailable)
+// if the policy needs HBM and the machine has none, and Error(kInvalid) as
+// why_unavailable_or_throw().
 bool comes_from_hbm(Policy policy);
 
-// Says in the log, once a process, that HBM is short and that kPreferred turns to DDR.
+// Logs, once a process, that HBM is short and that kPreferred uses DDR.
 void notice_spill(const std::string& reason);
 
 }  // namespace hbm::memory

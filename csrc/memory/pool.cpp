@@ -51,7 +51,7 @@ uint64_t space_of(const PoolOptions& options) {
   return (kPoolAddressesPerCapacity * options.capacity + largest - 1) / largest * largest;
 }
 
-// Reserves addresses from a multiple of a huge page on.
+// Reserves addresses that begin at a multiple of a huge page.
 std::byte* reserve(uint64_t space) {
   const uint64_t alignment = huge_page_bytes();
   void* const all = mmap(nullptr, space + alignment, PROT_NONE,
@@ -81,7 +81,7 @@ void map_at(std::byte* base, uint64_t size, const Descriptor& file) {
                 std::string("cannot keep a pool's block from forked children: madvise: ") +
                     std::strerror(errno));
   }
-  madvise(base, size, MADV_HUGEPAGE);  // a wish: largest_page_bytes() tells what came of it
+  madvise(base, size, MADV_HUGEPAGE);  // a hint: largest_page_bytes() shows the result
 }
 
 void require_bytes(const Descriptor& file, uint64_t bytes) {
@@ -97,19 +97,19 @@ void require_bytes(const Descriptor& file, uint64_t bytes) {
   }
 }
 
-void require_any_place(Policy policy) {
+void require_unplaced(Policy policy) {
   if (policy == Policy::kDdr) return;
   if (policy != Policy::kPreferred) {
     throw Error(ErrorKind::kUnsupported,
                 std::string("memory policy \"") + policy_name(policy) +
-                    "\" cannot place a file, which lies where its file system puts it; use "
-                    "\"preferred\" or \"ddr\" for a pool that is kept in files");
+                    "\" cannot place a file, because its file system does; use "
+                    "\"preferred\" or \"ddr\" for a pool in files");
   }
   static std::atomic<bool> said{false};
   if (!said.exchange(true, std::memory_order_relaxed)) {
     log::info(
-        "memory policy \"preferred\" cannot place files: blocks that are kept in files lie where "
-        "their file system puts them");
+        "memory policy \"preferred\" cannot place files: file systems place blocks that "
+        "are stored in files");
   }
 }
 
@@ -144,24 +144,25 @@ Pool::Pool(const PoolOptions& options)
       buddy_(space_, options.smallest_block, options.largest_block) {}
 
 Pool::~Pool() {
-  // In a child something else may lie between the reserved pages by now.
+  // A child may have mapped other memory between the reserved pages.
   if (!fork_.in_child()) munmap(base_, space_);
 }
 
 std::shared_ptr<PoolBlock> Pool::allocate(uint64_t bytes) {
   fork_.require_owner("allocate from its parent's pool");
-  return place(make_shared_file(std::string("hbmcomm-box-") + policy_name(options_.policy)), bytes,
-               /*ours=*/true);
+  return make_block(make_shared_file(std::string("hbmcomm-box-") + policy_name(options_.policy)),
+                    bytes,
+                    /*ours=*/true);
 }
 
 std::shared_ptr<PoolBlock> Pool::map(Descriptor file, uint64_t bytes) {
   fork_.require_owner("map into its parent's pool");
-  require_any_place(options_.policy);
+  require_unplaced(options_.policy);
   require_bytes(file, bytes);
-  return place(std::move(file), bytes, /*ours=*/false);
+  return make_block(std::move(file), bytes, /*ours=*/false);
 }
 
-std::shared_ptr<PoolBlock> Pool::place(Descriptor file, uint64_t bytes, bool ours) {
+std::shared_ptr<PoolBlock> Pool::make_block(Descriptor file, uint64_t bytes, bool ours) {
   if (bytes == 0) throw Error(ErrorKind::kInvalid, "a block of a pool needs at least one byte");
   if (bytes > options_.largest_block) {
     throw Error(ErrorKind::kExhausted, cannot_allocate(bytes, options_.policy) +
@@ -193,7 +194,7 @@ std::byte* Pool::take_addresses(uint64_t size) {
   const auto offset = buddy_.allocate(size);
   if (!offset) {
     throw Error(ErrorKind::kExhausted, cannot_allocate(size, options_.policy) +
-                                           ": the pool's free addresses are in pieces of at most " +
+                                           ": the pool's free addresses are in ranges of at most " +
                                            bytes_text(buddy_.largest_free_bytes()));
   }
   used_ += size;

@@ -23,7 +23,7 @@ uint64_t machine_room(const MemInfo& info) {
                   less_margin(group.room, std::min(group.bytes, info.bytes("MemTotal"))));
 }
 
-uint64_t look_at_shared_room() {
+uint64_t read_shared_room() {
   const MemInfo info = MemInfo::of_machine();
   return std::min(machine_room(info), overcommit_room(info));
 }
@@ -51,17 +51,17 @@ uint64_t machine_room() { return machine_room(MemInfo::of_machine()); }
 uint64_t shared_room(uint64_t bytes) {
   using Clock = std::chrono::steady_clock;
   static std::mutex mutex;
-  static Clock::time_point looked;  // these three are guarded by mutex
+  static Clock::time_point read_at;  // mutex guards these three
   static uint64_t found = 0;
   static uint64_t granted = 0;
-  // Another thread may have been looking when this process was forked.
+  // Another thread may have held the lock when this process was forked.
   const std::unique_lock lock(mutex, std::try_to_lock);
-  if (!lock) return look_at_shared_room();
+  if (!lock) return read_shared_room();
   const Clock::time_point now = Clock::now();
   const uint64_t shared = std::min(found / kUncheckedRoomDivisor, kLargestUncheckedBytes);
-  if (bytes > shared || granted > shared - bytes || now - looked >= kRoomReadingLifetime) {
-    found = look_at_shared_room();
-    looked = now;
+  if (bytes > shared || granted > shared - bytes || now - read_at >= kRoomReadingLifetime) {
+    found = read_shared_room();
+    read_at = now;
     granted = 0;
   }
   const uint64_t room = found - std::min(found, granted);

@@ -1,12 +1,13 @@
-// Room for memory: the NUMA nodes that memkind chooses for a policy, how much may still be taken
-// from them and from the machine (room.cpp), and commitments of it to a block (commit.cpp).
+// Room for memory: the NUMA nodes that memkind chooses for a policy, the memory that may still be
+// allocated on them and on the machine (room.cpp), and the commitment of room to a block
+// (commit.cpp).
 //
-// The kernel kills a process that touches a page of a full node it is bound to, so heaps, segments
-// and pools ask here before they let a page be touched. Figures are the kernel's, read at each call
-// (about 15 us a node, and as much a control group) but for those of shared_room().
+// The kernel kills a process that touches a page while its bound node is full. So heaps, segments
+// and pools ask here before a page is touched. Figures are the kernel's, read at each call (about
+// 15 us a node, and as much a control group), except in shared_room().
 //
 // Threads: every function may be called from any thread, for blocks that no other thread uses. Each
-// throws Error(kUnavailable) when the kernel's figures cannot be read.
+// throws Error(kUnavailable) if the kernel's figures cannot be read.
 #pragma once
 
 #include <cstddef>
@@ -18,47 +19,48 @@
 
 namespace hbm::memory {
 
-// Bytes that may be taken from the nodes: their free bytes less a margin on each (32 MiB and 1/128
-// of the node) that stays for the kernel and for processes that allocate at the same moment. Under
-// `interleave` the fullest node counts for all, because pages go to each in turn.
+// Returns the bytes that may be allocated on the nodes: their free bytes minus a margin on each (32
+// MiB and 1/128 of the node). The margin is for the kernel and for processes that allocate at the
+// same time. With `interleave` the fullest node counts for all, because pages are placed
+// round-robin.
 uint64_t room_on(const std::vector<int>& nodes, bool interleave);
 
-// Bytes that ordinary memory can give, by the kernel's own estimate over the whole machine and over
-// this process' control groups (control_group.h).
+// Returns the bytes of ordinary memory that may be allocated: the kernel's own estimate for the
+// whole machine and for this process' control groups (control_group.h).
 uint64_t machine_room();
 
-// The same for `bytes` of a memfd: the kernel counts them against vm.overcommit_memory only when
-// they are touched, and then kills. Private memory is counted when it is mapped.
+// Returns the same for `bytes` of a memfd. The kernel counts a memfd against vm.overcommit_memory
+// only when its pages are touched, and then kills. Private memory is counted when it is mapped.
 //
-// Messages between the ranks of a node ask for each block that they go through, so requests of up
-// to 16 MiB together, and 1/64 of what there was, are answered by one look, for 100 ms: each gets
-// what that look found, less what was asked for since.
+// Messages within a node ask for each of their blocks. So one reading of the figures answers
+// requests for 100 ms, up to 16 MiB together and 1/64 of the room found. Each request gets the room
+// found, minus the bytes requested since.
 uint64_t shared_room(uint64_t bytes);
 
-// Sees to it, ahead of use, that the nodes of a block can hold it: returns how many of its bytes
-// lie on `nodes` already or find room there (room_on()). When that is all of them their pages are
-// resident on return under kBind and kInterleave, so that they cannot be missing later; under
-// kPreferred pages come when they are first touched. When it is fewer no page stays that was
-// touched here: madvise(`give_back`) takes those away, MADV_DONTNEED for private memory and
-// MADV_REMOVE for shared.
+// Ensures, before use, that the nodes can hold a block. Returns the bytes that are on `nodes`
+// already or find room there (room_on()).
 //
-// REQUIRES: the pages of the block are bound to `nodes` by the policy, which is not kDdr.
+// If all bytes fit, their pages are resident on return under kBind and kInterleave, so that they
+// cannot be missing later; under kPreferred pages become resident when first touched. If fewer fit,
+// no page stays that was touched here. madvise(`discard`) removes such pages: MADV_DONTNEED for
+// private memory, MADV_REMOVE for shared.
+//
+// REQUIRES: the policy binds the block's pages to `nodes`, and is not kDdr.
 uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes,
-                int give_back);
+                int discard);
 
-// The words of an error when commit() returned no more than `fitting` of `bytes`.
+// Returns the text of the error if commit() returned no more than `fitting` of `bytes`.
 std::string shortage(size_t bytes, Policy policy, const std::vector<int>& nodes, uint64_t fitting);
 
-// Where memkind takes the policy's HBM from, for the thread that asks. Empty when it comes from
-// ordinary memory (comes_from_hbm() in policy.h, which says what is thrown).
-// Throws Error(kExhausted) or PlacingError (placement.h) when memkind gives none, with the kernel's
-// reason.
+// Returns the nodes on which memkind allocates the policy's HBM for the calling thread. Empty if
+// the policy uses ordinary memory; throws as comes_from_hbm() (policy.h). Throws Error(kExhausted)
+// or PlacingError (placement.h), with the kernel's reason, if memkind has no block.
 std::vector<int> hbm_nodes(Policy policy);
 
-// Sees to it that there is memory for a block of a memfd that lies on the nodes (placement.h): on
-// the nodes, whose pages are resident on return under kBind and kInterleave, or, under kPreferred
-// and kDdr, anywhere. Returns how many of its bytes the nodes take; fewer than all are said in the
-// log. Throws Error(kExhausted) otherwise; then no page of the block is resident.
+// Ensures that there is memory for a block of a memfd that is bound to the nodes (placement.h).
+// Under kBind and kInterleave the block is on the nodes, and its pages are resident on return.
+// Under kPreferred and kDdr it may be anywhere. Returns the bytes that the nodes take; fewer than
+// all are logged. Otherwise throws Error(kExhausted); then no page of the block is resident.
 uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes);
 
 }  // namespace hbm::memory

@@ -27,7 +27,7 @@ struct ProcessSegments {
   std::map<Policy, std::shared_ptr<SharedSegment>> by_policy;
 };
 
-// Never destroyed: tensors may outlive any order of destruction at exit.
+// Never destroyed: tensors may outlive static objects.
 ProcessSegments& process_segments() {
   static auto* const all = new ProcessSegments;
   return *all;
@@ -43,7 +43,7 @@ SharedSegment::SharedSegment(Policy policy, uint64_t size_bytes)
     : policy_(policy),
       nodes_(hbm_nodes(policy)),
       memory_(std::string("hbmcomm-") + policy_name(policy), size_bytes),
-      front_(memory_.base(), memory_.size()) {
+      arena_(memory_.base(), memory_.size()) {
   place_on(nodes_, policy, memory_.base(), memory_.size());
 }
 
@@ -54,8 +54,8 @@ SharedSegment::~SharedSegment() {
 memkind_t SharedSegment::heap() {
   const std::lock_guard lock(heap_mutex_);
   if (heap_ != nullptr) return heap_;
-  const int code = libraries().create_fixed(memory_.base() + front_.size(),
-                                            memory_.size() - front_.size(), &heap_);
+  const int code = libraries().create_fixed(memory_.base() + arena_.size(),
+                                            memory_.size() - arena_.size(), &heap_);
   if (code != MEMKIND_SUCCESS) {
     heap_ = nullptr;
     throw Error(ErrorKind::kUnavailable,
@@ -79,10 +79,10 @@ void* SharedSegment::allocate(size_t bytes) {
   return hand_out(std::move(block), bytes);
 }
 
-void* SharedSegment::allocate_in_front(size_t bytes) {
+void* SharedSegment::allocate_reserved(size_t bytes) {
   fork_.require_owner("allocate from its parent's segment");
   bytes = std::max<size_t>(bytes, 1);
-  OwnedBlock block(front_.take(bytes), {.front = &front_});
+  OwnedBlock block(arena_.allocate(bytes), {.arena = &arena_});
   return block ? hand_out(std::move(block), bytes) : allocate(bytes);
 }
 
@@ -96,7 +96,7 @@ void SharedSegment::free(void* block) noexcept {
   if (block == nullptr || fork_.in_child()) return;
   const auto struck = ledger_.strike(block);
   if (!struck) return;
-  // Done before the block can be handed to someone else.
+  // Done before the block can be allocated again.
   const uint64_t bytes = struck->bytes.total();
   if (bytes >= kReturnedBlockBytes && madvise(block, bytes, MADV_REMOVE) != 0) {
     log::error(std::string("a segment cannot give memory back to the kernel: madvise: ") +

@@ -1,24 +1,24 @@
-// Memory of this process that the other processes of its node may map: a memfd placed by one policy
-// on the NUMA nodes that memkind chooses for it, with a memkind heap inside, behind a front for
-// what groups hold (segment_front.h). Only this process allocates and frees blocks in it; the
-// memory itself goes with the last process that maps it.
+// Memory of this process that the other processes of its node may map. It is a memfd, placed by one
+// policy on the NUMA nodes that memkind chooses. Inside are a reserved arena for groups
+// (reserved_arena.h), then a memkind heap. Only this process allocates and frees blocks; the memory
+// itself is freed with the last process that maps it.
 //
-// What a Heap promises holds here (heap.h): a request that the policy's nodes cannot hold throws
-// Error(kExhausted) under kBind and kInterleave, whose pages are resident when allocate() returns;
-// under kPreferred it spills to DDR, page by page as they are first touched, and nobody is killed
-// for lack of memory. The nodes are those closest to the thread that made the segment, and stay.
+// The guarantees of Heap hold (heap.h). Under kBind and kInterleave a request beyond the room of
+// the policy's nodes throws Error(kExhausted), and pages are resident when allocate() returns.
+// Under kPreferred a request spills to DDR, page by page as pages are first touched. A shortage of
+// memory never kills the process. The nodes are closest to the thread that made the segment, and
+// never change.
 //
-// memkind keeps its own records outside of the segment, so a peer that writes where it must not can
-// spoil contents but not the heap. Freed blocks of less than kReturnedBlockBytes keep their pages
-// for later blocks. Address space that one thread freed is reused by that thread first, and by some
-// threads never: the segment's size is therefore several times what it can hold.
+// memkind's records are outside of the segment, so a stray write of a peer can corrupt contents but
+// not the heap. Freed blocks of less than kReturnedBlockBytes keep their pages for later blocks.
+// Addresses that a thread has freed are reused first by that thread, and never by some other
+// threads. So the segment's size is several times its usable memory.
 //
-// A forked child inherits the memory, shared, not copied: what it writes to a block its parent
-// sees. It can neither allocate nor free there: allocate() throws Error(kUnavailable), free() is a
-// no-op.
+// A forked child shares the memory with its parent; it is not copied, so the parent sees the
+// child's writes. In the child allocate() throws Error(kUnavailable), and free() does nothing.
 //
-// Threads: every member may be called from any thread. A block costs some 20 us under any policy
-// (the kernel is asked how much is free), and the time to touch its pages under kBind and
+// Threads: every member may be called from any thread. A block costs some 20 us under any policy,
+// because the kernel is asked for free memory, and the time to touch its pages under kBind and
 // kInterleave.
 #pragma once
 
@@ -32,51 +32,54 @@
 #include "base/fork.h"
 #include "memory/block.h"
 #include "memory/policy.h"
-#include "memory/segment_front.h"
+#include "memory/reserved_arena.h"
 #include "memory/shared_memory.h"
 
 namespace hbm::memory {
 
-// hbm_bytes and ddr_bytes go by the room that the nodes had when a block was allocated;
-// placement.h tells where one is.
+// hbm_bytes and ddr_bytes are by the room of the nodes when a block was allocated; placement.h
+// finds the real location of a block.
 struct SharedSegmentStats : Usage {
-  uint64_t size_bytes = 0;  // of the address space, not of memory
-  uint64_t page_bytes = 0;  // of the largest page that the kernel gave
+  uint64_t size_bytes = 0;  // addresses, not memory
+  uint64_t page_bytes = 0;  // the largest page that the kernel has mapped
 };
 
 class SharedSegment {
  public:
-  // `size_bytes` of address space; 0 is Memfd's default.
-  // Throws Error(kUnavailable) when the policy needs HBM and the machine has none, or the kernel
-  // refuses a memfd or its placement; Error(kInvalid) when MEMKIND_HBW_NODES names nodes that do
-  // not exist; Error(kExhausted) when address space is short.
+  // Makes a segment of `size_bytes` addresses; 0: Memfd's default. Throws Error(kUnavailable) if
+  // the policy needs HBM and the machine has none, or the kernel refuses a memfd or its placement.
+  // Throws Error(kInvalid) if MEMKIND_HBW_NODES names absent nodes, Error(kExhausted) if address
+  // space is short.
   static std::shared_ptr<SharedSegment> create(Policy policy, uint64_t size_bytes);
 
-  // Blocks that were not freed are gone here; peers keep theirs until they unmap.
+  // Unmaps all blocks, also blocks that were not freed. Peers keep their mappings.
   ~SharedSegment();
   SharedSegment(const SharedSegment&) = delete;
   SharedSegment& operator=(const SharedSegment&) = delete;
 
-  // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page
-  // up. Throws Error(kExhausted) as said above, under every policy for a request past what the
-  // whole machine has free, and when the address space has no gap of that size; Error(kUnavailable)
-  // when memkind cannot make its heap, which the first call does.
+  // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page if there is a
+  // page or more. Throws Error(kExhausted) as described above. Under every policy also throws
+  // Error(kExhausted) if the whole machine lacks the free memory, or the address space has no gap
+  // of that size. Throws Error(kUnavailable) if memkind cannot make its heap, which the first call
+  // does.
   void* allocate(size_t bytes);
 
-  // The same for what a group holds: needs no heap as long as the front has room.
-  void* allocate_in_front(size_t bytes);
+  // Allocates a block for a group from the reserved arena, or from the heap if the arena is full.
+  // Throws as allocate().
+  void* allocate_reserved(size_t bytes);
 
-  // `block` is null or came from this segment's allocate() or allocate_in_front(). Large blocks
-  // give their pages back to the kernel: a process that still reads them sees zeros.
+  // Frees a block of this segment; null is ignored. Large blocks return their pages to the kernel:
+  // a process that still reads them sees zeros.
   void free(void* block) noexcept;
 
-  // Whether all of the range lies in the segment.
+  // Returns true if the segment contains the whole range.
   bool contains(const void* address, size_t bytes) const noexcept {
     const size_t offset = offset_of(address);
     return offset < size() && bytes <= size() - offset;
   }
 
-  // REQUIRES: contains(address, 0), else the value means nothing.
+  // Returns the offset of an address. REQUIRES: contains(address, 0), else the value is
+  // meaningless.
   uint64_t offset_of(const void* address) const noexcept {
     return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(base());
   }
@@ -85,9 +88,9 @@ class SharedSegment {
   size_t size() const noexcept { return memory_.size(); }
   int fd() const noexcept {
     return memory_.fd();
-  }  // the segment's own; pass it on, or duplicate it
+  }  // owned by the segment; pass it on, or duplicate it
 
-  // In a forked child nothing is in use. Costs milliseconds.
+  // Costs milliseconds. In a forked child no block is in use.
   SharedSegmentStats stats() const;
   Policy policy() const noexcept { return policy_; }
 
@@ -99,21 +102,21 @@ class SharedSegment {
   void* hand_out(OwnedBlock block, size_t bytes);
 
   const Policy policy_;
-  const std::vector<int> nodes_;  // of HBM; empty when blocks are plain DDR
+  const std::vector<int> nodes_;  // HBM nodes; empty if blocks are DDR
   const ForkGuard fork_;
   const Memfd memory_;
-  SegmentFront front_;
+  ReservedArena arena_;
   std::mutex heap_mutex_;     // guards heap_
-  memkind_t heap_ = nullptr;  // behind the front; null until it is needed
+  memkind_t heap_ = nullptr;  // behind the arena; null until needed
   Ledger ledger_;
 };
 
-// The segment of this process under a policy, of the default size, shared by all groups; made on
-// first use and never destroyed. Throws Error(kUnavailable) in a process forked from one that used
-// it, and as SharedSegment::create().
+// Returns this process' segment under a policy: of the default size, shared by all groups, made on
+// first use and never destroyed. Throws as SharedSegment::create(). Throws Error(kUnavailable) in a
+// process forked from a process that used the segment.
 std::shared_ptr<SharedSegment> process_segment(Policy policy);
 
-// The statistics of the segments that were used so far; none in a forked child.
+// Returns the statistics of the segments that were used so far; empty in a forked child.
 std::map<Policy, SharedSegmentStats> process_segment_stats();
 
 }  // namespace hbm::memory

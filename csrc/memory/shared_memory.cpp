@@ -19,7 +19,7 @@
 namespace hbm::memory {
 namespace {
 
-// Names the limits of this process.
+// Throws an error that names this process' limits.
 [[noreturn]] void refuse_size(uint64_t bytes, const char* call, int error) {
   throw Error(ErrorKind::kExhausted,
               "cannot make a segment of " + std::to_string(bytes) + " bytes: " + call + ": " +
@@ -61,7 +61,7 @@ Descriptor make_shared_file(const std::string& name) {
 }
 
 void set_size(const Descriptor& file, uint64_t bytes) {
-  // The kernel would send SIGXFSZ.
+  // The kernel would send SIGXFSZ, so this checks first.
   if (bytes > soft_limit(RLIMIT_FSIZE)) refuse_size(bytes, "ftruncate", EFBIG);
   if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
     refuse_size(bytes, "ftruncate", errno);
@@ -104,7 +104,7 @@ bool Memfd::map() noexcept {
   void* const base = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
   if (base == MAP_FAILED) return false;
   base_ = static_cast<std::byte*>(base);
-  madvise(base, size_, MADV_HUGEPAGE);  // a wish: largest_page_bytes() tells what came of it
+  madvise(base, size_, MADV_HUGEPAGE);  // a hint: largest_page_bytes() shows the result
   return true;
 }
 

@@ -1,5 +1,5 @@
-// Memory that processes share: files in memory (memfds), which other processes are given by their
-// descriptor, and mappings of them.
+// Memory that processes share: files in memory (memfds), passed to other processes by descriptor,
+// and mappings of them.
 //
 // Threads: everything may be called from any thread.
 #pragma once
@@ -14,32 +14,32 @@
 
 namespace hbm::memory {
 
-// A new file in memory: empty, closed on exec; only its owner's processes can open it anew through
-// /proc. Throws Error(kUnavailable) when the kernel gives none, and says so when descriptors have
+// Makes an empty file in memory, closed on exec. Only processes of its owner can reopen it through
+// /proc. Throws Error(kUnavailable) if the kernel refuses, and names the limit if descriptors have
 // run out.
 Descriptor make_shared_file(const std::string& name);
 
-// REQUIRES: bytes is a multiple of the page.
-// Throws Error(kExhausted) when the size of files (RLIMIT_FSIZE) is too limited for it; it names
-// the limits of this process.
+// Sets the size of a file. REQUIRES: `bytes` is a multiple of the page. Throws Error(kExhausted),
+// naming this process' limits, if the limit of file sizes (RLIMIT_FSIZE) is too low.
 void set_size(const Descriptor& file, uint64_t bytes);
 
-// Fixes the size for good: a process that maps the file can rely on it, and makes no access past a
-// new end.
-// Throws Error(kUnavailable) when the kernel refuses.
+// Fixes the size permanently. A process that maps the file can rely on the size, and never accesses
+// memory beyond a new end. Throws Error(kUnavailable) if the kernel refuses.
 void fix_size(const Descriptor& file);
 
 // A sparse file in memory, mapped here and, by its descriptor, in other processes.
 //
-// Its size is address space; memory is what has been written and not given back. Nothing is left of
-// it once the last process that has it open or mapped is gone, however that process ended.
+// Its size is address space; only written pages that were not freed take memory. The kernel frees
+// the file with the last process that has it open or mapped, however that process ended.
 class Memfd {
  public:
-  // Makes a file of `size_bytes`, rounded up to pages. 0: four times the machine's memory, because
-  // a heap inside cannot use every gap, but at most 1 TiB or the machine's memory, whichever is
-  // more, because each process of the node maps all; and no more than the limits of this process
-  // allow. Throws Error(kExhausted) when the address space (RLIMIT_AS) or the size of files
-  // (RLIMIT_FSIZE) is too limited for it, Error(kUnavailable) when the kernel gives no memfd.
+  // Makes a file of `size_bytes`, rounded up to pages. With 0, the size is four times the machine's
+  // memory, because a heap inside cannot use every gap. It is at most 1 TiB or the machine's
+  // memory, whichever is more, because each process of the node maps all files. It never exceeds
+  // this process' limits.
+  //
+  // Throws Error(kExhausted) if the limit of the address space (RLIMIT_AS) or of file sizes
+  // (RLIMIT_FSIZE) is too low, Error(kUnavailable) if the kernel refuses a memfd.
   Memfd(const std::string& name, uint64_t size_bytes);
   ~Memfd();
   Memfd(const Memfd&) = delete;
@@ -59,9 +59,9 @@ class Memfd {
   size_t size_ = 0;
 };
 
-// Another process' segment, mapped here to be read and written: all of the memory behind `fd`,
-// which stays the caller's and may be closed at once. The mapping goes with the last pointer to it.
-// Throws Error(kInvalid) when fd is not a file with bytes in it, and as SharedMapping.
+// Maps another process' segment for reading and writing: all memory of the file `fd`. `fd` stays
+// the caller's and may be closed immediately. The mapping ends with the last reference to it.
+// Throws Error(kInvalid) if `fd` is not a file with bytes in it, and as SharedMapping.
 std::shared_ptr<SharedMapping> map_segment(int fd);
 
 }  // namespace hbm::memory

@@ -17,13 +17,13 @@ struct ProcessPools {
   std::map<std::pair<Policy, uint64_t>, std::shared_ptr<StagingPool>> pools;
 };
 
-// Never destroyed: late messages may outlive any order of destruction at exit.
+// Never destroyed: late messages may outlive static objects.
 ProcessPools& process_pools() {
   static auto* const all = new ProcessPools;
   return *all;
 }
 
-// Returns what a request really takes: its size class, or itself past the largest.
+// Returns the bytes that a request takes: its size class, or exactly `bytes` beyond the largest.
 size_t capacity_for(size_t bytes) noexcept {
   if (bytes > kLargestStagingClassBytes) return bytes;
   return std::bit_ceil(std::max(bytes, kLeastStagingClassBytes));
@@ -49,7 +49,7 @@ void StagingBuffer::swap(StagingBuffer& other) noexcept {
 StagingHold::StagingHold() { current() = this; }
 
 StagingHold::~StagingHold() {
-  give_back();
+  release();
   current() = nullptr;
 }
 
@@ -85,7 +85,7 @@ StagingPool::StagingPool(std::shared_ptr<Heap> heap, uint64_t budget_bytes)
 
 StagingPool::~StagingPool() { trim(); }
 
-void StagingHold::give_back() noexcept {
+void StagingHold::release() noexcept {
   current() = nullptr;
   held_ = {};
   current() = this;
@@ -99,10 +99,10 @@ StagingBuffer StagingPool::acquire(size_t bytes) {
     if (held) return held;
   }
   const size_t capacity = capacity_for(bytes);
-  void* block = take_kept(capacity);
+  void* block = take_cached(capacity);
   if (block == nullptr) block = take_new(capacity);
   if (block == nullptr && hold != nullptr) {
-    hold->give_back();
+    hold->release();
     block = take_new(capacity);
   }
   if (block == nullptr) return overflow(bytes);
@@ -135,7 +135,7 @@ StagingStats StagingPool::stats() const {
   stats.reserved_bytes = reserved_bytes_.load(std::memory_order_relaxed);
   for (size_t i = 0; i < kClasses; ++i) {
     std::lock_guard lock(shelves_[i].mutex);
-    stats.kept_bytes += shelves_[i].count * (kLeastStagingClassBytes << i);
+    stats.cached_bytes += shelves_[i].count * (kLeastStagingClassBytes << i);
   }
   const Usage past = overflow_heap_.stats();
   stats.overflow_bytes = past.in_use_bytes;
@@ -160,8 +160,8 @@ void StagingPool::unreserve(size_t capacity) noexcept {
   reserved_bytes_.fetch_sub(capacity, std::memory_order_relaxed);
 }
 
-// Null when no block of this size is kept.
-void* StagingPool::take_kept(size_t capacity) noexcept {
+// Null if no block of this size is cached.
+void* StagingPool::take_cached(size_t capacity) noexcept {
   if (capacity > kLargestStagingClassBytes) return nullptr;
   Shelf& shelf = shelf_for(capacity);
   std::lock_guard lock(shelf.mutex);
@@ -172,7 +172,7 @@ void* StagingPool::take_kept(size_t capacity) noexcept {
   return block;
 }
 
-// Null when the budget does not allow it, whatever is given back.
+// Null if the budget is too small, even after trim().
 void* StagingPool::take_new(size_t capacity) {
   if (!reserve(capacity)) {
     if (capacity > budget_bytes_) return nullptr;

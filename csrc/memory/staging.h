@@ -1,20 +1,19 @@
-// Staging memory for messages: blocks of a heap, kept for reuse, within a bounded total.
+// Staging memory for messages: blocks of a heap, cached for reuse, within a bounded total.
 //
-// The pool never waits for a block to come back: its holder may be waiting for a peer that waits
-// for this process in another group, and the wait would never end. A request past the budget gets
-// ordinary memory instead (kPreferred, kDdr), returned to the system when it is released, or
-// Error(kExhausted) (kBind, kInterleave).
+// The pool never waits for a block: the holder of a block may wait for a peer that waits for this
+// process in another group, forever. A request beyond the budget gets ordinary memory instead
+// (kPreferred, kDdr), which is returned to the system on release, or throws Error(kExhausted)
+// (kBind, kInterleave).
 //
-// Blocks of up to kLargestStagingClassBytes are rounded up to a power of two and kept on a list per
-// size when released: from then on a request of that size costs a lock and a list operation, and
-// neither memkind nor the kernel is asked. Larger ones go back to the heap. Kept blocks count
-// against the budget; when it is short they are returned to the heap before a request is refused.
+// Blocks of up to kLargestStagingClassBytes are rounded up to a power of two. A released block is
+// cached in a list of its size, so a later request of that size costs a lock and a list operation,
+// without a call of memkind or the kernel. Larger blocks return to the heap. Cached blocks count
+// against the budget; they are returned to the heap before a request is refused.
 //
-// An operation that gives back what its next part needs at once does so under a StagingHold.
+// An operation whose next part reuses the memory of the last one releases it under a StagingHold.
 //
-// Ownership: the pool lives as long as any of its buffers, so a buffer may outlive the group that
-// took it. In a forked child acquire() throws Error(kUnavailable), and buffers inherited from the
-// parent are released without effect.
+// Ownership: the pool lives as long as any of its buffers, so a buffer may outlive its group. In a
+// forked child acquire() throws Error(kUnavailable), and releasing inherited buffers has no effect.
 //
 // Threads: every member may be called from any thread.
 #pragma once
@@ -47,7 +46,7 @@ class StagingBuffer {
   ~StagingBuffer();
 
   void* data() const noexcept { return block_; }
-  size_t size() const noexcept { return size_; }  // as asked for
+  size_t size() const noexcept { return size_; }  // as requested
   explicit operator bool() const noexcept { return block_ != nullptr; }
 
   void swap(StagingBuffer& other) noexcept;
@@ -66,15 +65,15 @@ class StagingBuffer {
   std::shared_ptr<StagingPool> pool_;
   void* block_ = nullptr;
   size_t size_ = 0;
-  size_t capacity_ = 0;    // what the block counts in the budget
-  bool overflow_ = false;  // past the budget: ordinary memory that the pool does not keep
+  size_t capacity_ = 0;    // counted against the budget
+  bool overflow_ = false;  // beyond the budget: ordinary memory, never cached
 };
 
-// Keeps what the calling thread releases for what it acquires next, so that an operation whose next
-// part needs no more than the last one cannot find the memory taken in between. What is left goes
-// back to the pools at the end, or when a pool has no more.
+// Holds the blocks that the calling thread releases for its next requests. So an operation whose
+// next part needs no more than the last one is not beaten to the memory by another thread.
+// Remaining blocks return to their pools at the end, or when a pool has no memory left.
 //
-// Threads: made and destroyed by one thread, which has one at a time.
+// Threads: made and destroyed by one thread; a thread has at most one.
 class StagingHold {
  public:
   StagingHold();
@@ -85,48 +84,49 @@ class StagingHold {
  private:
   friend class StagingBuffer;
   friend class StagingPool;
-  // The calling thread's; null if it has none.
+  // Returns the calling thread's hold; null if it has none.
   static StagingHold*& current() noexcept;
 
-  // False if it holds too many already.
+  // Returns false if kHeldStagingBlocks are held already.
   bool keep(StagingBuffer& released) noexcept;
-  // The smallest block of `pool` with room for `bytes`; none: empty.
+  // Returns the smallest block of `pool` with room for `bytes`; empty if there is none.
   StagingBuffer take(const StagingPool& pool, size_t bytes) noexcept;
-  void give_back() noexcept;
+  void release() noexcept;
 
   std::array<StagingBuffer, kHeldStagingBlocks> held_;
 };
 
 struct StagingStats {
   uint64_t budget_bytes = 0;
-  uint64_t reserved_bytes = 0;  // taken from the heap: handed out or kept
-  uint64_t kept_bytes = 0;      // of reserved_bytes: released and kept for reuse
-  uint64_t overflow_bytes = 0;  // in use past the budget, in ordinary memory
-  uint64_t overflows = 0;       // requests past the budget since the pool was made
+  uint64_t reserved_bytes = 0;  // taken from the heap: in use or cached
+  uint64_t cached_bytes = 0;    // of reserved_bytes: released and cached
+  uint64_t overflow_bytes = 0;  // in use beyond the budget, in ordinary memory
+  uint64_t overflows = 0;       // requests beyond the budget since the pool was made
 };
 
 class StagingPool : public std::enable_shared_from_this<StagingPool> {
  public:
-  // The budget bounds reserved_bytes; 0 hands out nothing but overflow.
+  // The budget bounds reserved_bytes; with 0 every request overflows.
   static std::shared_ptr<StagingPool> make(std::shared_ptr<Heap> heap, uint64_t budget_bytes);
   ~StagingPool();
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
-  // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page
-  // up, with whatever content. Throws Error(kExhausted) as said above, and when the heap does.
+  // Returns at least `bytes` bytes (0 counts as 1), uninitialised, aligned to 64 bytes, or to a
+  // page if there is a page or more. Throws Error(kExhausted) as described above, and as
+  // Heap::allocate().
   StagingBuffer acquire(size_t bytes);
 
-  // Returns the kept blocks to the heap.
+  // Returns the cached blocks to the heap.
   void trim() noexcept;
 
-  // In a forked child all is zero but the budget.
+  // In a forked child all values except the budget are zero.
   StagingStats stats() const;
 
  private:
   friend class StagingBuffer;
 
-  // A released block holds the link to the next one in its own first bytes.
+  // The first bytes of a cached block hold the link to the next block.
   struct Link {
     Link* next;
   };
@@ -143,7 +143,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   Shelf& shelf_for(size_t capacity) noexcept;
   bool reserve(size_t capacity) noexcept;
   void unreserve(size_t capacity) noexcept;
-  void* take_kept(size_t capacity) noexcept;
+  void* take_cached(size_t capacity) noexcept;
   void* take_new(size_t capacity);
   StagingBuffer overflow(size_t bytes);
   void release(void* block, size_t capacity, bool overflow) noexcept;
@@ -153,14 +153,14 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   const uint64_t budget_bytes_;
   Heap overflow_heap_{Policy::kDdr};
   std::atomic<uint64_t> reserved_bytes_{0};
-  std::mutex trim_mutex_;  // one trim at a time, so that none misses what another is giving back;
-                           // taken before a shelf's mutex
+  std::mutex trim_mutex_;  // serialises trims, so that none misses blocks of another;
+                           // locked before a shelf's mutex
   std::array<Shelf, kClasses> shelves_;
 };
 
-// The pool of this process with this policy and budget, shared by all groups; made on first use and
-// never destroyed. Throws Error(kUnavailable) in a process forked from one that used it, and as
-// Heap.
+// Returns this process' pool with this policy and budget: shared by all groups, made on first use
+// and never destroyed. Throws as Heap. Throws Error(kUnavailable) in a process forked from a
+// process that used the pool.
 std::shared_ptr<StagingPool> process_staging(Policy policy, uint64_t budget_bytes);
 
 }  // namespace hbm::memory

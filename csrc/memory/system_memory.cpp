@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-// Returns overcommit_room(); no bound where the kernel's figures cannot be read.
+// Returns overcommit_room(); no bound if the kernel's figures cannot be read.
 uint64_t known_overcommit_room() {
   try {
     return overcommit_room(MemInfo::of_machine());
@@ -62,8 +62,8 @@ MemInfo MemInfo::of_node(int node) {
   return MemInfo("/sys/devices/system/node/node" + std::to_string(node) + "/meminfo");
 }
 
-// Without /proc the kernel tells the most important figures by a system call, as if no page of a
-// file's cache could be taken.
+// Without /proc, a system call gives the most important figures. Then no page of the file cache
+// counts as available.
 MemInfo MemInfo::of_machine() {
   MemInfo found("/proc/meminfo");
   struct sysinfo info{};
@@ -78,7 +78,7 @@ MemInfo MemInfo::of_machine() {
   return found;
 }
 
-// A node's lines start "Node 0 ".
+// Accepts also a node's lines, which start with "Node 0 ".
 MemInfo::MemInfo(const std::string& path) {
   std::ifstream file(path);
   if (!file && errno != ENOENT) {

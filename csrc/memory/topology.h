@@ -1,7 +1,7 @@
-// The memory that this machine has, and how each fact was found.
+// The memory of this machine, and the source of each fact.
 //
-// Threads: every function may be called from any thread. discover() reads the machine anew at each
-// call and takes milliseconds: it is for reports and start-up, not for the path of a message.
+// Threads: every function may be called from any thread. discover() reads the machine again at each
+// call, which takes milliseconds: use it for reports and at start-up, not for messages.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,15 @@ struct NodeInfo {
 
 enum class MemoryMode {
   kNone,    // no HBM seen
-  kFlat,    // HBM is nodes of its own
+  kFlat,    // HBM has its own nodes
   kCache,   // HBM is a cache in front of DDR: nothing to allocate, all memory profits
-  kHybrid,  // part of it nodes, part of it cache
+  kHybrid,  // one part is nodes, the other cache
 };
 const char* memory_mode_name(MemoryMode mode) noexcept;
 
 struct Topology {
   bool hbm_available;      // memkind can allocate from HBM
-  std::string hbm_source;  // how memkind found it ("HMAT", ...), or its reason when it did not
+  std::string hbm_source;  // how memkind found HBM ("HMAT", ...), or why it did not
   MemoryMode mode;
   std::string mode_source;
   std::string cluster;           // CPU nodes a socket, as in "4 (SNC-4)"
@@ -38,7 +38,7 @@ struct Topology {
   std::vector<NodeInfo> nodes;   // by id
 };
 
-// Throws Error(kUnavailable) when hwloc cannot read the machine.
+// Throws Error(kUnavailable) if hwloc cannot read the machine.
 Topology discover();
 
 }  // namespace hbm::memory

@@ -16,14 +16,14 @@ namespace hbm::memory {
 // Unit: times the memory of the machine
 // Below: a smaller value runs out of addresses in a fragmented heap with memory left.
 // Above: a larger value takes more of the process' address space.
-// Measure: `segment_test --gtest_filter=SharedSegment.LimitsAreNamedAndTheDefaultFitsThem`
+// Measure: `segment_test --gtest_filter=SharedSegment.NamesLimitsAndFitsTheDefaultToThem`
 inline constexpr uint64_t kSegmentAddressesPerMemory = 4;
 
 // The largest size to which kSegmentAddressesPerMemory is applied in full.
 // Unit: bytes
 // Below: the segment has kSegmentAddressesPerMemory times the memory of the machine.
 // Above: the segment has the value, or the memory of the machine if that is more.
-// Measure: `segment_test --gtest_filter=SharedSegment.LimitsAreNamedAndTheDefaultFitsThem`
+// Measure: `segment_test --gtest_filter=SharedSegment.NamesLimitsAndFitsTheDefaultToThem`
 inline constexpr uint64_t kLargestSpareSegmentBytes = uint64_t{1} << 40;
 
 // The part of RLIMIT_AS that a segment takes by default: the limit over this. The segments of the
@@ -46,7 +46,7 @@ inline constexpr uint64_t kLeastDefaultSegmentBytes = uint64_t{256} << 20;
 // Unit: bytes
 // Below: under a lower limit, making the segment fails, and the error names the limit.
 // Above: under a limit of up to kLeastDefaultSegmentBytes, the segment may have the limit's size.
-// Measure: `segment_test --gtest_filter=SharedSegment.LimitsAreNamedAndTheDefaultFitsThem`
+// Measure: `segment_test --gtest_filter=SharedSegment.NamesLimitsAndFitsTheDefaultToThem`
 inline constexpr uint64_t kLeastLimitedSegmentBytes = uint64_t{1} << 20;
 
 // -- Blocks of a segment
@@ -58,20 +58,20 @@ inline constexpr uint64_t kLeastLimitedSegmentBytes = uint64_t{1} << 20;
 // Measure: `segment_test --gtest_filter=SharedSegment.GivesThePagesOfLargeBlocksBack`
 inline constexpr size_t kReturnedBlockBytes = size_t{1} << 20;
 
-// The largest reserved arena at the front of a segment, for the control blocks of groups. It is in
+// The largest reserved arena at the start of a segment, for the control blocks of groups. It is in
 // whole huge pages.
 // Unit: bytes
-// Below: the arena has kSegmentFrontDivisor's part of the segment.
+// Below: the arena has kReservedArenaDivisor's part of the segment.
 // Above: the arena has the value.
 // Measure: `segment_test --gtest_filter=SharedSegment.*Front*`
-inline constexpr uint64_t kLargestSegmentFrontBytes = uint64_t{64} << 20;
+inline constexpr uint64_t kLargestReservedArenaBytes = uint64_t{64} << 20;
 
 // The part of a segment that its reserved arena takes at most: the size over this.
 // Unit: parts of the segment
 // Below: a smaller value leaves less of a small segment for its heap.
 // Above: a larger value makes the control blocks of groups use the heap, which loads memkind.
 // Measure: `segment_test --gtest_filter=SharedSegment.*Front*`
-inline constexpr uint64_t kSegmentFrontDivisor = 8;
+inline constexpr uint64_t kReservedArenaDivisor = 8;
 
 // -- Heaps
 
@@ -88,7 +88,7 @@ inline constexpr size_t kMappedBlockBytes = size_t{8} << 20;
 // Unit: bytes
 // Below: a smaller value reads the room more often.
 // Above: a larger value lets concurrent processes overrun the margin further.
-// Measure: `shortage_test --gtest_filter=Heap.ANodeThatFillsUpMeanwhileIsAnError`
+// Measure: `shortage_test --gtest_filter=Heap.ThrowsIfANodeFillsUp`
 inline constexpr size_t kCommitStepBytes = size_t{16} << 20;
 
 // The pages in one move_pages or mincore call that asks where memory is.
@@ -166,7 +166,7 @@ inline constexpr size_t kLargestStagingClassBytes = size_t{16} << 20;
 // Unit: blocks
 // Below: the thread keeps the block.
 // Above: from the value on, the block returns to its pool.
-// Measure: `staging_test --gtest_filter=Staging.AHoldKeepsWhatItsThreadReleases`
+// Measure: `staging_test --gtest_filter=Staging.HoldKeepsReleasedBlocks`
 inline constexpr size_t kHeldStagingBlocks = 8;
 
 // -- Pools

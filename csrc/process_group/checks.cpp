@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/overlap.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
 void check_device(const at::Tensor& tensor, const char* argument) {
   if (tensor.is_cpu() || at::isAccelerator(tensor.device().type())) return;
@@ -64,7 +64,7 @@ struct Extent {
   size_t index;
 };
 
-// The addresses between a tensor's first and last element.
+// Returns the addresses from a tensor's first to its last element.
 Extent extent_of(const at::Tensor& tensor, size_t index) {
   int64_t last = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
@@ -151,9 +151,9 @@ void check_parts(const at::Tensor& whole, const at::Tensor& part, int ranks,
 
 void check_own_part(int own, const at::Tensor& whole, const at::Tensor& part,
                     const char* operation) {
-  const size_t place = static_cast<size_t>(own) * part.nbytes();
+  const size_t own_offset = static_cast<size_t>(own) * part.nbytes();
   const auto* begin = static_cast<const std::byte*>(whole.const_data_ptr());
-  if (part.const_data_ptr() == begin + place) return;
+  if (part.const_data_ptr() == begin + own_offset) return;
   check_disjoint({whole, part}, (std::string(operation) + ": input and output").c_str());
 }
 
@@ -183,8 +183,9 @@ void check_pairs(size_t outputs, size_t inputs, const char* operation) {
                                        " inputs; they go in pairs, at least one");
 }
 
-void check_same_count_self(const std::vector<Source>& sources, const std::vector<Sink>& sinks,
-                           int rank, const char* operation) {
+void check_same_count_self(const std::vector<communicator::Source>& sources,
+                           const std::vector<communicator::Sink>& sinks, int rank,
+                           const char* operation) {
   const size_t sent = sources[static_cast<size_t>(rank)].count;
   const size_t taken = sinks[static_cast<size_t>(rank)].count;
   if (sent == taken) return;
@@ -193,4 +194,4 @@ void check_same_count_self(const std::vector<Source>& sources, const std::vector
                                        " elements and expects " + std::to_string(taken));
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

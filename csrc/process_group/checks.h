@@ -1,5 +1,7 @@
-// Checks of arguments, before anything is sent. Each throws Error(kInvalid) naming what was asked
-// and what was found.
+// Checks of arguments, before anything is sent. Each check throws Error(kInvalid) that names the
+// argument and the value found.
+//
+// Threads: pure functions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,53 +10,56 @@
 
 #include "communicator/communicator.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
-// `tensor` is on the CPU or an accelerator; `argument` names it.
+// Requires `tensor` to be on the CPU or an accelerator; `argument` names it.
 void check_device(const at::Tensor& tensor, const char* argument);
 
-// `tensor` is dense, on the CPU or an accelerator; `argument` names it.
+// Requires `tensor` to be dense, and on the CPU or an accelerator; `argument` names it.
 void check_tensor(const at::Tensor& tensor, const char* argument);
 
-// All are so, of one type, and on one device.
+// check_tensor() for each tensor. Requires one type and one device.
 void check_tensors(const std::vector<at::Tensor>& tensors, const char* argument);
 
-// The only tensor of a list that must have one.
+// Returns the tensor of a list that must have exactly one.
 const at::Tensor& single(const std::vector<at::Tensor>& tensors, const char* argument);
 
-// No two elements of `tensor`, to which results are written, share memory.
+// Requires that no two elements of `tensor`, an output, share memory.
 void check_writable(const at::Tensor& tensor);
 
-// As check_writable() for each tensor. No two of the tensors share memory, strided ones included.
+// check_writable() for each tensor. Requires that no two tensors share memory, strided tensors
+// included.
 void check_outputs(const std::vector<at::Tensor>& tensors, const char* argument);
 
-// No two of the contiguous tensors share memory.
+// Requires that no two of the contiguous tensors share memory.
 void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument);
 
-// The input and the output have one type, and are on one device.
+// Requires one type and one device for the input and the output.
 void check_same_type(const at::Tensor& input, const at::Tensor& output, const char* operation);
 
+// Requires equal numbers of elements.
 void check_same_count(const at::Tensor& a, const at::Tensor& b, const char* name_of_a,
                       const char* name_of_b);
 
-// `whole` has `ranks` times the elements of `part`.
+// Requires `whole` to have `ranks` times the elements of `part`.
 void check_parts(const at::Tensor& whole, const at::Tensor& part, int ranks,
                  const char* name_of_whole, const char* name_of_part);
 
-// `part` may be rank `own`'s part of `whole`, or lie elsewhere; not in between.
+// Requires `part` either to be rank `own`'s part of `whole`, or to share no memory with `whole`.
 void check_own_part(int own, const at::Tensor& whole, const at::Tensor& part,
                     const char* operation);
 
-// No tensor of `inputs` shares memory with one of `outputs`, but for rank `own`'s, which may be one
-// and the same (own: -1 for none).
+// Throws if contiguous inputs and outputs overlap. The pair of rank `own` may be in place (-1:
+// none).
 void check_apart(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
                  int own, const char* operation);
 
-// A list of inputs and one of outputs belong together.
+// Requires as many inputs as outputs, and at least one.
 void check_pairs(size_t outputs, size_t inputs, const char* operation);
 
-// The elements that this rank sends itself are as many as it takes from itself.
-void check_same_count_self(const std::vector<Source>& sources, const std::vector<Sink>& sinks,
-                           int rank, const char* operation);
+// Requires that this rank sends itself as many elements as it receives from itself.
+void check_same_count_self(const std::vector<communicator::Source>& sources,
+                           const std::vector<communicator::Sink>& sinks, int rank,
+                           const char* operation);
 
-}  // namespace hbm
+}  // namespace hbm::process_group

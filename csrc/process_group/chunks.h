@@ -1,8 +1,8 @@
-// The chunks of a large collective on tensors of an accelerator: while one is reduced, the next is
-// on its way to the host and the last one on its way back.
+// The chunks of a large collective on tensors of an accelerator. While one chunk is reduced, the
+// next is copied to the host and the last is copied back.
 //
-// Every rank must cut alike, so the cut depends on nothing but what all ranks have in common: the
-// lengths, the type and HBMCOMM_DEVICE_CHUNK_BYTES.
+// Every rank must cut into the same chunks, so the chunks depend only on values that are equal on
+// all ranks: the lengths, the type and HBMCOMM_DEVICE_CHUNK_BYTES.
 //
 // Threads: pure functions.
 #pragma once
@@ -14,22 +14,22 @@
 #include "communicator/communicator.h"
 #include "process_group/tuning.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
-// The streams of a collective that are equally long on every rank: the tensor of an all_reduce, the
-// parts of all ranks in an all_gather.
+// The streams of a collective that are equally long on every rank: the tensor of an all_reduce, or
+// the parts of all ranks in an all_gather.
 struct EqualStreams {
-  size_t count = 0;  // elements of each; 0: they may differ, and the collective goes in one go
+  size_t count = 0;  // elements of each; 0: lengths may differ, so there is one chunk
   size_t number = 1;
 };
 
 class Chunks {
  public:
-  // One chunk of everything.
+  // Makes one chunk of all elements.
   Chunks() = default;
 
-  // Chunks of `chunk_bytes` (of all streams together) to half as many more, and of several times
-  // that from 16 streams on; one below two of those.
+  // Makes chunks of `chunk_bytes` to 1.5 times as much, counting all streams together. From 16
+  // streams on, chunks are several times as large. Makes one chunk of less than two `chunk_bytes`.
   Chunks(const EqualStreams& streams, size_t element, size_t chunk_bytes) : count_(streams.count) {
     constexpr size_t kLine = 64;
     const size_t bytes = streams.count * streams.number * element;
@@ -43,35 +43,35 @@ class Chunks {
 
   size_t number() const { return number_; }
 
-  // The part of each stream in a chunk; kAllElements where there is one chunk.
-  ElementRange range(size_t index) const {
-    if (number_ == 1) return kAllElements;
+  // Returns the part of each stream in a chunk; kAllElements if there is one chunk.
+  communicator::ElementRange range(size_t index) const {
+    if (number_ == 1) return communicator::kAllElements;
     const size_t offset = index * chunk_;
     return {offset, std::min(chunk_, count_ - offset)};
   }
 
-  // The parts, in a chunk, of a buffer of `elements`. REQUIRES: it holds whole streams, one after
-  // the other.
-  std::vector<ElementRange> pieces(size_t elements, size_t index) const {
+  // Returns the parts of a buffer of `elements` that belong to a chunk. REQUIRES: the buffer holds
+  // whole streams, one after the other.
+  std::vector<communicator::ElementRange> parts(size_t elements, size_t index) const {
     if (number_ == 1) return {{0, elements}};
-    const ElementRange part = range(index);
-    std::vector<ElementRange> found;
+    const communicator::ElementRange part = range(index);
+    std::vector<communicator::ElementRange> found;
     for (size_t start = 0; start < elements; start += count_) {
       found.push_back({start + part.offset, part.count});
     }
     return found;
   }
 
-  // The number under which a chunk's operations go, with the length of the whole if there are
-  // several.
-  OperationNumber sequence(uint64_t number) const {
+  // Returns the number of a chunk's operations. It includes the length of the whole stream if there
+  // are several chunks.
+  communicator::OperationNumber sequence(uint64_t number) const {
     return {number, number_ == 1 ? 0 : static_cast<uint64_t>(count_)};
   }
 
  private:
   size_t count_ = 0;  // elements of a stream
-  size_t chunk_ = 0;  // of these, in each chunk but the last
+  size_t chunk_ = 0;  // elements of a stream in each chunk except the last
   size_t number_ = 1;
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -6,7 +6,7 @@
 #include "pg_hbm.h"
 #include "process_group/types.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
 using c10d::OpType;
 
@@ -115,7 +115,7 @@ bool ProcessGroupHbm::with_batch(const Use& use) {
   return true;
 }
 
-// This thread alone enters and removes its own batch, so it always sees its own count.
+// Only this thread adds and removes its batch, so it always reads its own change of the count.
 bool ProcessGroupHbm::coalescing() {
   if (batch_count_.load(std::memory_order_relaxed) == 0) return false;
   const std::lock_guard lock(coalescing_mutex_);
@@ -135,7 +135,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::refused_in_batch(const std::exce
   return work;
 }
 
-// The Work may outlive the group, so it holds no reference to it.
+// The Work may outlive the group, so it holds only a weak reference to the group.
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::defer(PreparedMessage message) {
   const auto group = c10::weak_intrusive_ptr<ProcessGroupHbm>(
       c10::intrusive_ptr<ProcessGroupHbm>::unsafe_reclaim_from_nonowning(this));
@@ -151,4 +151,4 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::defer(PreparedMessage message) {
   return work;
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -1,9 +1,10 @@
-// Batches: the calls of one thread between startCoalescing() and endCoalescing(). Mostly they are
-// the messages of a batch_isend_irecv.
+// Batches: the calls of one thread between startCoalescing() and endCoalescing(), usually the
+// messages of a batch_isend_irecv.
 //
 // All messages are checked first, and begin at the end of the batch. endCoalescing() raises the
-// first refusal; then no message begins. No call raises earlier: PyTorch's _coalescing_manager
-// keeps its state if its body raises. Later collectives then return without calling the backend.
+// first refusal; then no message begins. No call raises earlier, because PyTorch's
+// _coalescing_manager keeps its state if its body raises. Later collectives would then return
+// without calling the backend.
 #pragma once
 
 #include <atomic>
@@ -15,21 +16,22 @@
 
 #include "process_group/work.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
 // A message that has not begun, or a call that was refused.
 //
 // Threads: as c10d::Work, from any.
 class BatchedWork final : public c10d::Work {
  public:
-  // `begin` begins the message of `work`; called once, by the batch's end or an earlier wait().
+  // `begin` begins the message of `work`. It is called once, by the end of the batch or an earlier
+  // wait().
   BatchedWork(c10::intrusive_ptr<WorkHbm> work, int rank, c10d::OpType type,
               std::function<void()> begin);
   BatchedWork(int rank, const std::exception_ptr& refusal);
 
   // Begins the message unless it has begun. Throws the error of `begin`, or the refusal.
   void begin();
-  // The message will not begin, because of `refusal`. Does nothing if it has begun.
+  // Refuses the message, unless it has begun: it fails with `refusal`.
   void refuse(const std::exception_ptr& refusal);
 
   bool isCompleted() override;
@@ -47,18 +49,18 @@ class BatchedWork final : public c10d::Work {
   bool begun() const { return state_.load(std::memory_order_acquire) == State::kBegun; }
   bool refused() const { return state_.load(std::memory_order_acquire) == State::kRefused; }
 
-  const c10::intrusive_ptr<WorkHbm> work_;  // null: of a refused call
+  const c10::intrusive_ptr<WorkHbm> work_;  // null: a refused call
   std::mutex mutex_;  // held while `begin_` runs, and by refuse(); queries do not take it
   std::function<void()> begin_;  // guarded by mutex_
   std::exception_ptr refusal_;   // written before kRefused
-  // begin() and refuse() store it last (release); the queries load it first (acquire).
+  // begin() and refuse() store the state last (release); the queries load it first (acquire).
   std::atomic<State> state_;
 };
 
 struct CoalescedBatch {
-  std::vector<c10::intrusive_ptr<c10d::Work>> collectives;  // each begins when it is issued
+  std::vector<c10::intrusive_ptr<c10d::Work>> collectives;  // begun when issued
   std::vector<c10::intrusive_ptr<BatchedWork>> messages;
   std::exception_ptr refusal;  // the first
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -1,20 +1,25 @@
-// The collectives of the process group that move data and reduce nothing.
+// The collectives of the process group that only move data.
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "base/error.h"
-#include "communicator/pieces.h"
+#include "communicator/scatter_gather.h"
 #include "pg_hbm.h"
 #include "process_group/types.h"
 
-namespace hbm {
+namespace hbm::process_group {
+
+using communicator::ElementRange;
+using communicator::OperationNumber;
+using communicator::Sink;
+using communicator::Source;
 
 using c10d::OpType;
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor>& tensors,
                                                           const c10d::BroadcastOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     const at::Tensor& tensor = single(tensors, "broadcast");
     const int root = check_root(opts.rootRank, "broadcast");
     const Dtype dtype = to_dtype(tensor.scalar_type());
@@ -33,7 +38,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather(
     std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     const at::Tensor& input = single(inputs, "all_gather: input");
     if (outputs.size() != 1) {
       throw Error(ErrorKind::kInvalid, "all_gather: expected one list of outputs, got " +
@@ -72,7 +77,7 @@ ProcessGroupHbm::Collective ProcessGroupHbm::allgather_part(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  return attempt([&] { return run(allgather_base_part(output, input, opts, nullptr)); });
+  return guarded([&] { return run(allgather_base_part(output, input, opts, nullptr)); });
 }
 
 ProcessGroupHbm::Collective ProcessGroupHbm::allgather_base_part(
@@ -109,7 +114,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_all(std::vector<Collective> 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_coalesced(
     std::vector<std::vector<at::Tensor>>& output_lists, std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     check_list(output_lists.size(), "all_gather_coalesced", "the list of output lists");
     for (const auto& list : output_lists) {
       check_pairs(list.size(), inputs.size(), "all_gather_coalesced");
@@ -129,7 +134,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_coalesced(
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_into_tensor_coalesced(
     std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     check_pairs(outputs.size(), inputs.size(), "all_gather_into_tensor_coalesced");
     const auto part_done =
         range_of_parts(range_title(options_->backend, operations::kAllGatherIntoTensor), inputs);
@@ -144,7 +149,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_into_tensor_coalesced(
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::GatherOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     const at::Tensor& input = single(inputs, "gather: input");
     const int root = check_root(opts.rootRank, "gather");
     const std::vector<at::Tensor> gathered =
@@ -168,7 +173,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather_single(at::Tensor& output, at::Tensor& input,
                                                               const c10d::GatherOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     check_tensor(input, "gather_single: input");
     const int root = check_root(opts.rootRank, "gather_single");
     const Dtype dtype = to_dtype(input.scalar_type());
@@ -196,7 +201,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather_single(at::Tensor& output
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
     std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
     const c10d::ScatterOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     const at::Tensor& output = single(outputs, "scatter: output");
     const int root = check_root(opts.rootRank, "scatter");
     const std::vector<at::Tensor> scattered =
@@ -217,7 +222,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
   });
 }
 
-// The tensors of the root's list, one a rank, each as large as the one on this rank; nothing on the
+// Returns the tensors of the root's list, one for each rank, each as large as this rank's; empty on
 // other ranks.
 std::vector<at::Tensor> ProcessGroupHbm::root_list(
     const std::vector<std::vector<at::Tensor>>& lists, int root, const char* operation,
@@ -246,7 +251,8 @@ std::vector<at::Tensor> ProcessGroupHbm::root_list(
 
 namespace {
 
-// One slice of `whole` for each rank. Without splits, equal slices along dimension 0.
+// Returns one slice of `whole` for each rank. Without splits, the slices are equal, along dimension
+// 0.
 template <typename Part>
 std::vector<Part> slices(const Part& whole, const at::Tensor& tensor,
                          const std::vector<int64_t>& splits, int ranks, const char* which) {
@@ -288,7 +294,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
                                                               std::vector<int64_t>& output_splits,
                                                               std::vector<int64_t>& input_splits,
                                                               const c10d::AllToAllOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     check_tensor(output, "all_to_all_single: output");
     check_tensor(input, "all_to_all_single: input");
     check_same_type(input, output, "all_to_all_single");
@@ -310,7 +316,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>& outputs,
                                                          std::vector<at::Tensor>& inputs,
                                                          const c10d::AllToAllOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     check_list(outputs.size(), "all_to_all", "the output list");
     check_list(inputs.size(), "all_to_all", "the input list");
     check_tensors(inputs, "all_to_all: input");
@@ -332,4 +338,4 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
   });
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

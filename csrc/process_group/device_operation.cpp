@@ -5,7 +5,7 @@
 
 #include "memory/staging.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
 SendOrder::Position::Position(std::shared_ptr<SendOrder> order) : order_(std::move(order)) {
   const std::lock_guard lock(order_->mutex_);
@@ -19,7 +19,7 @@ bool SendOrder::Position::is_first() const {
   return order_->waiting_.front() == number_;
 }
 
-void SendOrder::Position::let_go() noexcept {
+void SendOrder::Position::release() noexcept {
   if (!order_) return;
   {
     const std::lock_guard lock(order_->mutex_);
@@ -33,7 +33,8 @@ bool SendOrder::empty() const {
   return waiting_.empty();
 }
 
-DeviceOperation::DeviceOperation(OperationPtr operation, std::shared_ptr<DeviceTransfer> transfer,
+DeviceOperation::DeviceOperation(communicator::OperationPtr operation,
+                                 std::shared_ptr<DeviceTransfer> transfer,
                                  SendOrder::Position position)
     : operation_(std::move(operation)),
       transfer_(std::move(transfer)),
@@ -52,22 +53,22 @@ bool DeviceOperation::begin_on_host() {
   if (transfer_) transfer_->prepare(chunk_);
   begun_ = true;
   operation_->begin();
-  position_.let_go();
+  position_.release();
   return true;
 }
 
-Progress DeviceOperation::poll() {
-  if (!begun_ && !begin_on_host()) return Progress::kIdle;
-  const Progress progress = operation_->poll();
-  if (progress != Progress::kDone || !transfer_) return progress;
+progress::Progress DeviceOperation::poll() {
+  if (!begun_ && !begin_on_host()) return progress::Progress::kIdle;
+  const progress::Progress progress = operation_->poll();
+  if (progress != progress::Progress::kDone || !transfer_) return progress;
   transfer_->start_to_device(chunk_);
-  if (++chunk_ == transfer_->chunks().number()) return Progress::kDone;
+  if (++chunk_ == transfer_->chunks().number()) return progress::Progress::kDone;
   begun_ = false;
   described_ = operation_->describe();
-  const memory::StagingHold held;  // the next chunk needs no more than this one gives back
+  const memory::StagingHold held;  // the next chunk needs no more than this chunk releases
   operation_.reset();
   operation_ = make_(chunk_);
-  return Progress::kActive;
+  return progress::Progress::kActive;
 }
 
 std::string DeviceOperation::describe() const {
@@ -90,7 +91,7 @@ std::vector<int> DeviceOperation::needed() const {
 }
 
 void DeviceOperation::abandon() noexcept {
-  position_.let_go();
+  position_.release();
   if (begun_) operation_->abandon();
 }
 
@@ -100,4 +101,4 @@ bool DeviceOperation::self_sufficient() const {
   return !waits && !more && operation_->self_sufficient();
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -1,8 +1,8 @@
-// An operation on tensors of an accelerator: one of the communicator's on the host for each chunk,
-// between the copies to the host and those back. To the queue, to errors and to the flight record
-// it is one.
+// An operation on tensors of an accelerator. It runs an operation of the communicator on the host
+// for each chunk, between the copies to the host and the copies back. The queue, errors and the
+// flight record see a single operation.
 //
-// Threads: as Operation. SendOrder: any.
+// Threads: as Operation. SendOrder: any thread.
 #pragma once
 
 #include <deque>
@@ -16,27 +16,27 @@
 #include "process_group/device_transfer.h"
 #include "progress/operation.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
-// The sends of a group whose input is still on its way to the host, in the order of issue. Messages
-// of one rank to another with one tag are matched in the order in which they are sent, so one whose
-// input is there waits for those before it.
+// The sends of a group whose input is not on the host yet, in the order of issue. Messages of one
+// rank to another with one tag are matched in the order of sending. So a send with its input on the
+// host waits for earlier sends.
 class SendOrder {
  public:
-  // A send's position in it, from now until it is let go or destroyed.
+  // A send's position in the order, from its construction until release() or destruction.
   class Position {
    public:
     Position() = default;
     explicit Position(std::shared_ptr<SendOrder> order);
     Position(Position&&) noexcept = default;
     Position& operator=(Position&&) = delete;
-    ~Position() { let_go(); }
+    ~Position() { release(); }
 
     bool is_first() const;
-    void let_go() noexcept;
+    void release() noexcept;
 
    private:
-    std::shared_ptr<SendOrder> order_;  // null: let go
+    std::shared_ptr<SendOrder> order_;  // null: released
     uint64_t number_ = 0;
   };
 
@@ -48,42 +48,42 @@ class SendOrder {
   uint64_t issued_ = 0;
 };
 
-class DeviceOperation final : public Operation {
+class DeviceOperation final : public progress::Operation {
  public:
-  // Makes a chunk's operation, when the one before is done.
-  using MakeChunk = std::function<OperationPtr(size_t index)>;
+  // Makes a chunk's operation when the operation of the previous chunk is done.
+  using MakeChunk = std::function<communicator::OperationPtr(size_t index)>;
 
-  // A message. `transfer` is null for one without tensors on a device, a send that waits for those
-  // before it. `position` is that of a send, else default-made.
-  DeviceOperation(OperationPtr operation, std::shared_ptr<DeviceTransfer> transfer,
+  // Makes a message. `transfer` is null for a send without tensors on a device that waits for
+  // earlier sends. `position` is the position of a send, else default-made.
+  DeviceOperation(communicator::OperationPtr operation, std::shared_ptr<DeviceTransfer> transfer,
                   SendOrder::Position position);
-  // A collective. Throws what make(0) throws.
+  // Makes a collective. Throws the exceptions of make(0).
   DeviceOperation(MakeChunk make, std::shared_ptr<DeviceTransfer> transfer);
 
   void begin() override;
-  Progress poll() override;
+  progress::Progress poll() override;
   std::string describe() const override;
   std::vector<int> missing() const override;
   std::vector<int> needed() const override;
-  Slept sleep(std::chrono::steady_clock::time_point until, bool polled) override {
-    return begun_ ? operation_->sleep(until, polled) : Slept::kNoWakeup;
+  progress::Slept sleep(std::chrono::steady_clock::time_point until, bool polled) override {
+    return begun_ ? operation_->sleep(until, polled) : progress::Slept::kNoWakeup;
   }
   void abandon() noexcept override;
   bool peers_may_write() const override { return begun_ && operation_->peers_may_write(); }
   bool self_sufficient() const override;
 
  private:
-  // Begins the chunk's operation on the host if its input is there and all sends before it have
+  // Begins the chunk's operation on the host if its input has arrived and all earlier sends have
   // begun.
   bool begin_on_host();
 
   const MakeChunk make_;
-  OperationPtr operation_;  // of the chunk; null: it could not be made
-  std::string described_;   // of the chunk before
+  communicator::OperationPtr operation_;  // of the chunk; null: make_() threw
+  std::string described_;                 // of the previous chunk
   const std::shared_ptr<DeviceTransfer> transfer_;
   SendOrder::Position position_;
   size_t chunk_ = 0;
   bool begun_ = false;  // the chunk's operation
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

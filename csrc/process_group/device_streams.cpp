@@ -18,7 +18,7 @@
 #include "process_group/torch_version.h"
 #include "process_group/tuning.h"
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 bool can_pin(c10::Device device) {
@@ -52,7 +52,7 @@ DeviceStreams::DeviceStreams(c10::Device device,
       guard_(device.type()),
       to_host_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)),
       to_device_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)),
-      twins_(TwinMemory::of(segment, device.type())),
+      host_copies_(HostCopyMemory::of(segment, device.type())),
       pinned_(can_pin(device)),
       chunk_bytes_(chunk_bytes_from_environment()) {}
 
@@ -74,15 +74,15 @@ void DeviceStreams::keep_for(const at::Tensor& tensor, const c10::Stream& stream
   guard_.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
 }
 
-at::Tensor DeviceStreams::host_twin(const at::Tensor& tensor) const {
+at::Tensor DeviceStreams::host_copy(const at::Tensor& tensor) const {
   return host_tensor(tensor.numel(), tensor.options()).view(tensor.sizes());
 }
 
 at::Tensor DeviceStreams::host_tensor(int64_t elements, const at::TensorOptions& like) const {
   const c10::DeviceGuard guard(device_);  // pinning makes a context on the current device
-  if (twins_ != nullptr) {
-    at::Tensor twin = twins_->take(elements, c10::typeMetaToScalarType(like.dtype()));
-    if (twin.defined()) return twin;
+  if (host_copies_ != nullptr) {
+    at::Tensor host_copy = host_copies_->take(elements, c10::typeMetaToScalarType(like.dtype()));
+    if (host_copy.defined()) return host_copy;
   }
   try {
     return at::empty({elements}, like.device(c10::kCPU).pinned_memory(pinned_));
@@ -104,4 +104,4 @@ bool DeviceStreams::is_result_read_by(const std::vector<std::pair<at::Tensor, at
   return read;
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

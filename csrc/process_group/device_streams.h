@@ -1,8 +1,8 @@
-// The streams of one accelerator on which a group copies between tensors and the host's memory, by
-// PyTorch's device-neutral interfaces: nothing here knows CUDA.
+// The streams of one accelerator on which a group copies between tensors and the host's memory.
+// Uses PyTorch's device-neutral interfaces; nothing here knows CUDA.
 //
-// Copies to the host go on one stream and copies to the device on another, so that the bus carries
-// both at once. Neither is the caller's stream, which goes on computing.
+// One stream copies to the host and another to the device, so that the bus carries both directions
+// together. The caller's stream is neither of them, so it continues to compute.
 //
 // Threads: every member may be called from any thread.
 #pragma once
@@ -18,23 +18,23 @@
 #include <utility>
 #include <vector>
 
-#include "process_group/twin_memory.h"
+#include "process_group/host_copy_memory.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
 class DeviceResult;
 
 class DeviceStreams {
  public:
-  // Takes two streams of `device` from PyTorch's pool. Large twins lie in `segment`, the group's,
-  // if the device can pin them there. Throws Error(kInvalid) if HBMCOMM_DEVICE_CHUNK_BYTES makes no
-  // sense.
+  // Takes two streams of `device` from PyTorch's pool. Large host copies are placed in `segment`,
+  // the group's segment, if the device can pin memory there. Throws Error(kInvalid) if
+  // HBMCOMM_DEVICE_CHUNK_BYTES is invalid.
   DeviceStreams(c10::Device device, const std::shared_ptr<memory::SharedSegment>& segment);
 
   c10::Device device() const noexcept { return device_; }
   c10::Stream to_host() const noexcept { return to_host_; }
   c10::Stream to_device() const noexcept { return to_device_; }
-  // The bytes of a chunk of a large operation: HBMCOMM_DEVICE_CHUNK_BYTES.
+  // Returns the bytes of a chunk of a large operation: HBMCOMM_DEVICE_CHUNK_BYTES.
   size_t chunk_bytes() const noexcept { return chunk_bytes_; }
   const c10::impl::VirtualGuardImpl& guard() const noexcept { return guard_; }
 
@@ -44,20 +44,21 @@ class DeviceStreams {
   // Returns the calling thread's current stream of the device.
   c10::Stream current() const { return guard_.getStream(device_); }
 
-  // Returns an event of what `stream` has been given so far.
+  // Returns an event that `stream` reaches after all work queued on it so far.
   c10::Event record(const c10::Stream& stream) const;
 
-  // Keeps the allocator from giving the tensor's memory to others before `stream` is done with it.
+  // Keeps the allocator from reusing the tensor's memory before `stream` is done with it.
   void keep_for(const at::Tensor& tensor, const c10::Stream& stream) const;
 
-  // A contiguous tensor on the host with the shape and type of `tensor`: in the segment, pinned; or
-  // in pinned memory of PyTorch's; or in pageable memory where the device has no allocator for
-  // that. Throws Error(kExhausted).
-  at::Tensor host_twin(const at::Tensor& tensor) const;
+  // Returns a contiguous host copy for `tensor`: uninitialised, with its shape and type. The memory
+  // is pinned memory in the segment, else PyTorch's pinned memory, else pageable memory if the
+  // device has no pinned allocator. Throws Error(kExhausted).
+  at::Tensor host_copy(const at::Tensor& tensor) const;
+  // Returns such memory as a flat tensor of `elements`, with the type of `like`.
   at::Tensor host_tensor(int64_t elements, const at::TensorOptions& like) const;
 
-  // Whether `copies` read what a collective that was issued before has still to write. Takes note
-  // of `result`, of the collective that makes them.
+  // Returns true if `copies` read a result that an earlier collective has not written yet. Records
+  // `result`, the result of the collective that makes the copies.
   bool is_result_read_by(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies,
                          std::shared_ptr<const DeviceResult> result);
 
@@ -66,12 +67,12 @@ class DeviceStreams {
   const c10::impl::VirtualGuardImpl guard_;
   const c10::Stream to_host_;
   const c10::Stream to_device_;
-  TwinMemory* const twins_;  // null: none in the segment
+  HostCopyMemory* const host_copies_;  // null: no host copies in the segment
   const bool pinned_;
   const size_t chunk_bytes_;
 
-  std::mutex mutex_;                                             // guards the member below
+  std::mutex mutex_;                                             // guards unfinished_
   std::vector<std::shared_ptr<const DeviceResult>> unfinished_;  // of collectives
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

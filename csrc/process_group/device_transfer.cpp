@@ -7,16 +7,17 @@
 #include <iterator>
 #include <mutex>
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 void queue_one(const at::Tensor& to, const at::Tensor& from) {
-  // A copy to the host would resolve these there at once, before its bytes have arrived.
+  // A copy to the host would resolve lazy conjugation and negation on the host immediately, before
+  // the bytes have arrived.
   to.copy_(from.resolve_conj().resolve_neg(), /*non_blocking=*/true);
 }
 
-// Queues the copies of chunk `index`, and with chunk `with_gaps` those of tensors that have gaps.
-// Neither autograd nor inference mode has a say in them.
+// Queues the copies of chunk `index`. Tensors with gaps are copied with chunk `with_gaps`. Autograd
+// and inference mode do not affect the copies.
 void queue(const Copies& copies, const c10::Stream& stream, const Chunks& chunks, size_t index,
            size_t with_gaps) {
   const c10::StreamGuard guard(stream);
@@ -27,15 +28,17 @@ void queue(const Copies& copies, const c10::Stream& stream, const Chunks& chunks
       if (index == with_gaps) queue_one(to, from);
       continue;
     }
-    for (const ElementRange& piece : chunks.pieces(static_cast<size_t>(to.numel()), index)) {
-      const auto start = static_cast<int64_t>(piece.offset);
-      const auto length = static_cast<int64_t>(piece.count);
+    for (const communicator::ElementRange& part :
+         chunks.parts(static_cast<size_t>(to.numel()), index)) {
+      const auto start = static_cast<int64_t>(part.offset);
+      const auto length = static_cast<int64_t>(part.count);
       queue_one(to.view({-1}).narrow(0, start, length), from.view({-1}).narrow(0, start, length));
     }
   }
 }
 
-// Returns `if_lost` for a lost device: nobody knows what it may still write, and no more will come.
+// Returns true if the event has occurred. Returns `if_lost` for a lost device, whose remaining
+// writes are unknown.
 bool is_over(const c10::Event& event, bool if_lost) {
   try {
     return event.query();
@@ -49,44 +52,44 @@ bool are_over(const std::vector<c10::Event>& events) {
       events, [](const c10::Event& event) { return is_over(event, /*if_lost=*/false); });
 }
 
-// The twins of operations that have ended, until their copies are over too.
-class LeftTwins {
+// The host copies of ended operations whose copies may be in flight.
+class UnfreedHostCopies {
  public:
-  static LeftTwins& of_process() {
-    static auto* const left = new LeftTwins;  // outlives whatever uses it
+  static UnfreedHostCopies& of_process() {
+    static auto* const left = new UnfreedHostCopies;  // outlives its users
     return *left;
   }
 
-  // With no event they are kept for good.
-  void keep(std::vector<at::Tensor> twins, std::vector<c10::Event> over) {
+  // Keeps the tensors until the events have occurred; without an event, for ever.
+  void keep(std::vector<at::Tensor> host_copies, std::vector<c10::Event> over) {
     const std::lock_guard lock(mutex_);
-    left_.push_back({std::move(twins), std::move(over)});
+    unfreed_.push_back({std::move(host_copies), std::move(over)});
   }
 
   void free_unused() {
-    std::vector<Twins> unused;  // goes after the lock
+    std::vector<HostCopies> unused;  // destroyed after the lock
     const std::lock_guard lock(mutex_);
-    const auto first = std::partition(left_.begin(), left_.end(), [](const Twins& each) {
+    const auto first = std::partition(unfreed_.begin(), unfreed_.end(), [](const HostCopies& each) {
       return each.over.empty() || !are_over(each.over);
     });
-    std::move(first, left_.end(), std::back_inserter(unused));
-    left_.erase(first, left_.end());
+    std::move(first, unfreed_.end(), std::back_inserter(unused));
+    unfreed_.erase(first, unfreed_.end());
   }
 
  private:
-  struct Twins {
+  struct HostCopies {
     std::vector<at::Tensor> tensors;
     std::vector<c10::Event> over;
   };
 
-  std::mutex mutex_;  // guards the member below
-  std::vector<Twins> left_;
+  std::mutex mutex_;  // guards unfreed_
+  std::vector<HostCopies> unfreed_;
 };
 
 }  // namespace
 
 DeviceResult::DeviceResult(c10::Stream stream, const Copies& to_device) : stream_(stream) {
-  for (const auto& [tensor, twin] : to_device) written_.push_back(memory_of(tensor));
+  for (const auto& [tensor, host_copy] : to_device) written_.push_back(memory_of(tensor));
 }
 
 DeviceResult::AddressRange DeviceResult::memory_of(const at::Tensor& tensor) {
@@ -107,7 +110,7 @@ void DeviceResult::block_current_stream() const {
 void DeviceResult::block_after_error() const noexcept {
   try {
     block_current_stream();
-  } catch (const std::exception&) {  // the device's: it is lost
+  } catch (const std::exception&) {  // the device is lost
   }
 }
 
@@ -116,7 +119,7 @@ bool DeviceResult::finished() const {
 }
 
 bool DeviceResult::is_read_by(const Copies& copies) const {
-  for (const auto& [twin, tensor] : copies) {
+  for (const auto& [host_copy, tensor] : copies) {
     const AddressRange read = memory_of(tensor);
     for (const AddressRange& written : written_) {
       if (read.begin < written.end && written.begin < read.end) return true;
@@ -145,7 +148,7 @@ DeviceTransfer::DeviceTransfer(std::shared_ptr<DeviceStreams> streams, MakeCopie
       make_to_host_(std::move(to_host)),
       make_to_device_(std::move(to_device)) {}
 
-void DeviceTransfer::free_left() { LeftTwins::of_process().free_unused(); }
+void DeviceTransfer::free_unused() { UnfreedHostCopies::of_process().free_unused(); }
 
 void DeviceTransfer::issue() {
   if (make_to_host_ || streams_->is_result_read_by(to_host_, result_)) return;
@@ -168,7 +171,7 @@ void DeviceTransfer::copy_to_host() {
   if (to_host_.empty()) return;
   const c10::Stream stream = streams_->to_host();
   issued_.block(stream);
-  for (const auto& [twin, tensor] : to_host_) streams_->keep_for(tensor, stream);
+  for (const auto& [host_copy, tensor] : to_host_) streams_->keep_for(tensor, stream);
   in_doubt_ = true;
   for (size_t index = 0; index < chunks_.number(); ++index) {
     queue(to_host_, stream, chunks_, index, /*with_gaps=*/0);
@@ -190,36 +193,36 @@ void DeviceTransfer::start_to_device(size_t index) {
   const size_t last = chunks_.number() - 1;
   if (make_to_device_) {
     to_device_ = make_to_device_();
-    for (const auto& [tensor, twin] : to_device_) result_->allocated_.push_back(tensor);
+    for (const auto& [tensor, host_copy] : to_device_) result_->allocated_.push_back(tensor);
   }
   if (!to_device_.empty()) {
     const c10::Stream stream = streams_->to_device();
     if (index == 0) {
       issued_.block(stream);
-      for (const auto& [tensor, twin] : to_device_) streams_->keep_for(tensor, stream);
+      for (const auto& [tensor, host_copy] : to_device_) streams_->keep_for(tensor, stream);
     }
     in_doubt_ = true;
     queue(to_device_, stream, chunks_, index, /*with_gaps=*/last);
-    result_->event_ = streams_->record(stream);  // also for an operation that ends in an error
+    result_->event_ = streams_->record(stream);  // also used if a later chunk fails
     leaving_ = streams_->record(stream);
     in_doubt_ = false;
   }
-  if (index == last) let_go();
+  if (index == last) release();
 }
 
-// Leaves the twins to be freed when no copy can use them, and frees the rest.
-void DeviceTransfer::let_go() noexcept {
+// Releases the tensors. Host copies that a copy may still use are freed later.
+void DeviceTransfer::release() noexcept {
   result_->end();
-  std::vector<at::Tensor> twins;
-  for (const auto& [twin, tensor] : to_host_) twins.push_back(twin);
-  for (const auto& [tensor, twin] : to_device_) twins.push_back(twin);
+  std::vector<at::Tensor> host_copies;
+  for (const auto& [host_copy, tensor] : to_host_) host_copies.push_back(host_copy);
+  for (const auto& [tensor, host_copy] : to_device_) host_copies.push_back(host_copy);
   std::vector<c10::Event> over;
   if (!arriving_.empty()) over.push_back(std::move(arriving_.back()));
   if (leaving_) over.push_back(std::move(*leaving_));
   if (in_doubt_) {
-    LeftTwins::of_process().keep(std::move(twins), {});
+    UnfreedHostCopies::of_process().keep(std::move(host_copies), {});
   } else if (!are_over(over)) {
-    LeftTwins::of_process().keep(std::move(twins), std::move(over));
+    UnfreedHostCopies::of_process().keep(std::move(host_copies), std::move(over));
   }
   arriving_.clear();
   leaving_.reset();
@@ -227,4 +230,4 @@ void DeviceTransfer::let_go() noexcept {
   to_device_.clear();
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

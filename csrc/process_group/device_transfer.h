@@ -1,26 +1,27 @@
-// The copies that one operation makes between tensors on an accelerator and their twins on the
-// host, where the communicator works.
+// The copies of one operation between tensors on an accelerator and their host copies, on which the
+// communicator works.
 //
-//   issue          an event of the caller's current stream: all that the copies wait for
-//   to the host    on a stream of the group's own, after that event
-//   operation      on the twins, once the copies have arrived (process_group/device_operation.h)
-//   to the device  on another stream of the group's, with an event behind the last copy
+//   issue          an event of the caller's current stream, for which all copies wait
+//   to the host    on a stream of the group, after that event
+//   operation      on the host copies, once they have arrived (process_group/device_operation.h)
+//   to the device  on another stream of the group, with an event behind the last copy
 //   wait()         makes the caller's current stream wait for that event
 //
 // A large collective is cut into chunks (process_group/chunks.h), each with its copies, its
-// operation and its events. All copies to the host are queued at once; those of a chunk to the
-// device when its operation is done, so that the bus carries both directions while the ranks
-// reduce. A tensor with gaps is copied whole, with the first chunk, and back with the last.
+// operation and its events. All copies to the host are queued together. The copies of a chunk to
+// the device are queued when its operation is done, so the bus carries both directions while the
+// ranks reduce. A tensor with gaps is copied whole: to the host with the first chunk, to the device
+// with the last.
 //
-// A sparse tensor's copies are known when its operation begins and ends
-// (process_group/sparse_twin.h), so they are made then, in one chunk.
+// A sparse tensor's copies depend on its contents when the operation begins and ends
+// (process_group/sparse_host_copy.h). So these copies are made then, in one chunk.
 //
-// The host never waits for the device in any of it. Memory: the device's allocator is told of the
-// streams that use a tensor's memory; a twin is kept until no copy can read or write it, however
-// the operation ended.
+// The host never waits for the device. Memory: the device's allocator is notified of the streams
+// that use a tensor's memory. A host copy is kept until no copy can read or write it, however the
+// operation ended.
 //
-// Threads: a transfer is made by the issuing thread, and used by it or by the one that drives the
-// operation, one at a time. A result may be used by any.
+// Threads: a transfer is made by the issuing thread, and used by this thread or the progress
+// thread, one at a time. A result may be used by any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,32 +39,33 @@
 #include "process_group/chunks.h"
 #include "process_group/device_streams.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
-// Copies; the first of each pair is what is written.
+// Pairs of tensors: destination, source.
 using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
 using MakeCopies = std::function<Copies()>;
 
 // The results that an operation leaves on the device.
 class DeviceResult {
  public:
-  // `stream` is the one that the copies to the device will be queued on.
+  // `stream` is the stream of the copies to the device.
   DeviceResult(c10::Stream stream, const Copies& to_device);
 
   c10::Stream stream() const noexcept { return stream_; }
   c10::Device device() const noexcept { return stream_.device(); }
 
-  // Makes the calling thread's current stream wait for it, and keeps memory that the operation
+  // Makes the calling thread's current stream wait for the results. Keeps memory that the operation
   // allocated until that stream is done with it. REQUIRES: the operation is done.
   void block_current_stream() const;
 
-  // The same for an operation that has failed, whose first chunks may be on their way.
+  // As block_current_stream(), for a failed operation: its first chunks may be in flight.
   void block_after_error() const noexcept;
 
-  // True when the device has what was copied to it, or is lost. False while the operation goes on.
+  // Returns true when the copies to the device are complete, or the device is lost. Returns false
+  // while the operation is in progress.
   bool finished() const;
 
-  // True if it lies in memory that one of `copies` reads.
+  // Returns true if one of `copies` reads memory of the results.
   bool is_read_by(const Copies& copies) const;
 
  private:
@@ -84,20 +86,21 @@ class DeviceResult {
 
 class DeviceTransfer {
  public:
-  // Changes chunk `index` of the twins on the host; may be empty.
+  // Changes chunk `index` of the host copies; may be empty.
   using Prepare = std::function<void(const Chunks& chunks, size_t index)>;
 
-  // `to_host` are copies into twins, `to_device` copies of them; `prepare` is called for each chunk
-  // when it has arrived.
+  // `to_host` are copies into host copies, `to_device` copies from them. Calls `prepare` for each
+  // chunk that has arrived.
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to_host, Copies to_device,
                  Prepare prepare, Chunks chunks);
-  // Asks for the copies to the host when the operation begins, and for those to the device, into
-  // tensors that were allocated for them on that stream, when it is done.
+  // Makes the copies late: calls `to_host` when the operation begins, and `to_device` when it is
+  // done. The copies of `to_device` write to tensors that were allocated for them on that stream.
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, MakeCopies to_host, MakeCopies to_device);
-  ~DeviceTransfer() { let_go(); }
+  ~DeviceTransfer() { release(); }
 
-  // Frees the twins of earlier transfers that no copy uses any more: before new ones are taken.
-  static void free_left();
+  // Frees the host copies of earlier transfers that no copy uses any longer. Called before new host
+  // copies are allocated.
+  static void free_unused();
 
   DeviceTransfer(const DeviceTransfer&) = delete;
   DeviceTransfer& operator=(const DeviceTransfer&) = delete;
@@ -107,33 +110,33 @@ class DeviceTransfer {
 
   const Chunks& chunks() const noexcept { return chunks_; }
 
-  // Takes its place among the collectives of the group, in the order of issue. The copies to the
-  // host start now, unless they are not known yet or an earlier collective is yet to write what
-  // they read.
+  // Enters the transfer among the collectives of the group, in the order of issue. Starts the
+  // copies to the host now. They start later if they depend on the tensor's contents, or read
+  // memory that an earlier collective has still to write.
   void issue();
 
-  // Queues the copies to the host, behind the results that the group has queued so far; does
-  // nothing if they have started.
+  // Queues the copies to the host, behind the results that the group has queued so far. Does
+  // nothing if the copies have started.
   void start_to_host();
 
-  // True when the twins hold the input of chunk `index`. Throws what the device had to say, also at
-  // issue(), so that an error is the operation's, and reaches the other ranks. REQUIRES:
-  // start_to_host() was called.
+  // Returns true when the input of chunk `index` has arrived in the host copies. Throws the
+  // device's errors, also errors during issue(), so that they become the operation's errors, and
+  // reach the other ranks. REQUIRES: start_to_host() was called.
   bool arrived(size_t index) const;
 
-  // Calls what prepares the twins. REQUIRES: arrived(index).
+  // Calls `prepare` for a chunk. REQUIRES: arrived(index).
   void prepare(size_t index) const;
 
-  // Queues the copies of chunk `index` to the device; after the last, lets the tensors and the
-  // twins go. REQUIRES: every chunk in turn.
+  // Queues the copies of chunk `index` to the device. After the last chunk, releases the tensors
+  // and the host copies. REQUIRES: called for every chunk, in order.
   void start_to_device(size_t index);
 
-  // False: the operation has no input on the device.
+  // Returns false if the operation has no input on the device.
   bool reads() const noexcept { return reads_; }
 
  private:
   void copy_to_host();
-  void let_go() noexcept;
+  void release() noexcept;
 
   const std::shared_ptr<DeviceStreams> streams_;
   const std::shared_ptr<DeviceResult> result_;
@@ -141,15 +144,15 @@ class DeviceTransfer {
   const Prepare prepare_;
   const Chunks chunks_;
   const c10::Event issued_;        // of the caller's stream
-  const MakeCopies make_to_host_;  // null: known from the start
+  const MakeCopies make_to_host_;  // null: the copies are known from the start
   const MakeCopies make_to_device_;
   Copies to_host_;
   Copies to_device_;
   bool started_ = false;               // the copies to the host
   std::vector<c10::Event> arriving_;   // behind the copies of each chunk to the host
-  std::optional<c10::Event> leaving_;  // behind those to the device
-  std::exception_ptr failed_;          // of the copies at issue
-  bool in_doubt_ = false;              // copies were queued, and no event stands behind them
+  std::optional<c10::Event> leaving_;  // behind the copies to the device
+  std::exception_ptr failed_;          // the error of the copies at issue
+  bool in_doubt_ = false;              // copies were queued without an event behind them
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

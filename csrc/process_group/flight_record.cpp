@@ -13,12 +13,12 @@
 #include <system_error>
 #include <utility>
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 using Dict = c10::impl::GenericDict;
 
-// The version of the format, as PyTorch's FlightRecorder.hpp has it.
+// The version of the format, from PyTorch's FlightRecorder.hpp.
 constexpr const char* kFormat = "2.10";
 
 bool is_message(const FlightRecord::Issued& issued) { return c10d::isP2POp(issued.kind->type); }
@@ -51,7 +51,7 @@ std::string listed(const std::vector<int>& ranks) {
   return "[" + text + "]";
 }
 
-// Where PyTorch's own recorder writes, so that one command reads both.
+// Returns the file to which PyTorch's own recorder writes, so that one command reads both.
 std::filesystem::path file_of(int rank) {
   for (const char* name : {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}) {
     if (const char* prefix = std::getenv(name)) return prefix + std::to_string(rank);
@@ -64,7 +64,8 @@ std::filesystem::path file_of(int rank) {
   return folder / "torch" / ("comm_lib_trace_rank_" + std::to_string(rank));
 }
 
-// Writes beside `file` and renames, so that a reader never meets half of one. Empty, or why not.
+// Writes to a temporary file and renames it to `file`, so that a reader never sees half a record.
+// Returns the reason of a failure, else an empty string.
 std::string written(const std::filesystem::path& file, const std::vector<char>& bytes) {
   std::error_code failed;
   if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), failed);
@@ -80,39 +81,40 @@ std::string written(const std::filesystem::path& file, const std::vector<char>& 
 
 }  // namespace
 
-struct FlightRecord::Everyone {
+struct FlightRecord::AllRecords {
   std::mutex mutex;
   std::vector<const FlightRecord*> records;  // by age
 };
 
 FlightRecord::FlightRecord(const c10d::Backend& group, std::vector<int> global_ranks)
     : group_(group), global_ranks_(std::move(global_ranks)) {
-  auto& everyone = per_process<Everyone>();
-  const std::lock_guard lock(everyone.mutex);
-  everyone.records.push_back(this);
+  auto& all_records = per_process<AllRecords>();
+  const std::lock_guard lock(all_records.mutex);
+  all_records.records.push_back(this);
 }
 
 FlightRecord::~FlightRecord() {
   if (fork_.in_child()) return;
-  auto& everyone = per_process<Everyone>();
-  const std::lock_guard lock(everyone.mutex);
-  std::erase(everyone.records, this);
+  auto& all_records = per_process<AllRecords>();
+  const std::lock_guard lock(all_records.mutex);
+  std::erase(all_records.records, this);
 }
 
-uint64_t FlightRecord::enter(Issued issued, std::shared_ptr<const Ticket> ticket) noexcept {
+uint64_t FlightRecord::enter(Issued issued,
+                             std::shared_ptr<const progress::Request> request) noexcept {
   const int64_t now = now_ns();
-  std::shared_ptr<const Ticket> dropped;  // after the lock
+  std::shared_ptr<const progress::Request> dropped;  // destroyed after the lock
   const std::lock_guard lock(mutex_);
   if (is_message(issued)) issued.sequence = ++messages_;
-  Entry& entry = kept_[entered_ % kRecordedOperations];
-  dropped = std::move(entry.ticket);
-  entry = {issued, ++entered_, now, false, std::move(ticket)};
+  Entry& entry = recent_[entered_ % kRecordedOperations];
+  dropped = std::move(entry.request);
+  entry = {issued, ++entered_, now, false, std::move(request)};
   return entered_;
 }
 
 void FlightRecord::finish(uint64_t number) noexcept {
   const std::lock_guard lock(mutex_);
-  Entry& entry = kept_[(number - 1) % kRecordedOperations];
+  Entry& entry = recent_[(number - 1) % kRecordedOperations];
   if (entry.number == number) entry.finished = true;
 }
 
@@ -121,8 +123,8 @@ std::vector<FlightRecord::Entry> FlightRecord::entries() const {
   std::vector<Entry> entries;
   for (uint64_t at = entered_ - std::min<uint64_t>(entered_, kRecordedOperations); at < entered_;
        ++at) {
-    Entry entry = kept_[at % kRecordedOperations];
-    if (entry.ticket) entry.finished = entry.ticket->done() && !entry.ticket->error();
+    Entry entry = recent_[at % kRecordedOperations];
+    if (entry.request) entry.finished = entry.request->done() && !entry.request->error();
     entries.push_back(std::move(entry));
   }
   return entries;
@@ -153,9 +155,9 @@ std::string FlightRecord::write() const {
   c10::impl::GenericList all(c10::AnyType::get());
   std::string lines;
 
-  auto& everyone = per_process<Everyone>();
-  const std::lock_guard lock(everyone.mutex);
-  for (const FlightRecord* const record : everyone.records) {
+  auto& all_records = per_process<AllRecords>();
+  const std::lock_guard lock(all_records.mutex);
+  for (const FlightRecord* const record : all_records.records) {
     const std::string& name = record->group_.getGroupUid();
     const std::string& description = record->group_.getGroupDesc();
     const std::vector<Entry> entries = record->entries();
@@ -172,7 +174,7 @@ std::string FlightRecord::write() const {
       const Issued& issued = entry.issued;
       const bool message = is_message(issued);
       const auto sequence = static_cast<int64_t>(issued.sequence);
-      // Collectives run in the order of issue, messages all at once.
+      // Collectives run in the order of issue, messages all together.
       const bool begun = message || entry.finished || started == completed;
       if (!message) {
         entered = sequence;
@@ -220,4 +222,4 @@ std::string FlightRecord::write() const {
          lines;
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

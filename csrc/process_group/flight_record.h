@@ -1,9 +1,9 @@
-// A group's latest operations, for a look after a hang: when an operation times out, the records of
-// all groups of the process go to a file that PyTorch's flight recorder's reader understands, and
-// what is not finished goes to the log.
+// A record of a group's latest operations, to diagnose a hang. When an operation times out, the
+// records of all groups of the process are written to a file in the format of PyTorch's flight
+// recorder. Unfinished operations are also logged.
 //
-// Threads: every member may be called from any thread. Lock order: that of the process's records,
-// then one record's mutex_; nothing else is locked under them.
+// Threads: every member may be called from any thread. Lock order: the lock of the process's list
+// of records, then one record's mutex_; no other lock is taken under them.
 #pragma once
 
 #include <array>
@@ -20,14 +20,14 @@
 #include "process_group/tuning.h"
 #include "progress/operation_queue.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
 class FlightRecord {
  public:
-  // One operation, as it was issued. Elements are those of all tensors together.
+  // An operation, as it was issued. Element counts are sums over all tensors.
   struct Issued {
     const OperationKind* kind = nullptr;
-    uint64_t sequence = 0;  // among the group's collectives; a message's is counted here
+    uint64_t sequence = 0;  // the number of a collective; messages are numbered by the record
     int peer = -1;          // of a message; -1: none, or any
     c10::ScalarType dtype = c10::ScalarType::Byte;
     int64_t input_elements = 0;
@@ -35,21 +35,22 @@ class FlightRecord {
     std::chrono::milliseconds timeout{};
   };
 
-  // `global_ranks`: the members' ranks in the job, by rank in the group. `group` outlives the
-  // record.
+  // `global_ranks`: the ranks' numbers in the job, indexed by rank in the group. `group` outlives
+  // the record.
   FlightRecord(const c10d::Backend& group, std::vector<int> global_ranks);
   ~FlightRecord();
   FlightRecord(const FlightRecord&) = delete;
   FlightRecord& operator=(const FlightRecord&) = delete;
 
-  // Enters an operation and returns its number in this record. It is finished once `ticket` is done
-  // without an error; without a ticket, by finish().
-  uint64_t enter(Issued issued, std::shared_ptr<const Ticket> ticket = nullptr) noexcept;
+  // Enters an operation and returns its number in this record. The operation is finished once
+  // `request` is done without an error; without a request, once finish() is called.
+  uint64_t enter(Issued issued,
+                 std::shared_ptr<const progress::Request> request = nullptr) noexcept;
   void finish(uint64_t number) noexcept;
 
-  // Writes the records of all groups of this process to the file of this rank, and returns a line
-  // for the log: the file's name, and what is unfinished in which group. A file that cannot be
-  // written is said there.
+  // Writes the records of all groups of this process to the file of this rank. Returns a line for
+  // the log: the file's name, and the unfinished operations of each group. If the file cannot be
+  // written, the line says why.
   std::string write() const;
 
  private:
@@ -58,21 +59,21 @@ class FlightRecord {
     uint64_t number = 0;     // 0: empty
     int64_t entered_ns = 0;  // since the epoch
     bool finished = false;
-    std::shared_ptr<const Ticket> ticket;
+    std::shared_ptr<const progress::Request> request;
   };
-  struct Everyone;  // the records of this process
+  struct AllRecords;  // of this process
 
-  // The entries with the oldest first, and of each whether it is finished.
+  // Returns the entries, oldest first, with `finished` up to date.
   std::vector<Entry> entries() const;
   std::string unfinished(const std::vector<Entry>& entries) const;
 
   const c10d::Backend& group_;
   const std::vector<int> global_ranks_;
   const ForkGuard fork_;
-  mutable std::mutex mutex_;  // guards the rest
-  std::array<Entry, kRecordedOperations> kept_;
+  mutable std::mutex mutex_;  // guards the members below
+  std::array<Entry, kRecordedOperations> recent_;
   uint64_t entered_ = 0;
   uint64_t messages_ = 0;
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

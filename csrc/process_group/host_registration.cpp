@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 constexpr unsigned kForAllDevices = 1;  // cudaHostRegisterPortable, hipHostRegisterPortable
 constexpr int kSuccess = 0;
 
 struct Calls {
-  std::string library;  // a part of its path; empty: any
-  std::string prefix;   // of the calls' names
+  std::string library;  // a part of the library's path; empty: any library
+  std::string prefix;   // of the names of the calls
 };
 
 std::vector<Calls> calls_of(c10::DeviceType type) {
@@ -45,7 +45,7 @@ void* find(const std::string& path, const std::string& name) {
   void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
   void* const symbol = dlsym(library, name.c_str());
-  dlclose(library);  // it stays loaded by whoever has loaded it
+  dlclose(library);  // the library stays loaded by its first user
   return symbol;
 }
 
@@ -55,18 +55,18 @@ const HostRegistration* HostRegistration::of(c10::DeviceType type) {
   static std::mutex mutex;
   static auto& known = *new std::map<c10::DeviceType, std::unique_ptr<HostRegistration>>;
   const std::lock_guard lock(mutex);
-  const auto [place, unknown] = known.try_emplace(type);
-  if (!unknown) return place->second.get();
+  const auto [entry, unknown] = known.try_emplace(type);
+  if (!unknown) return entry->second.get();
   for (const Calls& calls : calls_of(type)) {
     for (const std::string& path : loaded_libraries()) {
       if (path.find(calls.library) == std::string::npos) continue;
       void* const add = find(path, calls.prefix + "HostRegister");
       void* const remove = find(path, calls.prefix + "HostUnregister");
       if (add == nullptr || remove == nullptr) continue;
-      place->second.reset(new HostRegistration(
+      entry->second.reset(new HostRegistration(
           reinterpret_cast<Register>(add), reinterpret_cast<Unregister>(remove),
           reinterpret_cast<LastError>(find(path, calls.prefix + "GetLastError"))));
-      return place->second.get();
+      return entry->second.get();
     }
   }
   return nullptr;
@@ -82,4 +82,4 @@ void HostRegistration::remove(void* block) const noexcept {
   if (remove_(block) != kSuccess && take_error_ != nullptr) take_error_();
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

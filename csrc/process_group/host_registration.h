@@ -1,14 +1,14 @@
-// Pinning memory that exists already, which PyTorch has no device-neutral interface for: the one
-// place that knows the calls of devices. They are looked for in what the process has loaded, so
-// nothing is linked, and a device that has none is served without.
+// Pins existing memory, for which PyTorch has no device-neutral interface. Only this file knows the
+// calls of devices. It searches the loaded libraries for them, so nothing is linked. A device
+// without such calls works without pinned segments.
 //
 //   CUDA           cudaHostRegister, cudaHostUnregister of libcudart
 //   ROCm           hipHostRegister, hipHostUnregister of libamdhip64
 //   PrivateUse1    NAMEHostRegister, NAMEHostUnregister of any library, for a device called NAME,
 //                  with the arguments and the result of CUDA's
 //
-// A refusal is taken out of the device's record of errors (cudaGetLastError and its like), where
-// PyTorch would find it after its next kernel.
+// A refusal is removed from the device's record of errors (cudaGetLastError and its counterparts),
+// because PyTorch would find it after its next kernel.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -17,18 +17,18 @@
 
 #include <cstddef>
 
-namespace hbm {
+namespace hbm::process_group {
 
 class HostRegistration {
  public:
-  // That of a device type; null where there are no such calls.
+  // Returns the calls for a device type; null if there are none.
   static const HostRegistration* of(c10::DeviceType type);
 
-  // Pins the pages of a block for all devices of the type; false if the device refuses. REQUIRES:
-  // no page of it is pinned.
+  // Pins the pages of a block for all devices of the type. Returns false if the device refuses.
+  // REQUIRES: no page of the block is pinned.
   bool add(void* block, size_t bytes) const noexcept;
 
-  // REQUIRES: add(block, ...) was true; no copy uses the block.
+  // Unpins a block. REQUIRES: add(block, ...) returned true; no copy uses the block.
   void remove(void* block) const noexcept;
 
  private:
@@ -44,4 +44,4 @@ class HostRegistration {
   const LastError take_error_;  // null: the device has no record
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

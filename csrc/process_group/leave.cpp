@@ -1,5 +1,5 @@
-// The end of a group: the ranks part, and one removes the group's keys from the store. If the
-// process ends, the group stays as it is.
+// The end of a group: the ranks pass a last barrier, and one rank removes the group's keys from the
+// store. If the process ends, the group stays as it is.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -18,10 +18,10 @@
 #include "pg_hbm.h"
 #include "process_group/monitored_barrier.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
-// Passes a last barrier, and returns true if all ranks have come. MPI delivers a message only while
-// its sender calls MPI, so no rank may end before. Waits for late ranks for kPartingPatience at
+// Passes a last barrier. Returns true if all ranks have arrived. MPI delivers a message only while
+// its sender calls MPI, so no rank may end earlier. Waits for late ranks for kPartingTimeout at
 // most.
 bool ProcessGroupHbm::part() {
   if (queue_->broken()) return false;
@@ -29,19 +29,19 @@ bool ProcessGroupHbm::part() {
   try {
     if (!queue_->try_claim("destroy_process_group")) return false;
   } catch (const Error&) {
-    return false;  // the group broke while this rank came here
+    return false;  // the group failed concurrently
   }
   bool all_came = false;
   try {
-    const auto farewell =
-        OperationQueue::create(OperationQueue::Order::kOrdered, connection_.crowded, {});
+    const auto farewell = progress::OperationQueue::create(
+        progress::OperationQueue::Order::kOrdered, connection_.oversubscribed, {});
     const uint64_t sequence = getSequenceNumberForGroup() + 1;
-    const auto ticket =
-        farewell->enqueue(connection_.communicator->barrier(sequence),
-                          std::min(kPartingPatience, std::chrono::milliseconds(timeout_ms_)), {});
-    farewell->launch(ticket, Mode::kSync);
+    const auto request = farewell->enqueue(
+        connection_.communicator->barrier(sequence),
+        std::min(communicator::kPartingTimeout, std::chrono::milliseconds(timeout_ms_)), {});
+    farewell->launch(request, progress::Mode::kSync);
     farewell->stop();
-    if (ticket->error()) std::rethrow_exception(ticket->error());
+    if (request->error()) std::rethrow_exception(request->error());
     all_came = true;
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kMismatch) {
@@ -57,26 +57,26 @@ bool ProcessGroupHbm::part() {
   return all_came;
 }
 
-// Removes the group's keys from the store. REQUIRES: all ranks have come to destroy the group. One
-// rank removes the keys of all: the one that serves the store, or rank 0 if no rank serves it.
-// Other ranks must not ask, because PyTorch prints a warning if the store has ended. So the keys
-// stay if a rank outside the group serves the store.
+// Removes the group's keys from the store. REQUIRES: all ranks have arrived at the destruction of
+// the group. One rank removes the keys of all ranks: the rank that serves the store, or rank 0 if
+// no rank serves it. Other ranks must not ask, because PyTorch prints a warning if the store has
+// ended. So the keys stay if a rank outside the group serves the store.
 void ProcessGroupHbm::remove_keys() {
-  const bool removes = connection_.server == StoreServer::kThisProcess ||
-                       (connection_.server == StoreServer::kNoRank && rank_ == 0);
+  const bool removes = connection_.server == bootstrap::StoreServer::kThisProcess ||
+                       (connection_.server == bootstrap::StoreServer::kNoRank && rank_ == 0);
   if (!removes) return;
   const bootstrap::Participant& participant = connection_.rendezvous.participant;
   bootstrap::remove_steps(participant);
   participant.store->remove(MonitoredBarrier::keys_of(participant, barriers_));
 }
 
-// Leaves everything to the end of the process (base/process_end.h). Parked threads stand in the
-// middle of it, and a callback that is dropped now would take Python's lock.
+// Leaves everything to the end of the process (base/process_end.h). Parked threads still use these
+// objects, and destroying a callback now would take Python's lock.
 void ProcessGroupHbm::leave_all() {
   struct Left {
-    GroupConnection connection;
-    std::shared_ptr<OperationQueue> queue;
-    std::shared_ptr<OperationQueue> p2p_queue;
+    communicator::connect::GroupConnection connection;
+    std::shared_ptr<progress::OperationQueue> queue;
+    std::shared_ptr<progress::OperationQueue> p2p_queue;
     std::shared_ptr<DeviceStreams> device_streams;
     std::map<std::thread::id, CoalescedBatch> batches;
   };
@@ -86,4 +86,4 @@ void ProcessGroupHbm::leave_all() {
   all->push_back({connection_, queue_, p2p_queue_, device_streams_, std::move(batches_)});
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -8,7 +8,7 @@
 #include "bootstrap/tuning.h"
 #include "process_group/tuning.h"
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 constexpr const char* kVerdictKey = "verdict";
@@ -20,12 +20,12 @@ struct NeverComes : Error {
   int rank;
 };
 
-// Ends a wait for a rank: another one has published the verdict.
+// Ends a wait for a rank: another rank has published the verdict.
 struct DecidedElsewhere : Error {
   DecidedElsewhere() : Error(ErrorKind::kPeer, "another rank has decided") {}
 };
 
-// The words of Gloo's rank 0; programs look for them.
+// Returns the error text of Gloo's rank 0, which programs search for.
 std::string torch_words(const std::vector<int>& missing, bool wait_all_ranks,
                         const std::string& duration) {
   std::string ranks;
@@ -34,7 +34,7 @@ std::string torch_words(const std::vector<int>& missing, bool wait_all_ranks,
          duration;
 }
 
-// The words of Gloo's other ranks.
+// Returns the error text of Gloo's other ranks.
 std::string torch_words(int rank) {
   return "; Rank " + std::to_string(rank) +
          " successfully reached monitoredBarrier, but received errors while waiting for send/recv "
@@ -68,8 +68,8 @@ MonitoredBarrier::Verdict MonitoredBarrier::Verdict::parse(const std::string& re
 }
 
 MonitoredBarrier::MonitoredBarrier(bootstrap::Participant participant, uint64_t number,
-                                   const Peers& peers, std::chrono::milliseconds timeout,
-                                   bool wait_all_ranks)
+                                   const communicator::Peers& peers,
+                                   std::chrono::milliseconds timeout, bool wait_all_ranks)
     : previous_(keys_of(participant, number - 1)),
       participant_(watched(std::move(participant), number)),
       peers_(peers),
@@ -90,8 +90,9 @@ std::vector<std::string> MonitoredBarrier::keys_of(const bootstrap::Participant&
 bootstrap::Participant MonitoredBarrier::watched(bootstrap::Participant participant,
                                                  uint64_t number) const {
   participant.prefix = prefix_of(participant, number);
-  const auto look = [this] { require_needed(); };
-  participant.store = std::make_shared<WatchedKeyValue>(std::move(participant.store), look);
+  const auto check = [this] { require_needed(); };
+  participant.store =
+      std::make_shared<bootstrap::WatchedKeyValue>(std::move(participant.store), check);
   return participant;
 }
 
@@ -100,7 +101,7 @@ void MonitoredBarrier::pass() const {
   try {
     participant_.store->set(key_of(participant_.rank), "1", answer_by());
     verdict = participant_.rank == 0 ? decide() : await_verdict();
-  } catch (const StoreError& error) {
+  } catch (const bootstrap::StoreError& error) {
     throw Error(error.kind(), name_ + ": " + error.what() +
                                   (error.was_removed ? "" : participant_.watch->deaths()));
   }
@@ -127,22 +128,22 @@ MonitoredBarrier::Verdict MonitoredBarrier::decide() const {
       if (!wait_all_ranks_) break;
     }
   } catch (const DecidedElsewhere&) {
-    return await_publication(participant_.rank);  // it is there
+    return await_publication(participant_.rank);  // already published
   }
-  // Every rank has come to this barrier, so no rank reads the keys of the previous one.
+  // Every rank has arrived at this barrier, so no rank reads the keys of the previous barrier.
   if (missing.empty()) participant_.store->remove(previous_);
   return publish(verdict_on(missing));
 }
 
-// Other ranks wait for the first verdict, and give one themselves at their deadline: rank 0 may be
-// late, or have come so late that its own deadline is far off.
+// Other ranks wait for the first verdict, and decide themselves at their deadline. Rank 0 may be
+// missing, or may have arrived so late that its own deadline is far away.
 MonitoredBarrier::Verdict MonitoredBarrier::await_verdict() const {
-  const std::optional<std::string> published = await_value(
+  const std::optional<std::string> published = bootstrap::await_value(
       *participant_.store, verdict_key(), participant_.deadline, [this] { require_needed(); });
   if (published) return Verdict::parse(*published);
   std::vector<int> missing;
   for (int rank = 0; rank < participant_.size; ++rank) {
-    if (rank == participant_.rank || has_come(rank)) continue;
+    if (rank == participant_.rank || has_arrived(rank)) continue;
     missing.push_back(rank);
     if (!wait_all_ranks_) break;
   }
@@ -158,7 +159,7 @@ MonitoredBarrier::Verdict MonitoredBarrier::verdict_on(std::vector<int> missing)
     verdict.cause =
         name_ + " timed out after " + duration_ + "; missing ranks: " + peers_.list(missing);
   }
-  if (!gone.empty()) verdict.cause += (late ? "; " : name_ + ": ") + tell(gone);
+  if (!gone.empty()) verdict.cause += (late ? "; " : name_ + ": ") + describe(gone);
   verdict.kind = !gone.dead.empty() ? ErrorKind::kDeath
                  : late             ? ErrorKind::kTimeout
                                     : ErrorKind::kPeer;
@@ -166,7 +167,7 @@ MonitoredBarrier::Verdict MonitoredBarrier::verdict_on(std::vector<int> missing)
   return verdict;
 }
 
-// Publishes the verdict if no rank has claimed to decide before, and returns the published one. The
+// Publishes the verdict if no rank has claimed to decide before. Returns the published verdict. The
 // store orders the claims, so exactly one rank publishes, whichever deadline comes first.
 MonitoredBarrier::Verdict MonitoredBarrier::publish(Verdict own) const {
   const int decider = std::stoi(participant_.store->claim(
@@ -176,11 +177,11 @@ MonitoredBarrier::Verdict MonitoredBarrier::publish(Verdict own) const {
   return own;
 }
 
-// Returns the verdict of the rank that has claimed to decide, which follows its claim immediately.
-// The death of another rank does not end this wait: the verdict tells of it.
+// Returns the verdict of the rank that has claimed to decide. The verdict follows the claim
+// immediately. The death of another rank does not end this wait: the verdict names it.
 MonitoredBarrier::Verdict MonitoredBarrier::await_publication(int decider) const {
-  const std::optional<std::string> published = await_value(
-      *participant_.store, verdict_key(), std::chrono::steady_clock::now() + kVerdictPatience,
+  const std::optional<std::string> published = bootstrap::await_value(
+      *participant_.store, verdict_key(), std::chrono::steady_clock::now() + kVerdictTimeout,
       [&] { require_present({decider}); });
   if (published) return Verdict::parse(*published);
   throw Error(ErrorKind::kTimeout,
@@ -189,29 +190,30 @@ MonitoredBarrier::Verdict MonitoredBarrier::await_publication(int decider) const
                   "died");
 }
 
-// Waits for one rank, and returns the one that is missing: it, or, unless all are to be named,
-// another that will not come any more. Throws DecidedElsewhere.
+// Waits for one rank. Returns the missing rank: `rank`, or, unless the error names all missing
+// ranks, another rank that will never arrive. Throws DecidedElsewhere.
 std::optional<int> MonitoredBarrier::await_rank(int rank) const {
-  const auto look = [&] {
+  const auto check = [&] {
     if (participant_.store->has({verdict_key()}, answer_by())) throw DecidedElsewhere();
     std::vector<int> gone = peers_.dead();
     const std::vector<int> left = peers_.left({rank});
     gone.insert(gone.end(), left.begin(), left.end());
     for (const int each : gone) {
-      if (each != rank && (wait_all_ranks_ || has_come(each))) continue;
+      if (each != rank && (wait_all_ranks_ || has_arrived(each))) continue;
       throw NeverComes(each);
     }
   };
   try {
-    if (await_keys(*participant_.store, {key_of(rank)}, participant_.deadline, look)) return {};
+    const std::vector<std::string> keys{key_of(rank)};
+    if (bootstrap::await_keys(*participant_.store, keys, participant_.deadline, check)) return {};
   } catch (const NeverComes& absent) {
     return absent.rank;
   }
   return rank;
 }
 
-// Throws if one has died or left for whom this rank waits: rank 0 for any other, unless its verdict
-// is to name all that are missing, and these for rank 0.
+// Throws if a needed rank has died or left. Rank 0 needs all other ranks, unless its verdict names
+// all missing ranks. Other ranks need rank 0.
 void MonitoredBarrier::require_needed() const {
   std::vector<int> needed{0};
   if (participant_.rank == 0) {
@@ -230,7 +232,7 @@ void MonitoredBarrier::require_present(const std::vector<int>& ranks) const {
   missing.insert(missing.end(), gone.left.begin(), gone.left.end());
   throw Error(
       gone.dead.empty() ? ErrorKind::kPeer : ErrorKind::kDeath,
-      name_ + ": " + tell(gone) +
+      name_ + ": " + describe(gone) +
           (participant_.rank == 0 ? "; " + torch_words(missing, missing.size() > 1, duration_)
                                   : torch_words(participant_.rank)));
 }
@@ -244,14 +246,14 @@ MonitoredBarrier::Gone MonitoredBarrier::gone_among(const std::vector<int>& rank
   return gone;
 }
 
-bool MonitoredBarrier::has_come(int rank) const {
+bool MonitoredBarrier::has_arrived(int rank) const {
   return participant_.store->has({key_of(rank)}, answer_by());
 }
 
-// Returns when the store must have answered. A barrier without time left allows a moment too.
-KeyValue::Deadline MonitoredBarrier::answer_by() const {
+// Returns the deadline for an answer of the store. A barrier without time left still waits briefly.
+bootstrap::KeyValue::Deadline MonitoredBarrier::answer_by() const {
   return std::max(participant_.deadline,
-                  std::chrono::steady_clock::now() + bootstrap::kStoreAnswerPatience);
+                  std::chrono::steady_clock::now() + bootstrap::kStoreAnswerTimeout);
 }
 
 std::string MonitoredBarrier::verdict_key() const { return participant_.prefix + kVerdictKey; }
@@ -261,7 +263,7 @@ std::string MonitoredBarrier::key_of(int rank) const {
 }
 
 // "rank 2 (pid 4711 on host) has died, rank 3 (pid 4712 on host) has destroyed the group"
-std::string MonitoredBarrier::tell(const Gone& gone) const {
+std::string MonitoredBarrier::describe(const Gone& gone) const {
   std::string text;
   const auto add = [&](int rank, const char* fate) {
     text += (text.empty() ? "rank " : ", rank ") + peers_.list({rank}) + fate;
@@ -271,4 +273,4 @@ std::string MonitoredBarrier::tell(const Gone& gone) const {
   return text;
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -1,10 +1,10 @@
-// A barrier that names the ranks that do not come. It goes over the store, so that it can tell who
-// is missing even when MPI is stuck, and it leaves the group as it is.
+// A barrier that names the missing ranks. It goes over the store, so it can name ranks even when
+// MPI is stuck, and it does not change the group.
 //
-// The ranks agree on one verdict, since the store orders the claims to give it. Rank 0 claims when
-// all others have come, and each rank claims at its own deadline.
+// The ranks agree on one verdict, because the store orders the claims to decide. Rank 0 claims when
+// all other ranks have arrived, and each rank claims at its own deadline.
 //
-// Threads: any; each passes a barrier of its own.
+// Threads: any; each thread passes a barrier of its own.
 #pragma once
 
 #include <chrono>
@@ -17,30 +17,33 @@
 #include "bootstrap/gather.h"
 #include "communicator/peers.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
 class MonitoredBarrier {
  public:
-  // The group's `number`-th, from 1. `participant` has `timeout` from now as its deadline.
-  // REQUIRES: `peers` outlives the barrier.
-  MonitoredBarrier(bootstrap::Participant participant, uint64_t number, const Peers& peers,
-                   std::chrono::milliseconds timeout, bool wait_all_ranks);
+  // Makes the group's `number`-th barrier, from 1. `participant` has `timeout` from now as its
+  // deadline. REQUIRES: `peers` outlives the barrier.
+  MonitoredBarrier(bootstrap::Participant participant, uint64_t number,
+                   const communicator::Peers& peers, std::chrono::milliseconds timeout,
+                   bool wait_all_ranks);
 
   // Returns the keys that a group's `number`-th barrier leaves in the store; of 0: none. Rank 0
-  // removes them when all ranks have come to the next one.
+  // removes them when all ranks have arrived at the next barrier.
   static std::vector<std::string> keys_of(const bootstrap::Participant& participant,
                                           uint64_t number);
 
-  // Returns when all ranks have come. Otherwise every rank that has come throws an error that names
-  // a missing one: a rank that has died, or has left the group in good order, immediately, or one
-  // that had not come by the first deadline of a rank that has come. A rank that comes later throws
-  // the same immediately. With wait_all_ranks the error names all of them, and rank 0 waits until
-  // every rank has come, died or left, or for the deadline. Throws Error(kNetwork) if the store is
-  // gone, Error(kTimeout) if it does not answer by the deadline (at least a second).
+  // Returns when all ranks have arrived. Otherwise every rank that has arrived throws an error that
+  // names a missing rank. A rank that has died, or has destroyed the group, is named immediately. A
+  // rank that is late is named at the first deadline of a rank that has arrived. Late ranks throw
+  // the same error immediately.
+  //
+  // With wait_all_ranks the error names all missing ranks, and rank 0 waits until every rank has
+  // arrived, died or left, at most until the deadline. Throws Error(kNetwork) if the store is gone,
+  // Error(kTimeout) if it does not answer by the deadline (at least a second).
   void pass() const;
 
  private:
-  // Ranks that will not come any more.
+  // Ranks that will never arrive.
   struct Gone {
     std::vector<int> dead;
     std::vector<int> left;
@@ -48,11 +51,11 @@ class MonitoredBarrier {
   };
 
   struct Verdict {
-    std::vector<int> missing;  // empty: all have come
+    std::vector<int> missing;  // empty: all have arrived
     ErrorKind kind = ErrorKind::kTimeout;
     std::string cause;
 
-    // The form in which the store has it.
+    // Returns the verdict as a value in the store, which parse() reads.
     std::string record() const;
     static Verdict parse(const std::string& record);
   };
@@ -67,20 +70,20 @@ class MonitoredBarrier {
   std::optional<int> await_rank(int rank) const;
   void require_needed() const;
   void require_present(const std::vector<int>& ranks) const;
-  bool has_come(int rank) const;
-  KeyValue::Deadline answer_by() const;
+  bool has_arrived(int rank) const;
+  bootstrap::KeyValue::Deadline answer_by() const;
   std::string key_of(int rank) const;
   std::string verdict_key() const;
   Gone gone_among(const std::vector<int>& ranks) const;
-  std::string tell(const Gone& gone) const;
+  std::string describe(const Gone& gone) const;
 
-  const std::vector<std::string> previous_;  // the keys of the barrier before
+  const std::vector<std::string> previous_;  // the keys of the previous barrier
   const bootstrap::Participant participant_;
-  const Peers& peers_;
+  const communicator::Peers& peers_;
   const std::chrono::milliseconds timeout_;
   const bool wait_all_ranks_;
-  const std::string name_;      // of the barrier, as errors have it
+  const std::string name_;      // of the barrier, for errors
   const std::string duration_;  // the timeout: "1000 ms"
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -1,24 +1,24 @@
-// The operations that c10d asks of a process group, a row for each, with all their names. Messages
-// name what carries them out by an OpCode (communicator/message.h, which does not know PyTorch).
+// The operations of a c10d process group, one row each, with all their names. Message headers name
+// the executing algorithm by an OpCode (communicator/message.h, which does not know PyTorch).
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-namespace hbm {
+namespace hbm::process_group {
 
 struct OperationKind {
   c10d::OpType type;
-  const char* name;  // of its profiler range: "hbm:all_reduce"
-  const char* gloo;  // the range of Gloo for the same call; for a reduce_scatter it reduces all
-  // In the flight record, with "gloo:" in front: its reader refuses an operation that it does not
-  // know, so hbm's go by the names that Gloo's would have.
+  const char* name;  // the profiler range: "hbm:all_reduce"
+  const char* gloo;  // Gloo's profiler range for the same call (allreduce for a reduce_scatter)
+  // The name in the flight record, after "gloo:". The reader refuses unknown names, so the record
+  // has the names that Gloo's operations would have.
   const char* recorded;
 
-  // As errors have it: "all_reduce".
+  // Returns the name for errors: "all_reduce".
   const char* word() const { return name + sizeof("hbm:") - 1; }
 };
 
-// In static storage: a Call and a record of it keep the address.
+// In static storage: a Call and its flight record keep the address.
 namespace operations {
 
 using c10d::OpType;
@@ -59,4 +59,4 @@ inline constexpr OperationKind kScatter = {OpType::SCATTER, "hbm:scatter", "gloo
 inline constexpr OperationKind kSend = {OpType::SEND, "hbm:send", "gloo:send", "send"};
 
 }  // namespace operations
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "process_group/tuning.h"
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 std::string environment(const char* name, const std::string& fallback) {
@@ -39,8 +39,8 @@ std::optional<std::chrono::milliseconds> parse_seconds(const std::string& text) 
 
 }  // namespace
 
-GroupOptions::GroupOptions(const std::string& memory, GroupTransport transport, int64_t staging,
-                           std::optional<int64_t> reduce_threads,
+GroupOptions::GroupOptions(const std::string& memory, bootstrap::GroupTransport transport,
+                           int64_t staging, std::optional<int64_t> reduce_threads,
                            const std::string& parameter_server,
                            std::optional<milliseconds> heartbeat_timeout)
     : OptionsBase(kBackendName),
@@ -89,7 +89,7 @@ c10::intrusive_ptr<GroupOptions> GroupOptions::from_environment() {
   try {
     if (!named.empty()) memory::named_by_user(memory::parse_policy(named));
     return c10::make_intrusive<GroupOptions>(
-        memory, default_transport(), parse_bytes(staging, "HBMCOMM_STAGING_BYTES"),
+        memory, bootstrap::default_transport(), parse_bytes(staging, "HBMCOMM_STAGING_BYTES"),
         parse_threads(threads), parameter_server, parse_seconds(heartbeat));
   } catch (const Error& error) {
     throw Error(error.kind(),
@@ -121,4 +121,4 @@ int64_t parse_bytes(const std::string& text, const std::string& source) {
   return number << shift;
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

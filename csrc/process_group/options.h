@@ -1,5 +1,5 @@
-// The options of a group. torch_hbmcomm.Options in Python, whose docstring is the reference; every
-// field has an environment variable that gives its default.
+// The options of a group: torch_hbmcomm.Options in Python, whose docstring is the reference. Every
+// field has an environment variable for its default.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include "memory/policy.h"
 #include "process_group/torch_version.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
 inline constexpr const char* kBackendName = "hbm";
 inline constexpr const char* kGlooName = "gloo";  // under HBMCOMM_INSTEAD_OF=gloo
@@ -20,12 +20,12 @@ inline constexpr const char* kGlooName = "gloo";  // under HBMCOMM_INSTEAD_OF=gl
 struct GroupOptions final : OptionsBase {
   using milliseconds = std::chrono::milliseconds;
 
-  // Throws Error(kInvalid) for a value that makes no sense. Whether `parameter_server` does is not
-  // looked at: what is wrong with it is told to all ranks, when the group is made.
-  GroupOptions(const std::string& memory, GroupTransport transport, int64_t staging_bytes,
-               std::optional<int64_t> reduce_threads, const std::string& parameter_server,
-               std::optional<milliseconds> heartbeat_timeout);
-  // The same for a group that calls itself `backend`.
+  // Throws Error(kInvalid) for an invalid value. `parameter_server` is not checked here: errors in
+  // it are reported to all ranks when the group is formed.
+  GroupOptions(const std::string& memory, bootstrap::GroupTransport transport,
+               int64_t staging_bytes, std::optional<int64_t> reduce_threads,
+               const std::string& parameter_server, std::optional<milliseconds> heartbeat_timeout);
+  // Copies the options for a group whose backend is named `backend`.
   GroupOptions(const GroupOptions& other, const std::string& backend);
 
   // Reads HBMCOMM_MEMORY, HBMCOMM_NODE, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS,
@@ -36,19 +36,19 @@ struct GroupOptions final : OptionsBase {
     return c10::make_intrusive<GroupOptions>(*this);
   }
 
-  // The longest time that another machine may not answer: heartbeat_timeout, the group's timeout at
-  // most.
+  // Returns the longest time without an answer of another machine: heartbeat_timeout, at most the
+  // group's timeout.
   milliseconds heartbeat() const { return std::min(heartbeat_timeout.value_or(timeout), timeout); }
 
   const memory::Policy policy;
-  const GroupTransport transport;
+  const bootstrap::GroupTransport transport;
   const uint64_t staging_bytes;
   const size_t reduce_threads;
   const std::string parameter_server;  // "auto", addresses of boxes, or empty: none
   const std::optional<milliseconds> heartbeat_timeout;
 };
 
-// "1073741824", "512M" or "1G" to bytes; throws Error(kInvalid) naming `source`.
+// Parses "1073741824", "512M" or "1G" to bytes. Throws Error(kInvalid) naming `source`.
 int64_t parse_bytes(const std::string& text, const std::string& source);
 
-}  // namespace hbm
+}  // namespace hbm::process_group

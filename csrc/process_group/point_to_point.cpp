@@ -6,7 +6,12 @@
 #include "process_group/monitored_barrier.h"
 #include "process_group/types.h"
 
-namespace hbm {
+namespace hbm::process_group {
+
+using communicator::ElementRange;
+using communicator::OperationNumber;
+using communicator::Sink;
+using communicator::Source;
 
 using std::chrono::milliseconds;
 
@@ -34,7 +39,7 @@ void ProcessGroupHbm::check_tag(int tag, const char* operation) const {
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& tensors, int to,
                                                      int tag) {
-  return attempt([&] {
+  return guarded([&] {
     const at::Tensor& tensor = single(tensors, "send");
     check_peer(to, tag, "send");
     StagedTensors staged = stage(tensor, "send");
@@ -62,7 +67,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>&
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recv(std::vector<at::Tensor>& tensors, int from,
                                                      int tag) {
-  return attempt([&] {
+  return guarded([&] {
     check_peer(from, tag, "recv");
     return receive(tensors, from, tag, operations::kReceive);
   });
@@ -70,14 +75,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recv(std::vector<at::Tensor>& te
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recvAnysource(std::vector<at::Tensor>& tensors,
                                                               int tag) {
-  return attempt([&] {
+  return guarded([&] {
     check_tag(tag, "recv");
-    return receive(tensors, kAnyRank, tag, operations::kReceiveFromAny);
+    return receive(tensors, communicator::kAnyRank, tag, operations::kReceiveFromAny);
   });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     return run({&operations::kBarrier, {}, {}, opts.timeout, opts.asyncOp}, StagedTensors(), {},
                [communicator = connection_.communicator](const OperationNumber& sequence,
                                                          ElementRange /*all*/) {
@@ -95,10 +100,10 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     }
     const milliseconds timeout = timeout_or_default(opts.timeout);
     bootstrap::Participant participant = connection_.rendezvous.participant;
-    participant.deadline = Clock::now() + timeout;
+    participant.deadline = progress::Clock::now() + timeout;
     MonitoredBarrier(std::move(participant), number, *connection_.peers, timeout, wait_all_ranks)
         .pass();
   });
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -2,12 +2,17 @@
 #include <utility>
 
 #include "base/error.h"
-#include "communicator/pieces.h"
+#include "communicator/scatter_gather.h"
 #include "pg_hbm.h"
 #include "process_group/sparse.h"
 #include "process_group/types.h"
 
-namespace hbm {
+namespace hbm::process_group {
+
+using communicator::ElementRange;
+using communicator::OperationNumber;
+using communicator::Sink;
+using communicator::Source;
 
 using std::chrono::milliseconds;
 
@@ -27,14 +32,14 @@ Sink ProcessGroupHbm::reduction_in_place(StagedTensors& staged, const at::Tensor
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor>& tensors,
                                                           const c10d::AllreduceOptions& opts) {
-  return attempt([&]() -> c10::intrusive_ptr<c10d::Work> {
+  return guarded([&]() -> c10::intrusive_ptr<c10d::Work> {
     if (tensors.size() == 1 && tensors.front().defined() && tensors.front().is_sparse()) {
       return allreduce_sparse(tensors, opts);
     }
     const at::Tensor& tensor = single(tensors, "all_reduce");
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    if (auto work = allreduce_at_once(tensors, dtype, op, opts)) return work;
+    if (auto work = allreduce_inline(tensors, dtype, op, opts)) return work;
     StagedTensors staged = stage(tensor, "all_reduce");
     const Sink data = reduction_in_place(staged, tensor, opts.reduceOp);
     return run({&operations::kAllReduce, tensors, tensors, opts.timeout, opts.asyncOp},
@@ -48,17 +53,17 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor
   });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_inline(
     std::vector<at::Tensor>& tensors, Dtype dtype, ReduceOp op,
     const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = tensors.front();
   if (opts.asyncOp || op == ReduceOp::kPremulSum) return nullptr;
-  if (tensor.nbytes() >= connection_.communicator->small_bytes() ||
+  if (tensor.nbytes() >= connection_.communicator->preallocated_allreduce_bytes() ||
       !StagedTensors::usable(tensor) || at::hasCallbacks()) {
     return nullptr;
   }
   queue_->require_owner("all_reduce");
-  heed_claims();
+  check_claims();
   if (coalescing()) return nullptr;
   const auto sequence = reduce_inline(tensor, dtype, op, timeout_or_default(opts.timeout));
   if (!sequence) return nullptr;
@@ -83,18 +88,18 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
                                                 .output_elements = count,
                                                 .timeout = timeout});
   queue_->run_claimed(
-      *connection_.communicator->small_allreduce(sequence, tensor.mutable_data_ptr(),
-                                                 static_cast<size_t>(count), dtype, op),
+      *connection_.communicator->preallocated_allreduce(sequence, tensor.mutable_data_ptr(),
+                                                        static_cast<size_t>(count), dtype, op),
       timeout);
   flight_record_.finish(number);
   return sequence;
 }
 
-// One message instead of one for each tensor: they are gathered into one buffer and copied back, in
-// order. So tensors may share memory: each is reduced as it was before the call, in one go.
+// One operation for all tensors: they are gathered into one buffer and copied back in order. So
+// tensors may share memory: each is reduced with its contents before the call.
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  return attempt([&]() -> c10::intrusive_ptr<c10d::Work> {
+  return guarded([&]() -> c10::intrusive_ptr<c10d::Work> {
     if (tensors.empty()) {
       throw Error(ErrorKind::kInvalid, "all_reduce_coalesced: the list of tensors is empty");
     }
@@ -116,15 +121,17 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
     std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
-  return attempt([&]() -> c10::intrusive_ptr<c10d::Work> {
+  return guarded([&]() -> c10::intrusive_ptr<c10d::Work> {
     check_sparse(tensors, opts.reduceOp);
     const at::Tensor& tensor = tensors.front();
     StagedTensors staged = stage(tensor, "all_reduce");
-    const auto twin = staged.sparse(tensor);
-    const auto own = [tensor, twin] { return twin ? twin->coalesced() : tensor.coalesce(); };
-    const auto take = [tensor, twin](const at::Tensor& sum) {
-      if (twin) {
-        twin->set_sum(sum);
+    const auto host_copy = staged.sparse(tensor);
+    const auto own = [tensor, host_copy] {
+      return host_copy ? host_copy->coalesced() : tensor.coalesce();
+    };
+    const auto take = [tensor, host_copy](const at::Tensor& sum) {
+      if (host_copy) {
+        host_copy->set_sum(sum);
       } else {
         tensor.copy_(sum);
       }
@@ -140,7 +147,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& tensors,
                                                        const c10d::ReduceOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     const at::Tensor& tensor = single(tensors, "reduce");
     const int root = check_root(opts.rootRank, "reduce");
     const Dtype dtype = to_dtype(tensor.scalar_type());
@@ -164,7 +171,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
     std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
     const c10d::ReduceScatterOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     const at::Tensor& output = single(outputs, "reduce_scatter: output");
     if (inputs.size() != 1) {
       throw Error(ErrorKind::kInvalid, "reduce_scatter: expected one list of inputs, got " +
@@ -198,7 +205,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
-  return attempt([&] { return run(reduce_scatter_base_part(output, input, opts)); });
+  return guarded([&] { return run(reduce_scatter_base_part(output, input, opts)); });
 }
 
 ProcessGroupHbm::Collective ProcessGroupHbm::reduce_scatter_base_part(
@@ -228,7 +235,7 @@ ProcessGroupHbm::Collective ProcessGroupHbm::reduce_scatter_base_part(
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter_tensor_coalesced(
     std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::ReduceScatterOptions& opts) {
-  return attempt([&] {
+  return guarded([&] {
     check_pairs(outputs.size(), inputs.size(), "reduce_scatter_tensor_coalesced");
     std::vector<Collective> parts;
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -238,4 +245,4 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter_tensor_coalesced(
   });
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

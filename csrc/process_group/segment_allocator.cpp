@@ -14,7 +14,7 @@
 #include "process_group/tuning.h"
 #include "process_group/types.h"
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 class SegmentAllocator final : public c10::Allocator {
@@ -22,7 +22,7 @@ class SegmentAllocator final : public c10::Allocator {
   explicit SegmentAllocator(std::shared_ptr<memory::SharedSegment> segment)
       : segment_(std::move(segment)) {}
 
-  // Does what allocate() does, but throws Error as it is.
+  // Allocates as allocate() does, but throws Error untranslated.
   c10::DataPtr take(size_t bytes) {
     auto block = std::make_unique<SegmentBlock>(SegmentBlock{segment_, nullptr});
     void* const data = segment_->allocate(bytes);
@@ -52,8 +52,9 @@ class SegmentAllocator final : public c10::Allocator {
   const std::shared_ptr<memory::SharedSegment> segment_;
 };
 
-// The allocator of a segment. PyTorch's storages keep a plain pointer to it, and tensors outlive
-// groups, so it stays, and with it its segment: there is one of each for each policy.
+// Returns the allocator of a segment. PyTorch's storages keep a plain pointer to it, and tensors
+// outlive groups. So the allocator and its segment are never destroyed; there is one for each
+// policy.
 SegmentAllocator& allocator_of(const std::shared_ptr<memory::SharedSegment>& segment) {
   static std::mutex mutex;
   static auto& allocators =
@@ -64,15 +65,15 @@ SegmentAllocator& allocator_of(const std::shared_ptr<memory::SharedSegment>& seg
   return *allocator;
 }
 
-// A block's address is its context, as raw_allocate() demands, so the deleter asks the segment
-// whether the block is its own. Segments of the process are never destroyed.
+// raw_allocate() requires that a block's address is its context. So the deleter asks the segment
+// whether it contains the block. Segments of the process are never destroyed.
 class CpuAllocator final : public c10::Allocator {
  public:
-  CpuAllocator(std::shared_ptr<memory::SharedSegment> segment, c10::Allocator* small)
-      : segment_(std::move(segment)), small_(small) {}
+  CpuAllocator(std::shared_ptr<memory::SharedSegment> segment, c10::Allocator* previous)
+      : segment_(std::move(segment)), previous_(previous) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes < kSegmentTensorBytes || fork_.in_child()) return small_->allocate(bytes);
+    if (bytes < kSegmentTensorBytes || fork_.in_child()) return previous_->allocate(bytes);
     void* const block = translated([&] { return segment_->allocate(bytes); });
     return {block, block, &release, c10::Device(c10::kCPU)};
   }
@@ -94,13 +95,13 @@ class CpuAllocator final : public c10::Allocator {
     if (own.segment_->contains(block, 0)) {
       own.segment_->free(block);
     } else {
-      own.small_->raw_deleter()(block);
+      own.previous_->raw_deleter()(block);
     }
   }
 
   const ForkGuard fork_;
   const std::shared_ptr<memory::SharedSegment> segment_;
-  c10::Allocator* const small_;
+  c10::Allocator* const previous_;
 };
 
 }  // namespace
@@ -143,4 +144,4 @@ void install_cpu_allocator(memory::Policy policy) {
               "at a higher priority; unset one of the two");
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

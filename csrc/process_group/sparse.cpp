@@ -12,10 +12,14 @@
 #include "process_group/checks.h"
 #include "process_group/types.h"
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
-// Describes a rank's tensor to the others before it is sent.
+using communicator::Communicator;
+using communicator::OperationPtr;
+using communicator::Sink;
+
+// Describes a rank's tensor to the other ranks before the tensor is sent.
 struct Outline {
   int64_t count;       // of indices
   int64_t sparse_dim;  // dimensions that have indices
@@ -30,9 +34,9 @@ int64_t hash_of(c10::IntArrayRef sizes) {
   return static_cast<int64_t>(hash);
 }
 
-// Three allgathers, one after the other: outlines, the indices, the values. They have one sequence
-// number, and the ranks do them in the same order.
-class SparseAllreduce final : public Operation {
+// Three allgathers, one after the other: outlines, indices, values. They share one sequence number,
+// and every rank runs them in the same order.
+class SparseAllreduce final : public progress::Operation {
  public:
   SparseAllreduce(std::shared_ptr<Communicator> communicator, int ranks, uint64_t sequence,
                   std::function<at::Tensor()> own, std::function<void(const at::Tensor&)> take)
@@ -54,24 +58,24 @@ class SparseAllreduce final : public Operation {
                                    Dtype::kInt64));
   }
 
-  Progress poll() override {
-    const Progress progress = stage_->poll();
-    if (progress != Progress::kDone) return progress;
+  progress::Progress poll() override {
+    const progress::Progress progress = stage_->poll();
+    if (progress != progress::Progress::kDone) return progress;
     switch (stages_done_++) {
       case 0:
         check_outlines();
         all_indices_ = gather(indices_.t().contiguous());
-        return Progress::kActive;
+        return progress::Progress::kActive;
       case 1:
         all_values_ = gather(values_);
-        return Progress::kActive;
+        return progress::Progress::kActive;
       default:
         add_up();
-        return Progress::kDone;
+        return progress::Progress::kDone;
     }
   }
 
-  Slept sleep(std::chrono::steady_clock::time_point until, bool polled) override {
+  progress::Slept sleep(std::chrono::steady_clock::time_point until, bool polled) override {
     return stage_->sleep(until, polled);
   }
   std::string describe() const override {
@@ -90,7 +94,7 @@ class SparseAllreduce final : public Operation {
   bool self_sufficient() const override { return false; }
 
  private:
-  void start(std::unique_ptr<Operation> stage) {
+  void start(std::unique_ptr<progress::Operation> stage) {
     stage_ = std::move(stage);
     stage_->begin();
   }
@@ -110,7 +114,7 @@ class SparseAllreduce final : public Operation {
     }
   }
 
-  // Starts the allgather of tensors that have outlines_[r].count rows on rank r.
+  // Starts the allgather of tensors with outlines_[r].count rows on rank r.
   std::vector<at::Tensor> gather(const at::Tensor& own) {
     sent_ = own;
     std::vector<at::Tensor> received;
@@ -146,12 +150,12 @@ class SparseAllreduce final : public Operation {
   at::Tensor tensor_;
   at::Tensor indices_;
   at::Tensor values_;
-  at::Tensor sent_;  // of the stage that runs
+  at::Tensor sent_;  // the input of the current stage
   Outline own_outline_{};
   std::vector<Outline> outlines_;
   std::vector<at::Tensor> all_indices_;  // of rank r: [outlines_[r].count, sparse dimensions]
   std::vector<at::Tensor> all_values_;
-  std::unique_ptr<Operation> stage_;
+  std::unique_ptr<progress::Operation> stage_;
   int stages_done_ = 0;
 };
 
@@ -177,4 +181,4 @@ OperationPtr make_sparse_allreduce(std::shared_ptr<Communicator> communicator, i
                                            std::move(take));
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

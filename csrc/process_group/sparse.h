@@ -1,5 +1,5 @@
-// allreduce of sparse COO tensors: every rank gets every rank's indices and values, and adds them
-// up in rank order, on the host.
+// The allreduce of sparse COO tensors. Every rank gathers the indices and values of all ranks, and
+// adds them up in rank order, on the host.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,16 +11,16 @@
 
 #include "communicator/communicator.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
-// One sparse COO tensor, on the CPU or an accelerator, and SUM. Throws Error(kInvalid) or
+// Requires one sparse COO tensor, on the CPU or an accelerator, and SUM. Throws Error(kInvalid) or
 // Error(kUnsupported).
 void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op);
 
-// Calls `own` at the beginning for this rank's coalesced tensor on the host, and `take` at the end
-// with the coalesced sum. Ranks may have different numbers of indices.
-OperationPtr make_sparse_allreduce(std::shared_ptr<Communicator> communicator, int ranks,
-                                   uint64_t sequence, std::function<at::Tensor()> own,
-                                   std::function<void(const at::Tensor& sum)> take);
+// Makes the operation. It calls `own` at the beginning for this rank's coalesced tensor on the
+// host, and `take` at the end with the coalesced sum. Ranks may have different numbers of indices.
+communicator::OperationPtr make_sparse_allreduce(
+    std::shared_ptr<communicator::Communicator> communicator, int ranks, uint64_t sequence,
+    std::function<at::Tensor()> own, std::function<void(const at::Tensor& sum)> take);
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -12,11 +12,14 @@
 #include "process_group/checks.h"
 #include "process_group/types.h"
 
-namespace hbm {
+namespace hbm::process_group {
+
+using communicator::Sink;
+using communicator::Source;
 
 namespace {
 
-// Plain copies of data, whoever drives: neither autograd nor inference mode has a say in them.
+// Copies plain data, on any thread: autograd and inference mode do not affect the copies.
 void copy_all(const Copies& copies) {
   const at::AutoDispatchBelowADInplaceOrView plain;
   for (const auto& [to, from] : copies) to.copy_(from);
@@ -33,27 +36,27 @@ const at::Tensor& StagedTensors::keep(at::Tensor tensor) {
   return kept_.back();
 }
 
-// Keeps a contiguous tensor of that shape and type on the host, with whatever content.
-const at::Tensor& StagedTensors::keep_twin(const at::Tensor& tensor) {
-  return keep(streams_ ? streams_->host_twin(tensor)
+// Keeps a contiguous, uninitialised tensor of that shape and type on the host.
+const at::Tensor& StagedTensors::keep_host_copy(const at::Tensor& tensor) {
+  return keep(streams_ ? streams_->host_copy(tensor)
                        : at::empty_like(tensor, at::MemoryFormat::Contiguous));
 }
 
 Source StagedTensors::input(const at::Tensor& tensor) {
   const auto count = static_cast<size_t>(tensor.numel());
   if (usable(tensor)) return {keep(tensor).const_data_ptr(), count};
-  const at::Tensor twin = keep_twin(tensor);
-  copies_in_.emplace_back(twin, tensor);
-  return {twin.const_data_ptr(), count};
+  const at::Tensor host_copy = keep_host_copy(tensor);
+  copies_in_.emplace_back(host_copy, tensor);
+  return {host_copy.const_data_ptr(), count};
 }
 
 Sink StagedTensors::output(const at::Tensor& tensor) {
   check_writable(tensor);
   const auto count = static_cast<size_t>(tensor.numel());
   if (usable(tensor)) return {keep(tensor).mutable_data_ptr(), count};
-  const at::Tensor twin = keep_twin(tensor);
-  copies_out_.emplace_back(tensor, twin);
-  return {twin.mutable_data_ptr(), count};
+  const at::Tensor host_copy = keep_host_copy(tensor);
+  copies_out_.emplace_back(tensor, host_copy);
+  return {host_copy.mutable_data_ptr(), count};
 }
 
 Sink StagedTensors::in_place(const at::Tensor& tensor) {
@@ -65,10 +68,10 @@ Sink StagedTensors::in_place(const at::Tensor& tensor) {
 }
 
 Source StagedTensors::input_times(const at::Tensor& tensor, double factor) {
-  const at::Tensor twin = keep_twin(tensor);
-  copies_in_.emplace_back(twin, tensor);
-  scalings_.push_back({twin, factor});
-  return {twin.const_data_ptr(), static_cast<size_t>(tensor.numel())};
+  const at::Tensor host_copy = keep_host_copy(tensor);
+  copies_in_.emplace_back(host_copy, tensor);
+  scalings_.push_back({host_copy, factor});
+  return {host_copy.const_data_ptr(), static_cast<size_t>(tensor.numel())};
 }
 
 Sink StagedTensors::in_place_times(const at::Tensor& tensor, double factor) {
@@ -95,8 +98,8 @@ Sink StagedTensors::packed(const std::vector<at::Tensor>& tensors, double factor
   return {whole.mutable_data_ptr(), static_cast<size_t>(count)};
 }
 
-std::shared_ptr<SparseTwin> StagedTensors::sparse(const at::Tensor& tensor) {
-  if (streams_) sparse_ = std::make_shared<SparseTwin>(keep(tensor), streams_);
+std::shared_ptr<SparseHostCopy> StagedTensors::sparse(const at::Tensor& tensor) {
+  if (streams_) sparse_ = std::make_shared<SparseHostCopy>(keep(tensor), streams_);
   return sparse_;
 }
 
@@ -117,9 +120,9 @@ DeviceTransfer::Prepare StagedTensors::take_scalings() {
   return [scalings = std::move(scalings_)](const Chunks& chunks, size_t index) {
     for (const auto& [tensor, factor] : scalings) {
       const Dtype dtype = to_dtype(tensor.scalar_type());
-      for (const auto& [start, count] : chunks.pieces(static_cast<size_t>(tensor.numel()), index)) {
+      for (const auto& [start, count] : chunks.parts(static_cast<size_t>(tensor.numel()), index)) {
         void* const part = offset(tensor.mutable_data_ptr(), start * element_size(dtype));
-        scale(part, part, count, dtype, factor);
+        kernels::scale(part, part, count, dtype, factor);
       }
     }
   };
@@ -129,8 +132,8 @@ std::shared_ptr<DeviceTransfer> StagedTensors::take_transfer(const EqualStreams&
   if (!streams_) return nullptr;
   if (sparse_) {
     return std::make_shared<DeviceTransfer>(
-        streams_, [twin = sparse_] { return twin->to_host(); },
-        [twin = sparse_] { return twin->to_device(); });
+        streams_, [host_copy = sparse_] { return host_copy->to_host(); },
+        [host_copy = sparse_] { return host_copy->to_device(); });
   }
   const Copies& copies = copies_in_.empty() ? copies_out_ : copies_in_;
   const size_t element = copies.empty() ? 1 : copies.front().first.itemsize();
@@ -139,20 +142,20 @@ std::shared_ptr<DeviceTransfer> StagedTensors::take_transfer(const EqualStreams&
                                           Chunks(streams, element, streams_->chunk_bytes()));
 }
 
-Frame StagedTensors::take_frame(std::function<void()> at_end) {
-  Frame frame;
+progress::StagingHooks StagedTensors::take_hooks(std::function<void()> at_end) {
+  progress::StagingHooks hooks;
   if (!copies_in_.empty() || !scalings_.empty()) {
-    frame.prologue = [copies = std::move(copies_in_), scale_all = take_scalings()] {
+    hooks.prologue = [copies = std::move(copies_in_), scale_all = take_scalings()] {
       copy_all(copies);
       if (scale_all) scale_all(Chunks(), 0);
     };
   }
-  frame.epilogue = [kept = std::move(kept_), copies = std::move(copies_out_),
+  hooks.epilogue = [kept = std::move(kept_), copies = std::move(copies_out_),
                     at_end = std::move(at_end)] {
     copy_all(copies);
     if (at_end) at_end();
   };
-  return frame;
+  return hooks;
 }
 
 EqualStreams equal_streams(const std::vector<at::Tensor>& parts, const at::Tensor& own) {
@@ -167,4 +170,4 @@ const void* offset(const void* data, size_t bytes) {
 
 void* offset(void* data, size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -1,11 +1,11 @@
-// The tensors of one operation as the contiguous buffers that the collectives want.
+// The tensors of one operation, as contiguous buffers for the communicator.
 //
-// A tensor that is contiguous is used where it lies. Any other gets a contiguous twin, filled just
-// before the operation begins and copied back when it is complete, so that operations issued one
-// after the other on the same strided tensor see each other's results. A tensor on an accelerator
-// has its twin on the host (process_group/device_transfer.h copies).
+// A contiguous tensor is used in place. Any other tensor gets a contiguous copy, filled just before
+// the operation begins and copied back when it is complete. So operations issued one after the
+// other on the same strided tensor see each other's results. A tensor on an accelerator has its
+// copy on the host (process_group/device_transfer.h copies).
 //
-// Threads: built by the issuing thread; the frame runs on the driving thread.
+// Threads: built by the issuing thread; the hooks run on the progress thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,46 +16,46 @@
 #include "communicator/communicator.h"
 #include "process_group/device_streams.h"
 #include "process_group/device_transfer.h"
-#include "process_group/sparse_twin.h"
+#include "process_group/sparse_host_copy.h"
 #include "progress/operation_queue.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
 class StagedTensors {
  public:
-  // `streams` are those of the device that all tensors of the operation lie on; null: the host.
+  // `streams` are the streams of the device of all tensors of the operation; null: the host.
   explicit StagedTensors(std::shared_ptr<DeviceStreams> streams = nullptr)
       : streams_(std::move(streams)) {}
 
-  // Whether a tensor is used where it lies.
+  // Returns true if a tensor is used in place.
   static bool usable(const at::Tensor& tensor);
 
-  Source input(const at::Tensor& tensor);
-  Sink output(const at::Tensor& tensor);
-  Sink in_place(const at::Tensor& tensor);
-  std::vector<Source> inputs(const std::vector<at::Tensor>& tensors);
-  std::vector<Sink> outputs(const std::vector<at::Tensor>& tensors);
+  communicator::Source input(const at::Tensor& tensor);
+  communicator::Sink output(const at::Tensor& tensor);
+  communicator::Sink in_place(const at::Tensor& tensor);
+  std::vector<communicator::Source> inputs(const std::vector<at::Tensor>& tensors);
+  std::vector<communicator::Sink> outputs(const std::vector<at::Tensor>& tensors);
 
-  // All `tensors` (of one type), one after the other, as in_place().
-  Sink packed(const std::vector<at::Tensor>& tensors, double factor);
+  // Packs all `tensors` (of one type), one after the other, into one buffer, as in_place().
+  communicator::Sink packed(const std::vector<at::Tensor>& tensors, double factor);
 
-  // Same as input() and in_place(), with every element multiplied by `factor` before the operation
-  // begins. input_times() leaves the tensor itself as it is.
-  Source input_times(const at::Tensor& tensor, double factor);
-  Sink in_place_times(const at::Tensor& tensor, double factor);
+  // As input() and in_place(), with every element multiplied by `factor` before the operation
+  // begins. input_times() does not change the tensor itself.
+  communicator::Source input_times(const at::Tensor& tensor, double factor);
+  communicator::Sink in_place_times(const at::Tensor& tensor, double factor);
 
-  // Returns the twin of a sparse tensor, the operation's only one, on a device; null for one on the
-  // host.
-  std::shared_ptr<SparseTwin> sparse(const at::Tensor& tensor);
+  // Returns the host copy of a sparse tensor, the operation's only tensor, on a device; null for a
+  // tensor on the host.
+  std::shared_ptr<SparseHostCopy> sparse(const at::Tensor& tensor);
 
-  // Makes the copies between the device and the twins; null for tensors on the host. Called once,
-  // before take_frame(), which then leaves them out. REQUIRES: each tensor holds whole `streams` if
-  // these are equal.
+  // Makes the copies between the device and the host copies; null for tensors on the host. Called
+  // once, before take_hooks(), which then omits them. REQUIRES: each tensor holds whole `streams`
+  // if these are equal.
   std::shared_ptr<DeviceTransfer> take_transfer(const EqualStreams& streams);
 
-  // Keeps all tensors alive until the operation is done. `at_end` runs after the results are in
-  // place. Call once.
-  Frame take_frame(std::function<void()> at_end);
+  // Returns hooks that make the copies and keep all tensors alive until the operation is done.
+  // `at_end` runs after the results are in place. Called once.
+  progress::StagingHooks take_hooks(std::function<void()> at_end);
 
  private:
   struct Scaling {
@@ -64,7 +64,7 @@ class StagedTensors {
   };
 
   const at::Tensor& keep(at::Tensor tensor);
-  const at::Tensor& keep_twin(const at::Tensor& tensor);
+  const at::Tensor& keep_host_copy(const at::Tensor& tensor);
   DeviceTransfer::Prepare take_scalings();
 
   std::shared_ptr<DeviceStreams> streams_;  // null: the tensors are on the host
@@ -72,16 +72,16 @@ class StagedTensors {
   Copies copies_in_;
   Copies copies_out_;
   std::vector<Scaling> scalings_;
-  std::shared_ptr<SparseTwin> sparse_;
+  std::shared_ptr<SparseHostCopy> sparse_;
 };
 
-// Returns the streams of `parts`, one for each rank, which may be cut if all are as long as `own`.
+// Returns the streams of `parts`, one for each rank. They may be cut if all are as long as `own`.
 EqualStreams equal_streams(const std::vector<at::Tensor>& parts, const at::Tensor& own);
 
 const void* offset(const void* data, size_t bytes);
 void* offset(void* data, size_t bytes);
 
-// `ranks` parts of equal length.
+// Returns `ranks` parts of equal length.
 template <typename Part>
 std::vector<Part> split_evenly(const Part& whole, int ranks, size_t element) {
   const size_t count = whole.count / static_cast<size_t>(ranks);
@@ -92,4 +92,4 @@ std::vector<Part> split_evenly(const Part& whole, int ranks, size_t element) {
   return parts;
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

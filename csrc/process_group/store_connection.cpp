@@ -26,15 +26,16 @@
 #include "base/threads.h"
 #include "process_group/tuning.h"
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 
-// No key has this value. To replace it by itself asks a TCPStore for the value of a key, or for
-// this one where there is none, in one question: get() takes two, and waits for the key.
+// No key has this value. A compareSet() of the value with itself gets the value of a key of a
+// TCPStore in one question, or this value if the key is absent. get() takes two questions, and
+// waits for the key.
 constexpr std::string_view kAbsent("\0hbm: absent", 12);
 
 struct PrefixReader : c10d::PrefixStore {
@@ -43,7 +44,7 @@ struct PrefixReader : c10d::PrefixStore {
   }
 };
 
-// Takes the PrefixStores off, and returns what they put before a key.
+// Removes the PrefixStores, and returns their prefix of keys.
 std::string strip_prefixes(StorePointer& store) {
   std::string prefix;
   while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
@@ -53,9 +54,8 @@ std::string strip_prefixes(StorePointer& store) {
   return prefix;
 }
 
-// The file of a FileStore. PyTorch makes a new file when the file is removed, and each process then
-// reads the new one from where it was in the old one. So a removed file counts as a store that is
-// gone.
+// The file of a FileStore. If the file is removed, PyTorch makes a new file, and each process reads
+// the new one from its offset in the old one. So a removed file counts as a lost store.
 class WatchedFile {
  public:
   explicit WatchedFile(std::string path) : path_(std::move(path)) {
@@ -64,7 +64,7 @@ class WatchedFile {
 
   const std::string& path() const noexcept { return path_; }
 
-  // Returns how the file was lost; empty: it is there.
+  // Returns how the file was lost; empty if it is present.
   std::string loss() const {
     struct stat now{};
     if (stat(path_.c_str(), &now) != 0) return errno == ENOENT ? "the file was removed" : "";
@@ -83,7 +83,7 @@ std::optional<WatchedFile> file_of(c10d::Store& store) {
   return WatchedFile(file->getPath());
 }
 
-// A store, as errors name it, and the usual causes if it is gone or does not answer.
+// The store's name for errors, and the usual causes if it is gone or does not answer.
 struct StoreName {
   std::string store;
   std::string gone;
@@ -107,7 +107,7 @@ StoreName name_of(c10d::Store& store) {
   return {"the c10d store", "it raised an error", "it is stuck"};
 }
 
-// Reads a private member, which PyTorch shows to nobody: an explicit instantiation may name it.
+// Reads a private member without an accessor in PyTorch: an explicit instantiation may name it.
 bool has_server(const c10d::TCPStore& store);
 template <auto Server>
 struct ServerReader {
@@ -115,7 +115,7 @@ struct ServerReader {
 };
 template struct ServerReader<&c10d::TCPStore::server_>;
 
-// Returns true if torchrun's agent serves the store, as PyTorch's env:// takes it.
+// Returns true if torchrun's agent serves the store that PyTorch's env:// uses.
 bool is_served_by_agent(const c10d::TCPStore& store) {
   const auto is = [](const char* variable, const std::string& value) {
     const char* const found = std::getenv(variable);
@@ -125,11 +125,12 @@ bool is_served_by_agent(const c10d::TCPStore& store) {
          is("MASTER_PORT", std::to_string(store.getPort()));
 }
 
-StoreServer server_of(c10d::Store& store) {
+bootstrap::StoreServer server_of(c10d::Store& store) {
   const auto* const tcp = dynamic_cast<c10d::TCPStore*>(&store);
-  if (tcp == nullptr) return StoreServer::kNoRank;
-  if (has_server(*tcp)) return StoreServer::kThisProcess;
-  return is_served_by_agent(*tcp) ? StoreServer::kNoRank : StoreServer::kAnotherRank;
+  if (tcp == nullptr) return bootstrap::StoreServer::kNoRank;
+  if (has_server(*tcp)) return bootstrap::StoreServer::kThisProcess;
+  return is_served_by_agent(*tcp) ? bootstrap::StoreServer::kNoRank
+                                  : bootstrap::StoreServer::kAnotherRank;
 }
 
 std::string cause_of(const std::exception& error) {
@@ -143,16 +144,16 @@ std::string claim_in(c10d::Store& store, const std::string& key, const std::stri
   return {found.begin(), found.end()};
 }
 
-class StoreConnection final : public KeyValue {
+class StoreConnection final : public bootstrap::KeyValue {
  public:
   // `original` is PyTorch's store.
   explicit StoreConnection(StorePointer original)
       : state_(std::make_shared<StoreThread>(std::move(original))),
         thread_([state = state_] { state->serve(); }, [state = state_] { state->stop(); }) {}
 
-  // Between the two, PyTorch's own connection is used, unless the clone is open.
-  void begin_making() { state_->count_making(1); }
-  void end_making() { state_->count_making(-1); }
+  // Between these two calls, PyTorch's own connection is used, unless the clone is open.
+  void begin_forming() { state_->count_forming(1); }
+  void end_forming() { state_->count_forming(-1); }
 
   void set(const std::string& key, const std::string& value, Deadline deadline) override {
     run("set", [key, value](c10d::Store& store) { store.set(key, value); }, deadline);
@@ -162,7 +163,7 @@ class StoreConnection final : public KeyValue {
     const auto in_one_question = [key](c10d::Store& store) -> std::optional<std::string> {
       const std::vector<uint8_t> absent(kAbsent.begin(), kAbsent.end());
       const std::vector<uint8_t> value = store.compareSet(key, absent, absent);
-      // An empty one may be how another release says that the key is not there.
+      // Another release may return an empty value for an absent key.
       if (value == absent || (value.empty() && !store.check({key}))) return std::nullopt;
       return std::string(value.begin(), value.end());
     };
@@ -204,21 +205,21 @@ class StoreConnection final : public KeyValue {
         deadline);
   }
 
-  // Opens no clone, which a group that ends would use for this alone.
+  // Does not open the clone: an ending group would use it only here.
   void remove(const std::vector<std::string>& keys) noexcept override {
     if (keys.empty()) return;
-    begin_making();
+    begin_forming();
     try {
       run(
           "delete_key",
           [keys](c10d::Store& store) {
             for (const std::string& key : keys) store.deleteKey(key);
           },
-          steady_clock::now() + kKeyRemovalPatience, /*even_late=*/true);
+          steady_clock::now() + kKeyRemovalTimeout, /*even_late=*/true);
     } catch (const std::exception& error) {
       log::debug(std::string("keys stay in the store: ") + error.what());
     }
-    end_making();
+    end_forming();
   }
 
  private:
@@ -227,7 +228,7 @@ class StoreConnection final : public KeyValue {
   struct StoreRequest {
     const char* name;  // of PyTorch's function, for errors
     Call call;
-    bool even_late = false;  // though the caller waits no more
+    bool even_late = false;  // run even if the caller has stopped waiting
     bool done = false;
     bool abandoned = false;
     std::exception_ptr error;
@@ -238,7 +239,7 @@ class StoreConnection final : public KeyValue {
     ~Asked() { asking = false; }
   };
 
-  // What the thread and the callers share.
+  // State shared by the thread and the callers.
   struct StoreThread : std::enable_shared_from_this<StoreThread> {
     const StorePointer original;
     const StoreName name;
@@ -249,42 +250,43 @@ class StoreConnection final : public KeyValue {
     std::condition_variable to_do;
     std::condition_variable done;
     std::deque<std::shared_ptr<StoreRequest>> requests;
-    int groups_in_the_making = 0;
+    int groups_forming = 0;
     StorePointer clone;
     bool opening = false;  // the clone, on a thread of its own
     steady_clock::time_point opens_again;
 
-    std::atomic<bool> asking{false};  // whether the original is, on a thread of its own
+    std::atomic<bool> asking{false};  // the original is being asked, on a thread of its own
     bool stopping = false;
 
     explicit StoreThread(StorePointer store)
         : original(std::move(store)), name(name_of(*original)) {}
 
-    void count_making(int change) {
+    void count_forming(int change) {
       const std::lock_guard lock(mutex);
-      groups_in_the_making += change;
+      groups_forming += change;
       to_do.notify_all();
     }
 
-    // A FileStore has no lock that a waiting caller holds, and writes when it is cloned, which a
-    // kill might cut short. Waits for the clone of a TCPStore, which may take minutes, as long as
-    // PyTorch's connection answers and no group is being made. The thread's alone.
+    // Returns the store for the next call. Called by the thread alone. A FileStore is never cloned:
+    // waiting callers hold no lock of it, and cloning writes to the file, which a kill might cut
+    // short. Opening the clone of a TCPStore may take minutes. Waits for it as long as PyTorch's
+    // connection answers and no group is being formed.
     StorePointer connection() {
       if (!is_tcp) return original;
       std::unique_lock lock(mutex);
-      auto look = steady_clock::now() + kStoreOpenPatience;
-      while (clone == nullptr && groups_in_the_making == 0 && !stopping && opens_clone()) {
-        if (to_do.wait_until(lock, look) == std::cv_status::no_timeout) continue;
+      auto next_check = steady_clock::now() + kStoreOpenTimeout;
+      while (clone == nullptr && groups_forming == 0 && !stopping && opens_clone()) {
+        if (to_do.wait_until(lock, next_check) == std::cv_status::no_timeout) continue;
         lock.unlock();
         ask_original();
-        look = steady_clock::now() + kStoreOpenPatience;
+        next_check = steady_clock::now() + kStoreOpenTimeout;
         lock.lock();
       }
       return clone != nullptr ? clone : original;
     }
 
-    // Whether the clone is being opened; tries to, unless that has failed a little ago. REQUIRES:
-    // mutex is held.
+    // Returns true if the clone is being opened. Starts opening it, unless that has failed
+    // recently. REQUIRES: mutex is held.
     bool opens_clone() {
       if (opening || steady_clock::now() < opens_again) return opening;
       try {
@@ -311,7 +313,7 @@ class StoreConnection final : public KeyValue {
       to_do.notify_all();
     }
 
-    // The original remains, whose errors say more. REQUIRES: mutex is held.
+    // Falls back to the original, whose errors say more. REQUIRES: mutex is held.
     void cannot_open(const std::exception& error) {
       opening = false;
       opens_again = steady_clock::now() + kStoreReopenDelay;
@@ -326,7 +328,7 @@ class StoreConnection final : public KeyValue {
         self->original->check({"hbm/alive"});
       };
       try {
-        run_abandonable(ask, steady_clock::now() + kStoreOpenPatience);
+        run_abandonable(ask, steady_clock::now() + kStoreOpenTimeout);
       } catch (const std::system_error&) {  // no thread
         asking = false;
       }
@@ -350,10 +352,10 @@ class StoreConnection final : public KeyValue {
         } catch (const Error&) {
           error = std::current_exception();
         } catch (const std::exception& other) {
-          error = std::make_exception_ptr(
-              StoreError(ErrorKind::kNetwork, name.store + " is gone: " + name.gone +
-                                                  (is_tcp ? shortage_of_descriptors() : "") + " (" +
-                                                  request->name + ": " + cause_of(other) + ")"));
+          error = std::make_exception_ptr(bootstrap::StoreError(
+              ErrorKind::kNetwork, name.store + " is gone: " + name.gone +
+                                       (is_tcp ? shortage_of_descriptors() : "") + " (" +
+                                       request->name + ": " + cause_of(other) + ")"));
         }
         lock.lock();
         request->error = error;
@@ -390,18 +392,19 @@ class StoreConnection final : public KeyValue {
     void require_file(const StoreRequest& request) const {
       const std::string loss = file ? file->loss() : "";
       if (loss.empty()) return;
-      StoreError error(ErrorKind::kNetwork,
-                       name.store + " is gone: " + loss + " (" + request.name + ")");
+      bootstrap::StoreError error(ErrorKind::kNetwork,
+                                  name.store + " is gone: " + loss + " (" + request.name + ")");
       error.was_removed = true;
       throw error;
     }
 
     [[noreturn]] void silent(const StoreRequest& request) const {
-      throw StoreError(ErrorKind::kTimeout,
-                       name.store + " did not answer before the timeout: " + name.silent +
-                           "; or another thread of this process waits in it while a group is "
-                           "being made" +
-                           shortage_of_descriptors() + " (" + request.name + ")");
+      throw bootstrap::StoreError(
+          ErrorKind::kTimeout,
+          name.store + " did not answer before the timeout: " + name.silent +
+              "; or another thread of this process waits in it while a group is "
+              "being made" +
+              shortage_of_descriptors() + " (" + request.name + ")");
     }
   };
 
@@ -414,7 +417,7 @@ class StoreConnection final : public KeyValue {
     state_->run(request, deadline);
   }
 
-  // The answer belongs to the request, which may outlive the caller's patience.
+  // The request owns the answer, because it may outlive the caller's wait.
   template <typename Answer>
   Answer ask(const char* name, std::function<Answer(c10d::Store&)> question, Deadline deadline) {
     const auto answer = std::make_shared<Answer>();
@@ -427,7 +430,7 @@ class StoreConnection final : public KeyValue {
   BackgroundThread thread_;
 };
 
-class DirectStore final : public KeyValue {
+class DirectStore final : public bootstrap::KeyValue {
   template <typename Question>
   auto ask(const Question& question) {
     try {
@@ -457,7 +460,7 @@ class DirectStore final : public KeyValue {
                     Deadline /*deadline*/) override {
     return ask([&] { return claim_in(*store_, key, value); });
   }
-  // For a process that cannot form its group, and has no keys to remove.
+  // Does nothing: a process that fails to form its group has no keys to remove.
   void remove(const std::vector<std::string>& /*keys*/) noexcept override {}
 
  private:
@@ -466,7 +469,7 @@ class DirectStore final : public KeyValue {
 
 // The connections of this process.
 struct Connections {
-  std::mutex mutex;  // guards what follows; held while one is looked up, not while it opens
+  std::mutex mutex;  // guards by_store; held during the lookup, not while a connection opens
   std::map<const c10d::Store*, std::weak_ptr<StoreConnection>> by_store;
 
   std::shared_ptr<StoreConnection> find(const StorePointer& store) {
@@ -485,16 +488,16 @@ GroupStore connect_store(const StorePointer& store) {
   StorePointer below = store;
   const std::string prefix = strip_prefixes(below);
   const auto connection = per_process<Connections>().find(below);
-  connection->begin_making();
+  connection->begin_forming();
   return {
-      .group = std::make_shared<PrefixedKeyValue>(connection, prefix),
+      .group = std::make_shared<bootstrap::PrefixedKeyValue>(connection, prefix),
       .job = connection,
-      .making = std::shared_ptr<void>(nullptr, [connection](void*) { connection->end_making(); }),
+      .forming = std::shared_ptr<void>(nullptr, [connection](void*) { connection->end_forming(); }),
       .server = server_of(*below)};
 }
 
-std::shared_ptr<KeyValue> connect_directly(const StorePointer& store) {
+std::shared_ptr<bootstrap::KeyValue> connect_directly(const StorePointer& store) {
   return std::make_shared<DirectStore>(store);
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

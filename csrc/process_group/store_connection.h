@@ -1,17 +1,16 @@
-// The connection of this process to a c10d store, which all of its groups share.
+// The connection of this process to a c10d store, shared by all of its groups.
 //
-// A thread of its own makes every call, one after another, so that a store that does not answer (a
-// process that is stopped, a link that is cut) holds up nobody past a deadline; none of the calls
-// waits in the store. Groups of one store have PrefixStores above it.
+// One thread makes every call, one after another. So a store that does not answer (a stopped
+// process, a broken link) delays no caller past its deadline; no call waits in the store. Groups of
+// one store use it through PrefixStores.
 //
-// While a group is being made, calls go over PyTorch's own connection, as PyTorch's own do then.
-// Later ones go over a clone of a TCPStore, since other code may block the original; the first of
-// them opens it and waits for it, as long as the original answers. So a job on one node mostly
-// needs no second connection, of which each may hold up the whole store: PyTorch's looks up the
-// name of who connects, and waits for a name server that is silent.
+// While a group is being formed, calls go over PyTorch's own connection, as PyTorch's own calls do
+// then. Later calls go over a clone of a TCPStore, because other code may block the original. The
+// first such call opens the clone and waits for it, as long as the original answers. So a job on
+// one node mostly needs no second connection. Each connection can stall the whole store: PyTorch's
+// server resolves the client's name and blocks on a silent name server.
 //
-// Threads: all functions may be called from any thread, but for a forked child, which has to open a
-// store of its own.
+// Threads: all functions may be called from any thread. A forked child must open its own store.
 #pragma once
 
 #include <memory>
@@ -20,22 +19,23 @@
 
 #include "bootstrap/key_value.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
-// A group's way to its store.
+// A group's access to its store.
 struct GroupStore {
-  std::shared_ptr<KeyValue> group;  // the group's own keys
-  std::shared_ptr<KeyValue> job;    // all keys; one object for all groups of the store
-  std::shared_ptr<void> making;     // let go when the group has been made
-  StoreServer server = StoreServer::kNoRank;
+  std::shared_ptr<bootstrap::KeyValue> group;  // the keys of the group
+  // All keys; the same object for all groups of the store.
+  std::shared_ptr<bootstrap::KeyValue> job;
+  std::shared_ptr<void> forming;  // released when the group is formed
+  bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;
 };
 
-// Returns without asking the store. A call throws StoreError(kNetwork) if the store is gone,
-// StoreError(kTimeout) if it does not answer before the deadline.
+// Returns without asking the store. Calls of the result throw StoreError(kNetwork) if the store is
+// gone, StoreError(kTimeout) if it does not answer before the deadline.
 GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store);
 
-// Returns the group's own keys, for a process that may be unable to start a thread. The caller's
-// thread asks the store, and waits for its answer past any deadline.
-std::shared_ptr<KeyValue> connect_directly(const c10::intrusive_ptr<c10d::Store>& store);
+// Returns the keys of the group, for a process that may be unable to start a thread. The caller's
+// thread asks the store, and waits for answers without a deadline.
+std::shared_ptr<bootstrap::KeyValue> connect_directly(const c10::intrusive_ptr<c10d::Store>& store);
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -1,6 +1,6 @@
-// Differences between the releases of PyTorch that hbm is built for, 2.11 to 2.15. Nothing else
-// compares versions: the rest is written for the newest release, and this file declares what an
-// older one lacks.
+// Differences between the releases of PyTorch that hbm supports, 2.11 to 2.15. Only this file
+// compares versions: all other code is written for the newest release, and this file declares the
+// names that an older release lacks.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -17,9 +17,9 @@
 static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
               "torch_hbmcomm needs PyTorch 2.11 or later");
 
-namespace hbm {
+namespace hbm::process_group {
 
-// c10d::PreMulSumSupplement, by the name that it had up to 2.12 and still answers to.
+// c10d::PreMulSumSupplement, by its name up to 2.12, which newer releases still accept.
 using PremulSupplement = c10d::NCCLPreMulSumSupplement;
 
 #if TORCH_VERSION_MINOR >= 12
@@ -34,9 +34,9 @@ inline constexpr auto kAllgatherCoalesced = c10d::OpType::ALLGATHER_INTO_TENSOR_
 inline constexpr auto kAllgatherCoalesced = c10d::OpType::COALESCED;
 #endif
 
-// Whether what is queued on `stream` is recorded for a graph instead of done. A release without
-// DeviceGuardImplInterface::isStreamCapturing() does not tell, and 2.12's throws for a device that
-// does not implement it.
+// Returns true if work queued on `stream` is recorded for a graph instead of executed. Returns
+// false in a release without DeviceGuardImplInterface::isStreamCapturing(). Release 2.12 throws for
+// a device that does not implement it.
 template <class Guard>
 bool capturing(const Guard& guard, const c10::Stream& stream) {
   if constexpr (requires { guard.isStreamCapturing(stream); }) {
@@ -49,7 +49,7 @@ bool capturing(const Guard& guard, const c10::Stream& stream) {
   return false;
 }
 
-// The options of a backend, which c10d clones for the groups that it makes of others.
+// The options of a backend. c10d clones them for groups derived from other groups.
 struct OptionsBase : c10d::Backend::Options {
   using Options::Options;
 #if TORCH_VERSION_MINOR < 14
@@ -70,4 +70,4 @@ class BackendBase : public c10d::Backend {
 #endif
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

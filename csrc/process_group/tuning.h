@@ -8,18 +8,18 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace hbm {
+namespace hbm::process_group {
 
 // -- Tensors
 
 // The least tensor that PyTorch's CPU allocator places in a segment (HBMCOMM_ALLOCATOR=segment).
 // Unit: bytes
-// Below: the tensor is in the memory of the allocator before.
+// Below: the tensor is in memory of PyTorch's previous allocator.
 // Above: from the value on, the tensor is in the segment, where other ranks read it without a copy.
 // Measure: `python -m benchmarks.collectives --collectives allreduce`
 inline constexpr size_t kSegmentTensorBytes = size_t{64} << 10;
 
-// The least host copy of a device tensor that is in the segment, in pinned memory.
+// The least host copy of a device tensor that is placed in the segment, in pinned memory.
 // Unit: bytes
 // Below: the host copy is in PyTorch's memory: ranks copy little then, and a block takes whole
 // pages.
@@ -90,12 +90,12 @@ inline constexpr size_t kRecordedOperations = 64;
 
 // -- The store
 
-// The time for a second connection to the store, or for an answer on PyTorch's, before the store is
-// asked, or asked again, on PyTorch's connection.
+// The time for opening a second connection to the store, or for an answer on PyTorch's connection,
+// before PyTorch's connection is asked, or asked again.
 // Below: the group waits for the second connection.
-// Above: PyTorch's connection is asked whether the store is there; with it gone, the wait ends.
+// Above: PyTorch's connection is asked for a sign of life; if it is gone, the wait ends.
 // Measure: `pytest tests/python/failures/test_store_connection.py`
-inline constexpr std::chrono::milliseconds kStoreOpenPatience{200};
+inline constexpr std::chrono::milliseconds kStoreOpenTimeout{200};
 
 // The delay after the second connection could not be made.
 // Below: questions go through PyTorch's connection.
@@ -107,13 +107,13 @@ inline constexpr std::chrono::milliseconds kStoreReopenDelay{10'000};
 // Below: destroying the group waits.
 // Above: the destruction continues; the keys are deleted late or stay.
 // Measure: `pytest tests/python/failures/test_store_keys.py`
-inline constexpr std::chrono::milliseconds kKeyRemovalPatience{200};
+inline constexpr std::chrono::milliseconds kKeyRemovalTimeout{200};
 
 // The time in which the rank that has claimed to decide on a monitored barrier has to publish its
 // verdict. It does so immediately, unless it is stopped.
 // Below: the other ranks wait for its verdict.
 // Above: the error says that this rank is stopped or has died.
 // Measure: `pytest tests/python/failures/test_deaths_at_monitored_barrier.py`
-inline constexpr std::chrono::seconds kVerdictPatience{10};
+inline constexpr std::chrono::seconds kVerdictTimeout{10};
 
-}  // namespace hbm
+}  // namespace hbm::process_group

@@ -11,7 +11,7 @@
 #include "kernels/reduce.h"
 #include "process_group/torch_version.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
 Dtype to_dtype(at::ScalarType type) {
   switch (type) {
@@ -96,7 +96,7 @@ ReduceOp to_reduce_op(const c10d::ReduceOp& op, Dtype dtype) {
                                              std::to_string(static_cast<int>(op.op_)));
     }
   }();
-  if (const char* reason = reduce_unsupported(dtype, converted)) {
+  if (const char* reason = kernels::reduce_unsupported(dtype, converted)) {
     throw Error(ErrorKind::kUnsupported, std::string("cannot reduce ") + dtype_name(dtype) +
                                              " with " + reduce_op_name(converted) + ": " + reason);
   }
@@ -146,4 +146,4 @@ std::exception_ptr to_torch(const std::exception_ptr& error) {
   }
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

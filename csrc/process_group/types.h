@@ -1,4 +1,6 @@
-// The border between c10d's vocabulary and ours: types, operators and errors.
+// Converts c10d's types, operators and errors to hbm's and back.
+//
+// Threads: pure functions.
 #pragma once
 
 #include <exception>
@@ -6,22 +8,22 @@
 
 #include "base/dtype.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
-// Throws Error(kUnsupported) for a type that has no bytes to move.
+// Throws Error(kUnsupported) for a type that hbm does not move.
 Dtype to_dtype(at::ScalarType type);
 
 // Throws Error(kUnsupported) when `op` has no meaning for `dtype`.
 ReduceOp to_reduce_op(const c10d::ReduceOp& op, Dtype dtype);
 
-// The factor of a PREMUL_SUM.
+// Returns the factor of a PREMUL_SUM.
 double premul_factor(const c10d::ReduceOp& op);
 
-// Turns one of our errors into PyTorch's: ValueError, DistBackendError, DistNetworkError or
-// OutOfMemoryError. Returns any other exception as it is.
+// Converts an Error to PyTorch's ValueError, DistBackendError, DistNetworkError or
+// OutOfMemoryError. Returns any other exception unchanged.
 std::exception_ptr to_torch(const std::exception_ptr& error);
 
-// Runs `call`, translating what it throws.
+// Runs `call`; converts its exceptions by to_torch().
 template <typename Call>
 auto translated(Call&& call) {
   try {
@@ -31,4 +33,4 @@ auto translated(Call&& call) {
   }
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

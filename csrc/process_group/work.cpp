@@ -12,7 +12,7 @@
 #include "process_group/options.h"
 #include "process_group/types.h"
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future(const DeviceResult* on_device) {
@@ -22,8 +22,8 @@ c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future(const DeviceResult* o
                                                   std::move(devices));
 }
 
-// A future records events of the current streams for those who wait for it; on a device that must
-// be the one that the results are queued on.
+// Completes a future. A future records events of the current streams for its waiters. On a device
+// this must be the stream of the results.
 void complete(c10::ivalue::Future& future, std::vector<at::Tensor> outputs,
               const DeviceResult* on_device) {
   c10::OptionalStreamGuard guard;
@@ -31,12 +31,12 @@ void complete(c10::ivalue::Future& future, std::vector<at::Tensor> outputs,
   future.markCompleted(c10::IValue(std::move(outputs)));
 }
 
-// The same on a worker, which has nobody to throw to.
+// Completes a future on a worker, which has no caller to throw to.
 void complete_or_fail(c10::ivalue::Future& future, std::vector<at::Tensor> outputs,
                       const DeviceResult* on_device) {
   try {
     complete(future, std::move(outputs), on_device);
-  } catch (const std::exception&) {  // of the device
+  } catch (const std::exception&) {  // errors of the device
     future.setErrorIfNeeded(std::current_exception());
   }
 }
@@ -53,7 +53,7 @@ class WorkRange final : public c10d::Work {
 
 WorkHbm::WorkHbm(int rank, c10d::OpType type, const char* title,
                  const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
-                 std::shared_ptr<OperationQueue> queue,
+                 std::shared_ptr<progress::OperationQueue> queue,
                  std::shared_ptr<const DeviceResult> on_device)
     : Work(rank, type, title, inputs),
       outputs_(std::move(outputs)),
@@ -65,20 +65,20 @@ const char* range_title(const std::string& backend, const OperationKind& kind) {
   return backend == kGlooName ? kind.gloo : kind.name;
 }
 
-void WorkHbm::bind(std::shared_ptr<Ticket> ticket, uint64_t sequence) {
-  ticket_ = std::move(ticket);
+void WorkHbm::bind(std::shared_ptr<progress::Request> request, uint64_t sequence) {
+  request_ = std::move(request);
   sequence_ = sequence;
 }
 
 bool WorkHbm::isCompleted() {
-  return (done() || queue_->test(ticket_)) && (!on_device_ || on_device_->finished());
+  return (done() || queue_->test(request_)) && (!on_device_ || on_device_->finished());
 }
 
 bool WorkHbm::isSuccess() const { return done() && exception() == nullptr; }
 
 std::exception_ptr WorkHbm::exception() const {
-  if (!ticket_ || !ticket_->done() || !ticket_->error()) return nullptr;
-  return to_torch(ticket_->error());
+  if (!request_ || !request_->done() || !request_->error()) return nullptr;
+  return to_torch(request_->error());
 }
 
 std::vector<at::Tensor> WorkHbm::result() {
@@ -91,16 +91,17 @@ void WorkHbm::block_current_stream() const {
 }
 
 bool WorkHbm::wait(std::chrono::milliseconds timeout) {
-  if (!ticket_) {
+  if (!request_) {
     block_current_stream();
     return true;
   }
-  const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
-  const bool done = queue_->wait(ticket_, deadline);
+  const auto deadline =
+      timeout == kNoTimeout ? progress::Clock::time_point::max() : progress::Clock::now() + timeout;
+  const bool done = queue_->wait(request_, deadline);
   TORCH_CHECK_WITH(DistBackendError, done, "wait() timed out after ", timeout.count(),
                    " ms; the operation (", c10d::opTypeToString(opType_), " #", sequence_,
-                   " on rank ", rank_, ") goes on", torch_timeout_words(timeout));
-  if (ticket_->error()) {
+                   " on rank ", rank_, ") goes on", progress::torch_timeout_words(timeout));
+  if (request_->error()) {
     if (on_device_) on_device_->block_after_error();
     std::rethrow_exception(exception());
   }
@@ -116,15 +117,15 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHbm::getFuture() {
     if (future_) return future_;
     future_ = tensor_list_future(on_device_.get());
   }
-  if (!ticket_) {
+  if (!request_) {
     complete(*future_, outputs_, on_device_.get());
     return future_;
   }
-  // The callback holds what it needs, and no reference to this work: that would be a cycle.
-  queue_->when_done(ticket_, [future = future_, ticket = ticket_, outputs = outputs_,
-                              on_device = on_device_]() mutable {
-    if (ticket->error()) {
-      future->setError(to_torch(ticket->error()));
+  // The callback holds no reference to this work: that would be a cycle.
+  queue_->when_done(request_, [future = future_, request = request_, outputs = outputs_,
+                               on_device = on_device_]() mutable {
+    if (request->error()) {
+      future->setError(to_torch(request->error()));
     } else {
       complete_or_fail(*future, std::move(outputs), on_device.get());
     }
@@ -174,13 +175,13 @@ std::vector<at::Tensor> WorkAll::result() {
 }
 
 bool WorkAll::wait(std::chrono::milliseconds timeout) {
-  const auto start = Clock::now();
+  const auto start = progress::Clock::now();
   for (const auto& work : works_) {
     if (timeout == kNoTimeout) {
       work->wait();
     } else {
-      const auto left =
-          timeout - std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
+      const auto left = timeout - std::chrono::duration_cast<std::chrono::milliseconds>(
+                                      progress::Clock::now() - start);
       work->wait(std::max(left, std::chrono::milliseconds(1)));
     }
   }
@@ -212,4 +213,4 @@ uint64_t WorkAll::getSequencenumber() const {
   return works_.empty() ? 0 : works_.back()->getSequencenumber();
 }
 
-}  // namespace hbm
+}  // namespace hbm::process_group

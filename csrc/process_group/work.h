@@ -1,7 +1,7 @@
-// The Work that c10d sees: a ticket of the queue, with its tensors, its future and its profiler
-// range.
+// The implementation of c10d::Work: a request of the queue, with its tensors, its future and its
+// profiler range.
 //
-// Threads: as c10d::Work, from any. Whoever waits may carry the operation itself
+// Threads: as c10d::Work, from any. A thread that waits may drive the operation itself
 // (progress/operation_queue.h).
 #pragma once
 
@@ -16,28 +16,29 @@
 #include "process_group/operations.h"
 #include "progress/operation_queue.h"
 
-namespace hbm {
+namespace hbm::process_group {
 
-// Returns the title of an operation's profiler range: Gloo's in a group whose backend calls itself
-// "gloo". Null if no profiler records: a range costs allocations.
+// Returns the title of an operation's profiler range: Gloo's title if the group's backend is named
+// "gloo". Null if no profiler records, because a range costs allocations.
 const char* range_title(const std::string& backend, const OperationKind& kind);
 
 class WorkHbm final : public c10d::Work {
  public:
-  // `title` names the profiler range; null for none. `on_device` is what the operation leaves on an
+  // `title` names the profiler range; null: none. `on_device` is the operation's result on an
   // accelerator; null for tensors on the host.
   WorkHbm(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
-          std::vector<at::Tensor> outputs, std::shared_ptr<OperationQueue> queue,
+          std::vector<at::Tensor> outputs, std::shared_ptr<progress::OperationQueue> queue,
           std::shared_ptr<const DeviceResult> on_device);
 
-  // Binds the work to its ticket, or to an operation that has succeeded already (no ticket). Called
-  // once, before anyone else sees the work.
-  void bind(std::shared_ptr<Ticket> ticket, uint64_t sequence);
+  // Binds the work to its request, or to an operation that has succeeded already (no request).
+  // Called once, before another thread sees the work.
+  void bind(std::shared_ptr<progress::Request> request, uint64_t sequence);
 
-  // Ends the profiler range. Called by whoever completes the operation.
+  // Returns a function that ends the profiler range. The thread that completes the operation calls
+  // it.
   std::function<void()> end_of_range() { return recordFunctionEndCallback_; }
 
-  // Set once a receive from any rank is done.
+  // Returns the sender's rank, set once a receive from any rank is done.
   std::shared_ptr<int> source_slot() { return source_; }
 
   bool isCompleted() override;
@@ -47,37 +48,37 @@ class WorkHbm final : public c10d::Work {
   std::vector<at::Tensor> result() override;
   void synchronize() override { wait(); }
 
-  // Makes the current stream wait for results on a device, once they are queued; nothing without
-  // them. REQUIRES: the operation is done.
+  // Makes the current stream wait for results on a device, once they are queued. Does nothing
+  // without such results. REQUIRES: the operation is done.
   void block_current_stream() const;
 
-  // Throws the operation's error. On a timeout of this call alone (the operation goes on) throws
-  // DistBackendError. Blocks the host until the results are there or, on a device, queued; then
-  // block_current_stream().
+  // Blocks the host until the operation is done, so that results on a device are queued; then calls
+  // block_current_stream(). Throws the operation's error. Throws DistBackendError on a timeout of
+  // this call alone; the operation continues.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
-  bool done() const { return !ticket_ || ticket_->done(); }
+  bool done() const { return !request_ || request_->done(); }
 
   const std::vector<at::Tensor> outputs_;
-  const std::shared_ptr<OperationQueue> queue_;
+  const std::shared_ptr<progress::OperationQueue> queue_;
   const std::shared_ptr<const DeviceResult> on_device_;
   const std::shared_ptr<int> source_ = std::make_shared<int>(-1);
-  std::shared_ptr<Ticket> ticket_;  // null: done
+  std::shared_ptr<progress::Request> request_;  // null: done
   uint64_t sequence_ = 0;
   std::mutex future_mutex_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_; made when asked for
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_; made on demand
 };
 
-// Begins a profiler range for a coalesced operation on `inputs`, one part for each. The function
-// that is returned is never empty; each part calls it at its end, and the last to do so ends the
-// range. Without a title there is no range.
+// Begins a profiler range for a coalesced operation on `inputs`, with one part for each input.
+// Returns a function, never empty, that each part calls at its end; the last call ends the range.
+// Without a title there is no range.
 std::function<void()> range_of_parts(const char* title, const std::vector<at::Tensor>& inputs);
 
-// Several works as one: done when all are, failed with the first error of the list.
+// Several works as one: done when all are done, failed with the first error in the list.
 class WorkAll final : public c10d::Work {
  public:
   WorkAll(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works);
@@ -96,4 +97,4 @@ class WorkAll final : public c10d::Work {
   const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
-}  // namespace hbm
+}  // namespace hbm::process_group

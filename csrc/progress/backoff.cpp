@@ -8,17 +8,17 @@
 #include "base/waiting.h"
 #include "progress/tuning.h"
 
-namespace hbm {
+namespace hbm::progress {
 namespace {
 
 using std::chrono::microseconds;
 
-// False, at once, where a thread that yields would not come back soon.
+// Yields the processor. Returns false immediately if a thread that yields would not run again soon.
 bool yield() noexcept {
   SpinBudget budget;
   if (!budget.pays()) return false;
   sched_yield();
-  budget.look();
+  budget.check();
   return true;
 }
 
@@ -31,39 +31,39 @@ microseconds doubled(uint32_t times) noexcept {
 
 void Backoff::reset() noexcept {
   if (sleeps_ > 0) {
-    fewer_ = std::min(fewer_ + 1, kMostPollHalvings);
-  } else if (looks_ > most_looks() / 2 && fewer_ > 0) {
-    --fewer_;
+    halvings_ = std::min(halvings_ + 1, kMostPollHalvings);
+  } else if (polls_ > most_polls() / 2 && halvings_ > 0) {
+    --halvings_;
   }
-  looks_ = sleeps_ = 0;
-  in_vain_ -= std::min(in_vain_, kVainDoublingsUndone);
+  polls_ = sleeps_ = 0;
+  doublings_ -= std::min(doublings_, kWakeupDoublingsUndone);
   woken_ = false;
   can_be_woken_ = sleep_until_ != nullptr;
 }
 
-uint32_t Backoff::most_looks() const noexcept {
-  const uint32_t spins = crowded_ ? 0 : kPollsBeforeYield;
-  return can_be_woken_ ? (spins + kYieldsBeforeWakeableSleep) >> fewer_
+uint32_t Backoff::most_polls() const noexcept {
+  const uint32_t spins = oversubscribed_ ? 0 : kPollsBeforeYield;
+  return can_be_woken_ ? (spins + kYieldsBeforeWakeableSleep) >> halvings_
                        : spins + kYieldsBeforeSleep;
 }
 
 void Backoff::pause() {
-  if (looks_ < most_looks()) {
-    const bool spins = !crowded_ && looks_ < kPollsBeforeYield;
-    ++looks_;
+  if (polls_ < most_polls()) {
+    const bool spins = !oversubscribed_ && polls_ < kPollsBeforeYield;
+    ++polls_;
     if (spins) return relax();
     if (yield()) return;
-    looks_ = most_looks();
+    polls_ = most_polls();
   }
   sleep();
 }
 
-// What woke the last sleep may be a part of a large message. Then more of it is left to come before
-// the next look, so that it is not taken in packet by packet.
+// A wake-up may announce only a part of a large message. A pause before the next poll lets more of
+// the message arrive, so that the poll does not receive it packet by packet.
 void Backoff::sleep() {
   if (woken_) {
-    std::this_thread::sleep_for(doubled(in_vain_));
-    in_vain_ = std::min(in_vain_ + 1, kMostVainDoublings);
+    std::this_thread::sleep_for(doubled(doublings_));
+    doublings_ = std::min(doublings_ + 1, kMostWakeupDoublings);
     woken_ = false;
     return;
   }
@@ -75,9 +75,9 @@ void Backoff::sleep() {
       ++sleeps_;
       return;
     }
-    if (looks_ < most_looks()) return;
+    if (polls_ < most_polls()) return;
   }
   std::this_thread::sleep_for(doubled(sleeps_++ / kSleepsPerDoubling));
 }
 
-}  // namespace hbm
+}  // namespace hbm::progress

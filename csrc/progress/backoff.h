@@ -1,9 +1,11 @@
-// How a polling loop waits: a short spin, then yields, then sleeps that grow to a millisecond.
+// Backoff of a polling loop: a short spin, then yields, then sleeps that grow to a millisecond.
 //
-// If messages wake the sleeper (Operation::sleep), a loop sleeps soon. Else it yields for long,
-// since a message that comes during a sleep is found only after it. After a wait that came to
-// sleep, the next one polls less before it sleeps, if something can wake it: the wait is longer
-// than polling pays for.
+// If messages wake the sleeper (Operation::sleep), a loop sleeps soon. Otherwise it yields for
+// long, because a message that arrives during a sleep is found only at the end of the sleep. After
+// a wait that came to sleep, the next wait polls less before it sleeps, if something can wake it:
+// such waits are longer than polling pays for.
+//
+// Threads: an object belongs to one thread.
 #pragma once
 
 #include <chrono>
@@ -13,33 +15,36 @@
 
 #include "progress/operation.h"
 
-namespace hbm {
+namespace hbm::progress {
 
 class Backoff {
  public:
   using Sleep = std::function<Slept(std::chrono::steady_clock::time_point until)>;
 
-  // `crowded`: more runnable ranks than cores, so spinning only keeps the peer from its turn.
+  // `oversubscribed`: more runnable ranks than cores, so spinning only keeps a peer from its turn.
   // `sleep`: sleeps as Operation::sleep() does; null: nothing would wake the sleeper.
-  explicit Backoff(bool crowded, Sleep sleep = nullptr)
-      : crowded_(crowded), sleep_until_(std::move(sleep)), can_be_woken_(sleep_until_ != nullptr) {}
+  explicit Backoff(bool oversubscribed, Sleep sleep = nullptr)
+      : oversubscribed_(oversubscribed),
+        sleep_until_(std::move(sleep)),
+        can_be_woken_(sleep_until_ != nullptr) {}
 
-  // Something moved: the next pause() begins a new wait.
+  // Called after progress: the next pause() begins a new wait.
   void reset() noexcept;
+  // Spins, yields or sleeps once, after a poll without progress.
   void pause();
 
  private:
-  uint32_t most_looks() const noexcept;
+  uint32_t most_polls() const noexcept;
   void sleep();
 
-  const bool crowded_;
+  const bool oversubscribed_;
   const Sleep sleep_until_;
-  bool can_be_woken_;     // something would wake the sleeper, as far as is known
-  uint32_t fewer_ = 0;    // halvings of what the next wait looks before it sleeps
-  uint32_t looks_ = 0;    // of this wait
-  uint32_t sleeps_ = 0;   // of this wait
-  uint32_t in_vain_ = 0;  // doublings of the sleep after one that was ended in vain
-  bool woken_ = false;    // by the last sleep
+  bool can_be_woken_;       // as far as is known, something would wake the sleeper
+  uint32_t halvings_ = 0;   // of the next wait's polls before it sleeps
+  uint32_t polls_ = 0;      // of this wait
+  uint32_t sleeps_ = 0;     // of this wait
+  uint32_t doublings_ = 0;  // of the sleep after a wake-up
+  bool woken_ = false;      // the last sleep was ended by a wake-up
 };
 
-}  // namespace hbm
+}  // namespace hbm::progress

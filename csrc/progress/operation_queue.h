@@ -1,29 +1,31 @@
-// Runs a group's operations: in the order of issue (collectives), or all at once (point to point).
+// Runs a group's operations: in the order of issue (collectives), or all together (point to point).
 //
-// Whoever needs an operation carries it. A synchronous caller drives its own; a small asynchronous
-// operation on an idle queue is begun at issue and finished by whoever waits for it, with no thread
-// hand-over, and so is a message (an operation of an unordered queue) of any size; everything else
-// is driven by the queue's worker thread. A worker that has seen such operations stays half awake
-// and adopts one that nobody has waited for within its patience, so progress never depends on the
-// user calling wait().
+// A thread that needs an operation drives it. A synchronous caller drives its own operation. Some
+// asynchronous operations are begun at issue and finished by the thread that waits for them,
+// without a hand-over to another thread. These are self-sufficient operations
+// (Operation::self_sufficient) on an idle ordered queue, and all operations of an unordered queue
+// (messages). The worker thread of the queue drives everything else. A worker that has seen such
+// operations checks periodically. It takes over an operation that no thread has waited for within
+// its takeover delay, so progress never depends on a call of wait().
 //
-// Callbacks run on workers. The worker that leads (drives) stops doing so before it runs any, and
-// another takes over, so a callback may wait for operations of the same queue.
+// Callbacks run on workers. The leading worker stops leading before it runs callbacks, and another
+// worker takes over, so a callback may wait for operations of the same queue.
 //
-// At most one thread drives at a time (driving_), and it holds no lock while it polls. Every wait
-// polls or ends by notification from the driver, so abort() and stop() always get through.
+// At most one thread drives at a time, the progress thread (driving_). It holds no lock while it
+// polls. Every other wait is ended by notifications of the progress thread or by its own checks, so
+// abort() and stop() always get through.
 //
-// An error in an ordered queue breaks it: what is queued behind fails with it, and so does every
+// An error in an ordered queue breaks it: queued operations fail with the error, and so does every
 // later enqueue(). In an unordered queue only the operation itself fails.
 //
-// Ctrl-C ends a wait of the main thread (base/interruption.h). A synchronous operation is given up,
-// as by abort(); an asynchronous one goes on.
+// Ctrl-C ends a wait of the main thread (base/interruption.h). A synchronous operation is
+// cancelled, as by abort(); an asynchronous one continues.
 //
-// At the end of the process (base/process_end.h) every thread that drives, waits or calls parks, a
-// worker too. The thread that ends the process may go on using the queue: it drives what it waits
-// for. No worker starts any more, so no callback runs except in when_done().
+// At the end of the process (base/process_end.h) every thread that drives, waits or calls parks,
+// workers included. The thread that ends the process may still use the queue: it drives the
+// operations that it waits for. No worker starts then, so callbacks run only in when_done().
 //
-// Threads: every member may be called from any thread. Lock order: mutex_ only; hooks, operations,
+// Threads: every member may be called from any thread. Lock order: mutex_ only. Hooks, operations,
 // prologues, epilogues and callbacks are called without it.
 #pragma once
 
@@ -44,10 +46,10 @@
 #include "base/fork.h"
 #include "progress/operation.h"
 
-namespace hbm {
+namespace hbm::progress {
 
-// Returns the words of PyTorch's own backends for a timeout. Programs look for them, so the message
-// of every operation that times out ends with them.
+// Returns the text that PyTorch's own backends use for a timeout. Programs search for it, so the
+// error of every timeout ends with it.
 inline std::string torch_timeout_words(std::chrono::milliseconds timeout) {
   return "; Timed out waiting " + std::to_string(timeout.count()) + "ms for it to complete";
 }
@@ -55,18 +57,18 @@ inline std::string torch_timeout_words(std::chrono::milliseconds timeout) {
 using Clock = std::chrono::steady_clock;
 
 enum class Mode {
-  kSync,   // the caller waits: drive it here if the queue is idle
-  kAsync,  // begin it here if it can wait for a waiter, else hand it to the worker
+  kSync,   // the caller waits, and drives the operation if the queue is idle
+  kAsync,  // the caller begins it if it may stay undriven, else a worker drives it
 };
 
-// The steps around an operation, on the thread that drives it.
-struct Frame {
+// The steps around an operation that copy tensors in and out. They run on the progress thread.
+struct StagingHooks {
   std::function<void()> prologue;  // just before begin(): gathers strided input
-  std::function<void()> epilogue;  // after the last poll(), before anyone sees it done
+  std::function<void()> epilogue;  // after the last poll(), before the request is done
 };
 
-// One submitted operation, shared by the queue and whoever waits for it.
-class Ticket {
+// A submitted operation, shared by the queue and the threads that wait for it.
+class Request {
  public:
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   // Null on success. REQUIRES: done().
@@ -75,24 +77,25 @@ class Ticket {
  private:
   friend class OperationQueue;
 
-  // Gives back the staging memory and the tensors, before anyone may see the ticket done: whoever
-  // waited can then be sure that no other thread drops the last reference to a tensor.
-  void let_go();
+  // Releases the staging memory and the tensors. Called before the request is done, so that no
+  // thread other than the waiter drops the last reference to a tensor afterwards.
+  void release();
 
-  // Tells the operation of an error, then lets go. Never frees the tensors if other ranks may still
-  // write to them.
+  // Abandons the operation after an error, then releases. Never frees the tensors if other ranks
+  // may still write to them.
   void abandon();
 
-  std::unique_ptr<Operation> owned_;  // null: the operation is somebody else's (run_claimed)
-  Operation* operation_ = nullptr;    // used by the driver alone
-  Frame frame_;
-  bool begun_ = false;  // written by the driver, or before the ticket is shared
-  Clock::time_point driven_since_ = Clock::time_point::max();  // but for run_claimed's first looks
-  std::chrono::milliseconds timeout_{};                        // counted from then
+  std::unique_ptr<Operation> owned_;  // null: the caller of run_claimed() owns the operation
+  Operation* operation_ = nullptr;    // used by the progress thread alone
+  StagingHooks staging_;
+  bool begun_ = false;  // written by the progress thread, or before the request is shared
+  Clock::time_point driven_since_ = Clock::time_point::max();  // not counting poll_without_clock()
+  std::chrono::milliseconds timeout_{};                        // counted from driven_since_
   Clock::time_point submitted_at_;
-  bool small_ = false;
-  // Guarded by OperationQueue::mutex_: how long after its issue the worker adopts it.
-  std::chrono::microseconds patience_;
+  bool self_sufficient_ = false;
+  // The time after the issue from which the worker takes the operation over. Guarded by
+  // OperationQueue::mutex_.
+  std::chrono::microseconds takeover_delay_;
   std::vector<std::function<void()>> callbacks_;  // guarded by OperationQueue::mutex_
   std::exception_ptr error_;                      // written before done_ is released
   std::atomic<bool> done_{false};  // release in finish() pairs with acquire in done()
@@ -101,140 +104,142 @@ class Ticket {
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   struct Hooks {
-    // Called about four times a second while a driver waits for the operation's ranks; throws to
-    // fail it, as Peers::check() does.
+    // Called about four times a second while the progress thread waits for the operation's ranks.
+    // Throws to fail the operation, as Peers::check() does.
     std::function<void(const Operation& operation)> watch;
-    // Turns an error into the one that it is the consequence of; may take a moment.
+    // Returns the cause of an error, or the error itself. May wait briefly.
     std::function<std::exception_ptr(const Operation& operation, const std::exception_ptr& error)>
         explain;
-    // Called with each error that an operation ended in.
+    // Called with the error of each failed operation.
     std::function<void(const std::exception_ptr& error)> failed;
-    // Wakes a driver that sleeps (Operation::sleep).
+    // Wakes a sleeping progress thread (Operation::sleep).
     std::function<void()> wake;
-    // Names the ranks that an operation waited for, for the message of its timeout.
+    // Returns the ranks that an operation waited for, for the error of its timeout.
     std::function<std::string(const std::vector<int>& ranks)> name_ranks;
   };
 
   enum class Order { kOrdered, kUnordered };
 
-  // `crowded`: more ranks than cores here, see Backoff.
-  static std::shared_ptr<OperationQueue> create(Order order, bool crowded, Hooks hooks);
+  // `oversubscribed`: more ranks than cores on this machine, see Backoff.
+  static std::shared_ptr<OperationQueue> create(Order order, bool oversubscribed, Hooks hooks);
   OperationQueue(const OperationQueue&) = delete;
   OperationQueue& operator=(const OperationQueue&) = delete;
 
   // Throws Error(kUnsupported), naming `operation`, in a forked child.
   void require_owner(const char* operation) const;
 
-  // Gives the operation its place; never waits. An unordered queue also begins it, so that messages
-  // leave in the order of issue. Throws Error(kAborted) on a broken queue, Error(kUnsupported) in a
-  // forked child, and what begin() throws.
-  std::shared_ptr<Ticket> enqueue(std::unique_ptr<Operation> operation,
-                                  std::chrono::milliseconds timeout, Frame frame);
+  // Appends the operation to the queue; never waits. An unordered queue also begins it, so that
+  // messages leave in the order of issue. Throws Error(kAborted) on a broken queue,
+  // Error(kUnsupported) in a forked child, and any exception of begin().
+  std::shared_ptr<Request> enqueue(std::unique_ptr<Operation> operation,
+                                   std::chrono::milliseconds timeout, StagingHooks staging);
 
-  // Sets it going. In Mode::kSync the ticket is done on return. An error of the operation is left
-  // in the ticket.
-  void launch(const std::shared_ptr<Ticket>& ticket, Mode mode);
+  // Starts an enqueued operation. In Mode::kSync the request is done on return. An error of the
+  // operation is left in the request.
+  void launch(const std::shared_ptr<Request>& request, Mode mode);
 
-  // The way of a synchronous operation on an idle queue, without a ticket and without allocating
-  // memory: try_claim() gives the caller the place in front of all that is enqueued from then on,
-  // or is false because the queue is not idle; run_claimed() drives the operation, which stays the
-  // caller's, to its end. Whoever has claimed must call run_claimed() or unclaim() next.
-  // run_claimed() throws the operation's error. try_claim() throws as enqueue() does; `what` names
-  // the operation.
+  // The fast path of a synchronous operation on an idle queue, without a request and without
+  // allocating memory.
+  //
+  // try_claim() puts the caller in front of all operations that are enqueued later. It returns
+  // false if the queue is not idle. A caller that has claimed the queue must call run_claimed() or
+  // unclaim() next. run_claimed() drives the operation, which stays the caller's, to its end, and
+  // throws the operation's error. try_claim() throws as enqueue() does; `what` names the operation.
   bool try_claim(const char* what);
-  void run_claimed(Operation& operation, std::chrono::milliseconds timeout, Frame frame = {});
+  void run_claimed(Operation& operation, std::chrono::milliseconds timeout,
+                   StagingHooks staging = {});
   void unclaim();
 
-  // Drives or waits until the ticket is done; false when `deadline` came first (the operation goes
-  // on).
-  bool wait(const std::shared_ptr<Ticket>& ticket, Clock::time_point deadline);
+  // Drives or waits until the request is done. Returns false at `deadline`; the operation
+  // continues.
+  bool wait(const std::shared_ptr<Request>& request, Clock::time_point deadline);
 
-  // One attempt to move on, without waiting; true when the ticket is done.
-  bool test(const std::shared_ptr<Ticket>& ticket);
+  // Drives once, without waiting. Returns true if the request is done.
+  bool test(const std::shared_ptr<Request>& request);
 
-  // Calls `callback` once the ticket is done: here and at once if it is, else on a worker. No other
-  // call ever runs it, so a caller that holds a lock meets no foreign code. When the process ends,
-  // waits for the ticket first.
-  void when_done(const std::shared_ptr<Ticket>& ticket, std::function<void()> callback);
+  // Calls `callback` once the request is done: immediately if it is done, else on a worker. No
+  // other call ever runs `callback`, so a caller may hold locks that the callback takes. When the
+  // process ends, waits for the request first.
+  void when_done(const std::shared_ptr<Request>& request, std::function<void()> callback);
 
-  // Fails all that is pending with Error(kAborted, reason), and breaks the queue.
+  // Fails everything pending with Error(kAborted, reason), and breaks the queue.
   void abort(const std::string& reason);
 
-  // abort(), then waits for the worker to end. Idempotent; must be called before the last reference
-  // goes. Does not wait when the process ends.
+  // abort(), then waits for the workers to end. Idempotent. REQUIRES: called before the last
+  // reference is dropped. Does not wait when the process ends.
   void stop();
 
-  // Null while the queue is sound, else the error that broke it.
+  // Returns the error that broke the queue; null if it is not broken.
   std::exception_ptr broken() const;
 
   bool in_forked_child() const noexcept { return fork_.in_child(); }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  // Patiences of a worker.
-  static constexpr std::chrono::microseconds kAtOnce{0};
+  // Takeover delays, and periods of a worker's checks.
+  static constexpr std::chrono::microseconds kImmediately{0};
   static constexpr auto kNever = std::chrono::microseconds::max();
-  struct TicketOutcome {
-    Ticket* ticket = nullptr;  // null: no ticket ended
+  struct RequestOutcome {
+    Request* request = nullptr;  // null: no request has ended
     std::exception_ptr error;
-    std::exception_ptr interruption;  // for the thread that drove, whatever became of the ticket
+    std::exception_ptr interruption;  // for the progress thread, independent of the request
   };
 
-  OperationQueue(Order order, bool crowded, Hooks hooks);
-  void drive(Lock& lock, const Ticket* target, Clock::time_point deadline, bool leading = false);
-  TicketOutcome look_first(Ticket& ticket);
-  TicketOutcome poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline);
-  TicketOutcome watch(std::span<Ticket* const> tickets) const;
-  Progress step(Ticket& ticket);
-  void require_in_time(const Ticket& ticket, Clock::time_point now) const;
-  void settle(Lock& lock, TicketOutcome& outcome);
-  void finish(Lock& lock, const Ticket* ticket, std::exception_ptr error);
+  OperationQueue(Order order, bool oversubscribed, Hooks hooks);
+  void drive(Lock& lock, const Request* target, Clock::time_point deadline, bool leading = false);
+  RequestOutcome poll_without_clock(Request& request);
+  RequestOutcome poll_until(std::span<Request* const> requests, Clock::time_point deadline);
+  RequestOutcome watch(std::span<Request* const> requests) const;
+  Progress step(Request& request);
+  void require_in_time(const Request& request, Clock::time_point now) const;
+  void settle(Lock& lock, RequestOutcome& outcome);
+  void finish(Lock& lock, const Request* request, std::exception_ptr error);
   void interrupt();
   void throw_if_interrupted(Lock& lock);
   void take_turn(const Lock& held);
   static bool has_parked(const std::atomic<bool>* parked);
-  bool driver_parked() const;
+  bool progress_thread_parked() const;
   [[noreturn]] static void park_without(Lock& lock);
   [[noreturn]] void leave_claimed(const Operation& operation);
   [[noreturn]] void refuse(const std::string& operation) const;
   void fail_pending(Lock& lock);
-  std::vector<Ticket*> active() const;
-  std::shared_ptr<Ticket> work_waiting(Clock::time_point now) const;
-  void wake_worker(const Lock& held, std::chrono::microseconds patience);
-  std::chrono::microseconds look_again_after(Clock::time_point now) const;
+  std::vector<Request*> active() const;
+  std::shared_ptr<Request> work_waiting(Clock::time_point now) const;
+  void wake_worker(const Lock& held, std::chrono::microseconds delay);
+  std::chrono::microseconds next_check_period(Clock::time_point now) const;
   void start_worker();
   void work();
   static void end_all();
-  bool end(Clock::time_point drivers_until, Clock::time_point callbacks_until);
+  bool end(Clock::time_point progress_until, Clock::time_point callbacks_until);
   void run_callbacks(Lock& lock);
   void lead(Lock& lock);
   bool follow(Lock& lock);
 
   const ForkGuard fork_;
   const Order order_;
-  const bool crowded_;
+  const bool oversubscribed_;
   const Hooks hooks_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;              // a ticket is done, or driving_ was given up
-  std::condition_variable work_;                 // the leading worker has something to do
-  std::condition_variable follow_;               // there is no leader, or there are callbacks
-  std::deque<std::shared_ptr<Ticket>> pending_;  // in order of issue
+  std::condition_variable changed_;               // a request is done, or driving_ has become false
+  std::condition_variable work_;                  // the leading worker has something to do
+  std::condition_variable follow_;                // there is no leader, or there are callbacks
+  std::deque<std::shared_ptr<Request>> pending_;  // in order of issue
   bool driving_ = false;
-  const std::atomic<bool>* driver_ = nullptr;  // the driver's parked_here(), if there is one
-  Clock::time_point watch_due_ = Clock::time_point::max();  // the driver's alone
-  std::chrono::microseconds looks_every_ = kNever;          // the leading worker, when it is idle
+  const std::atomic<bool>* progress_thread_ = nullptr;      // its parked_here(), while driving_
+  Clock::time_point watch_due_ = Clock::time_point::max();  // used by the progress thread alone
+  std::chrono::microseconds check_period_ = kNever;  // of the leading worker, while it is idle
   bool stopping_ = false;
   Clock::time_point last_issue_;
-  Clock::time_point last_message_;  // issued with the shortest patience
+  Clock::time_point last_message_;  // issue of the last message that awaits its peer
   std::exception_ptr broken_;
-  std::deque<std::function<void()>> ready_;        // callbacks of tickets that are done
+  std::deque<std::function<void()>> ready_;        // callbacks of done requests
   int workers_ = 0;                                // threads in work()
-  int followers_ = 0;                              // of these: waiting for a chance to lead
-  bool leading_ = false;                           // one of them leads
-  bool starting_ = false;                          // one of them has not come to work() yet
-  std::vector<const std::atomic<bool>*> callers_;  // parked_here() of those that run callbacks
-  std::atomic<bool> interrupted_{false};  // the driver shall look at the queue's state again
+  int followers_ = 0;                              // of these: waiting to lead
+  bool leading_ = false;                           // one of these threads leads
+  bool starting_ = false;                          // a new thread has not entered work() yet
+  std::vector<const std::atomic<bool>*> callers_;  // parked_here() of threads in callbacks
+  std::atomic<bool> interrupted_{false};  // the progress thread shall check the queue's state
 };
 
-}  // namespace hbm
+}  // namespace hbm::progress

@@ -1,8 +1,8 @@
-// A libFuzzer target: a client that sends a stream connection whatever it likes.
+// A libFuzzer target: a client that sends arbitrary bytes to a stream connection.
 //
-// The first byte of the input says how: bit 0, after a proper Join; bit 1, to a box with a token,
-// both: sealed, with the right tags; the others, in pieces of 2^n - 1 bytes (0: in one). What the
-// box sends must be proper frames.
+// The first byte of the input selects the mode. Bit 0: after a proper Join. Bit 1: to a box with a
+// token. Both: in records with right tags. The other bits: in chunks of 2^n - 1 bytes (0: in one
+// chunk). The box must reply with proper frames.
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -32,20 +32,24 @@ namespace {
 }
 
 // Takes replies, and fails on one that no box may send.
-class Replies final : public smb::FrameReceiver {
+class Replies final : public box::protocol::FrameReceiver {
  public:
-  const char* check(const smb::Header& header) override {
-    if (const char* cause = smb::malformed_reply(header)) fail(cause);
+  const char* check(const box::protocol::Header& header) override {
+    if (const char* cause = box::protocol::malformed_reply(header)) fail(cause);
     return nullptr;
   }
-  std::byte* place(const smb::Header&, std::span<const std::byte>) override { return nullptr; }
-  void frame(const smb::Header& header, std::span<const std::byte> body, Descriptor) override {
-    if (header.opcode == smb::Opcode::kHello && body.size() == sizeof(hello)) {
+  std::byte* payload_destination(const box::protocol::Header&,
+                                 std::span<const std::byte>) override {
+    return nullptr;
+  }
+  void frame(const box::protocol::Header& header, std::span<const std::byte> body,
+             Descriptor) override {
+    if (header.opcode == box::protocol::Opcode::kHello && body.size() == sizeof(hello)) {
       std::memcpy(&hello, body.data(), sizeof(hello));
     }
   }
 
-  smb::Hello hello{};
+  box::protocol::Hello hello{};
 };
 
 class Conversation {
@@ -60,40 +64,40 @@ class Conversation {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) != 0) fail("no socket");
     client_.emplace(Descriptor(ends[0]));
-    connection_ = std::make_shared<box::StreamConnection>(context_, loop_, Descriptor(ends[1]),
-                                                          smb::TransportKind::kTcp);
+    connection_ = std::make_shared<box::server::listener::StreamConnection>(
+        context_, loop_, Descriptor(ends[1]), box::protocol::TransportKind::kTcp);
   }
 
   ~Conversation() { connection_->gone(); }
 
   // False: the box has closed the connection.
   bool send(std::span<const uint8_t> bytes) {
-    if (!seal_) return send_plain(bytes);
-    const smb::PieceHeader header{static_cast<uint32_t>(bytes.size())};
-    std::vector<uint8_t> piece(sizeof(header) + bytes.size());
-    std::memcpy(piece.data(), &header, sizeof(header));
-    std::copy(bytes.begin(), bytes.end(), piece.begin() + sizeof(header));
-    const smb::Tag tag = seal_->next(std::as_bytes(std::span(piece)));
+    if (!authenticator_) return send_plain(bytes);
+    const box::protocol::RecordHeader header{static_cast<uint32_t>(bytes.size())};
+    std::vector<uint8_t> record(sizeof(header) + bytes.size());
+    std::memcpy(record.data(), &header, sizeof(header));
+    std::copy(bytes.begin(), bytes.end(), record.begin() + sizeof(header));
+    const box::protocol::Tag tag = authenticator_->next_tag(std::as_bytes(std::span(record)));
     const auto* const first = reinterpret_cast<const uint8_t*>(tag.data());
-    piece.insert(piece.end(), first, first + tag.size());
-    return send_plain(piece);
+    record.insert(record.end(), first, first + tag.size());
+    return send_plain(record);
   }
 
   bool join() {
     client_->receive(replies_, UINT64_MAX);
     struct {
-      smb::Header header;
-      smb::Join join;
+      box::protocol::Header header;
+      box::protocol::Join join;
     } frame{};
-    frame.header.opcode = smb::Opcode::kJoin;
+    frame.header.opcode = box::protocol::Opcode::kJoin;
     frame.header.body_bytes = sizeof(frame.join);
-    if (replies_.hello.sealed != 0) frame.join.flags = smb::Join::kSealed;
-    frame.join.proof = smb::client_proof(token_, replies_.hello, frame.join);
+    if (replies_.hello.authenticated != 0) frame.join.flags = box::protocol::Join::kAuthenticated;
+    frame.join.proof = box::protocol::client_proof(token_, replies_.hello, frame.join);
     if (!send_plain({reinterpret_cast<const uint8_t*>(&frame), sizeof(frame)})) return false;
-    if (replies_.hello.sealed == 0) return true;
-    const smb::SealKeys keys = smb::seal_keys(token_, replies_.hello, frame.join);
-    client_->seal(keys.to_box, keys.to_client);
-    seal_.emplace(keys.to_box);
+    if (replies_.hello.authenticated == 0) return true;
+    const box::protocol::MacKeys keys = box::protocol::mac_keys(token_, replies_.hello, frame.join);
+    client_->authenticate(keys.to_box, keys.to_client);
+    authenticator_.emplace(keys.to_box);
     return true;
   }
 
@@ -112,19 +116,20 @@ class Conversation {
     for (;;) {
       const auto next = connection_->serve(0);
       client_->receive(replies_, UINT64_MAX);
-      if (next == box::EventLoop::Next::kGone) return false;
-      if (next == box::EventLoop::Next::kWait) return true;
+      if (next == box::server::listener::EventLoop::Next::kGone) return false;
+      if (next == box::server::listener::EventLoop::Next::kWait) return true;
     }
   }
 
   box::FakeHandler handler_{uint64_t{1} << 16};
-  box::StreamContext context_;
-  box::EventLoop loop_{"fuzz", nullptr};  // is not started: what is served is served here
-  std::optional<smb::FrameStream> client_;
-  std::shared_ptr<box::StreamConnection> connection_;
+  box::server::listener::StreamContext context_;
+  box::server::listener::EventLoop loop_{
+      "fuzz", nullptr};  // not started: this thread serves the connection
+  std::optional<box::protocol::FrameStream> client_;
+  std::shared_ptr<box::server::listener::StreamConnection> connection_;
   Replies replies_;
   const std::string token_;
-  std::optional<smb::Seal> seal_;
+  std::optional<box::protocol::Authenticator> authenticator_;
 };
 
 }  // namespace
@@ -136,10 +141,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::span<const uint8_t> input(data + 1, size - 1);
   hbm::Conversation conversation((how & 2) != 0 ? "token" : "");
   if ((how & 1) != 0 && !conversation.join()) return 0;
-  const size_t most = std::min<size_t>(input.size(), hbm::smb::kMostPieceBytes);
-  const size_t piece = how < 4 ? most : (size_t{1} << std::min(how >> 2, 18)) - 1;
+  const size_t most = std::min<size_t>(input.size(), hbm::box::protocol::kMostRecordBytes);
+  const size_t chunk = how < 4 ? most : (size_t{1} << std::min(how >> 2, 18)) - 1;
   while (!input.empty()) {
-    const auto part = input.first(std::min(piece, input.size()));
+    const auto part = input.first(std::min(chunk, input.size()));
     if (!conversation.send(part)) break;
     input = input.subspan(part.size());
   }

@@ -1,4 +1,4 @@
-"""Writes the seeds of smb_frames.cpp, one file each, into a folder: conversations of every kind."""
+"""Writes the seeds of smb_frames.cpp into a directory, a file each: all kinds of conversations."""
 
 import struct
 import sys
@@ -28,7 +28,7 @@ def transfer(offset: int, size: int, handle: int = 1) -> bytes:
     return struct.pack("<QII", offset, size, handle)
 
 
-def pieces(power: int) -> int:
+def chunks(power: int) -> int:
     return power << 2
 
 
@@ -51,7 +51,7 @@ CONTROL = [
 SEEDS: dict[str, tuple[int, bytes]] = {
     "join": (0, JOIN),
     "join_with_token": (TOKEN, JOIN),
-    "join_in_pieces": (pieces(3), JOIN + PING),
+    "join_in_chunks": (chunks(3), JOIN + PING),
     "ping_before_join": (0, PING),
     "read": (JOINED, READ * 3),
     "read_refused": (JOINED, frame(9, transfer(0, 16, 9)) + frame(9, transfer(NOWHERE, 16))),
@@ -59,10 +59,10 @@ SEEDS: dict[str, tuple[int, bytes]] = {
     "write": (JOINED, WRITE + READ),
     "write_refused": (JOINED, frame(10, transfer(0, 64, 9), bytes(64)) + PING),
     "write_empty": (JOINED, frame(10, transfer(0, 0))),
-    "sealed": (JOINED | TOKEN, WRITE + READ + PING),
-    "sealed_in_pieces": (JOINED | TOKEN | pieces(4), WRITE * 2 + b"".join(CONTROL)),
+    "authenticated": (JOINED | TOKEN, WRITE + READ + PING),
+    "authenticated_in_chunks": (JOINED | TOKEN | chunks(4), WRITE * 2 + b"".join(CONTROL)),
     "write_mismatch": (JOINED, frame(10, transfer(0, 64), bytes(8))),
-    "write_in_pieces": (JOINED | pieces(4), WRITE * 2),
+    "write_in_chunks": (JOINED | chunks(4), WRITE * 2),
     "control": (JOINED, b"".join(CONTROL)),
     "many": (JOINED, PING * 200),
     "old_version": (0, frame(2, bytes(88), version=2)),
@@ -73,10 +73,10 @@ SEEDS: dict[str, tuple[int, bytes]] = {
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = Path(sys.argv[1])
+    directory.mkdir(parents=True, exist_ok=True)
     for name, (how, conversation) in SEEDS.items():
-        (folder / name).write_bytes(bytes([how]) + conversation)
+        (directory / name).write_bytes(bytes([how]) + conversation)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-// A libFuzzer target: a box that answers a client with whatever it likes.
+// A libFuzzer target: a box that sends arbitrary bytes to a client.
 //
-// The first byte of the input says when: bit 0 clear, it speaks from the beginning, and the client
-// joins; set, the client has joined and waits for answers, whose ids are those of
-// smb_replies_corpus. The other bits: in pieces of 2^n - 1 bytes (0: in one). A client may break
-// the connection and nothing else: what it is given goes nowhere but where it asked for it.
+// The first byte of the input selects the mode. Bit 0 clear: the bytes are sent from the beginning,
+// and the client joins. Bit 0 set: the client has joined, and waits for replies with the ids of
+// smb_replies_corpus. The other bits: in chunks of 2^n - 1 bytes (0: in one chunk). The client may
+// only break the connection, and must write received bytes only where it requested them.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -22,11 +22,11 @@
 #include "box/transport/connection.h"
 #include "box/transport/join.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
 constexpr size_t kReadBytes = 300;
-constexpr size_t kGuard = 64;  // bytes on either side of what is read
+constexpr size_t kGuard = 64;  // bytes on either side of the memory of the read
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "%s\n", what);
@@ -37,7 +37,7 @@ struct SocketPair {
   SocketPair() {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) != 0) fail("no socket");
-    client = std::make_unique<smb::FrameStream>(Descriptor(ends[0]));
+    client = std::make_unique<protocol::FrameStream>(Descriptor(ends[0]));
     box = Descriptor(ends[1]);
   }
 
@@ -48,7 +48,7 @@ struct SocketPair {
     return sent >= 0 || errno == EAGAIN;
   }
 
-  std::unique_ptr<smb::FrameStream> client;
+  std::unique_ptr<protocol::FrameStream> client;
   Descriptor box;
 };
 
@@ -57,7 +57,7 @@ void join(std::span<const uint8_t> bytes) {
   static_cast<void>(pair.send(bytes));
   shutdown(pair.box.get(), SHUT_WR);
   try {
-    join_box(*pair.client, "the fuzzer", smb::Join{}, "", std::chrono::steady_clock::now());
+    join_box(*pair.client, "the fuzzer", protocol::Join{}, "", std::chrono::steady_clock::now());
   } catch (const Error&) {
   }
 }
@@ -67,25 +67,25 @@ class Client final : public Connection::Requester {
  public:
   Client() : memory_(kReadBytes + 2 * kGuard, std::byte{0x5a}) {
     connection_ = std::make_unique<Connection>(std::move(pair_.client), "the fuzzer", *this);
-    ask(smb::Opcode::kAlloc, sizeof(smb::Alloc));
-    ask(smb::Opcode::kFetchAdd, sizeof(smb::FetchAdd));
-    ask(smb::Opcode::kStats, sizeof(smb::StatsQuery));
-    ask(smb::Opcode::kPing, 0);
+    ask(protocol::Opcode::kAlloc, sizeof(protocol::Alloc));
+    ask(protocol::Opcode::kFetchAdd, sizeof(protocol::FetchAdd));
+    ask(protocol::Opcode::kStats, sizeof(protocol::StatsQuery));
+    ask(protocol::Opcode::kPing, 0);
     Slice slice;
-    slice.opcode = smb::Opcode::kRead;
+    slice.opcode = protocol::Opcode::kRead;
     slice.transfer.bytes = kReadBytes;
     slice.local = memory_.data() + kGuard;
     connection_->send(slice);
-    slice.opcode = smb::Opcode::kWrite;
+    slice.opcode = protocol::Opcode::kWrite;
     connection_->send(slice);
-    ask(smb::Opcode::kExists, sizeof(smb::KeyQuery));
+    ask(protocol::Opcode::kExists, sizeof(protocol::KeyQuery));
     connection_->flush();
   }
 
-  void take(std::span<const uint8_t> bytes, size_t piece) {
+  void take(std::span<const uint8_t> bytes, size_t chunk) {
     try {
       while (!bytes.empty()) {
-        auto part = bytes.first(std::min(piece, bytes.size()));
+        auto part = bytes.first(std::min(chunk, bytes.size()));
         bytes = bytes.subspan(part.size());
         while (!part.empty()) {
           if (!pair_.send(part)) return;
@@ -103,7 +103,7 @@ class Client final : public Connection::Requester {
   }
 
  private:
-  void ask(smb::Opcode opcode, size_t body_bytes) {
+  void ask(protocol::Opcode opcode, size_t body_bytes) {
     auto& request = requests_.emplace_back(std::make_unique<TransportRequest>());
     request->opcode = opcode;
     request->body.resize(body_bytes);
@@ -113,11 +113,12 @@ class Client final : public Connection::Requester {
   void answered(TransportRequest& request, Descriptor) override {
     if (request.done.exchange(true)) fail("a request was answered twice");
     const bool granted =
-        request.opcode == smb::Opcode::kAlloc && request.status == smb::Status::kOk;
-    if (granted && request.reply.size() != sizeof(smb::Allocated)) fail("a grant of another size");
+        request.opcode == protocol::Opcode::kAlloc && request.status == protocol::Status::kOk;
+    if (granted && request.reply.size() != sizeof(protocol::Allocated))
+      fail("a grant of another size");
   }
 
-  void answered(const Slice&, smb::Status, const std::string&) override {
+  void answered(const Slice&, protocol::Status, const std::string&) override {
     if (++slices_ > 2) fail("a slice was answered twice");
   }
 
@@ -129,18 +130,18 @@ class Client final : public Connection::Requester {
 };
 
 }  // namespace
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const uint8_t how = data[0];
   const std::span<const uint8_t> input(data + 1, size - 1);
   if ((how & 1) == 0) {
-    hbm::transport::join(input);
+    hbm::box::transport::join(input);
     return 0;
   }
-  const size_t piece =
+  const size_t chunk =
       how < 4 ? std::max<size_t>(input.size(), 1) : (size_t{1} << std::min(how >> 2, 20)) - 1;
-  hbm::transport::Client().take(input, piece);
+  hbm::box::transport::Client().take(input, chunk);
   return 0;
 }

@@ -1,4 +1,4 @@
-"""Writes the seeds of smb_replies.cpp, one file each, into a folder: answers of every kind."""
+"""Writes the seeds of smb_replies.cpp, one file each, into a directory: answers of every kind."""
 
 import struct
 import sys
@@ -12,16 +12,16 @@ READ_BYTES = 300
 
 
 def frame(opcode: int, body: bytes = b"", payload: bytes = b"", status: int = 0) -> bytes:
-    """Return the answer to the one request of this kind, whose id has its place twice."""
-    place = ORDER.index(opcode) if opcode in ORDER else -1
-    number = (place + 1) << 32 | max(place, 0)
+    """Return the answer to the one request of this kind, whose id has its index twice."""
+    index = ORDER.index(opcode) if opcode in ORDER else -1
+    number = (index + 1) << 32 | max(index, 0)
     header = struct.pack(
         "<4sBBHIIQ", b"SMB1", VERSION, opcode, status, len(body), len(payload), number
     )
     return header + body + payload
 
 
-def pieces(power: int) -> int:
+def chunks(power: int) -> int:
     return power << 2
 
 
@@ -39,13 +39,13 @@ ANSWERS = [
 SEEDS: dict[str, tuple[int, bytes]] = {
     "joined": (0, GREETING + JOINED),
     "joined_with_token": (0, frame(HELLO, bytes(32) + struct.pack("<II", 1, 0))),
-    "joined_sealed": (0, frame(HELLO, bytes(32) + struct.pack("<II", 0, 1))),
+    "joined_authenticated": (0, frame(HELLO, bytes(32) + struct.pack("<II", 0, 1))),
     "refused": (0, GREETING + frame(JOIN, b"", b"no", status=2)),
     "truncated_join": (0, (GREETING + JOINED)[:150]),
     "old_version": (0, GREETING.replace(b"SMB1\x04", b"SMB1\x03", 1)),
     "answers": (ASKED, b"".join(ANSWERS)),
     "answers_backwards": (ASKED, b"".join(reversed(ANSWERS))),
-    "answers_in_pieces": (ASKED | pieces(3), b"".join(ANSWERS)),
+    "answers_in_chunks": (ASKED | chunks(3), b"".join(ANSWERS)),
     "answered_twice": (ASKED, ANSWERS[3] * 2),
     "refusals": (ASKED, b"".join(frame(opcode, b"", b"no \xff", status=8) for opcode in ORDER)),
     "ended": (ASKED, frame(HELLO, b"", b"the connection is over", status=1)),
@@ -55,10 +55,10 @@ SEEDS: dict[str, tuple[int, bytes]] = {
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = Path(sys.argv[1])
+    directory.mkdir(parents=True, exist_ok=True)
     for name, (how, conversation) in SEEDS.items():
-        (folder / name).write_bytes(bytes([how]) + conversation)
+        (directory / name).write_bytes(bytes([how]) + conversation)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-// A libFuzzer target: an end of an RDMA connection that sends the other whatever it likes, without
+// A libFuzzer target: an end of an RDMA connection that sends arbitrary bytes to the other, without
 // a device.
 //
-// The first byte of the input says what. Bits 0 and 1: 0, connection requests to a box; 1, the
-// private data of a box's answer; 2, messages to a box; 3, messages to a client that has asked for
-// one thing of each kind. Bit 2: there is a token, so requests are proved and messages sealed; bit
-// 3, properly. The rest is messages, each after its length in two bytes.
+// The first byte of the input selects the mode. Bits 0 and 1: 0, connection requests to a box; 1,
+// the private data of a box's reply; 2, messages to a box; 3, messages to a client with one request
+// of each kind. Bit 2: with a token, so requests are proved and messages authenticated; bit 3:
+// correctly. The rest of the input is messages, each after its length in two bytes.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -24,14 +24,14 @@
 #include "box/verbs/server/challenges.h"
 #include "box/verbs/server/request_message.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs {
 namespace {
 
 using Bytes = std::span<const std::byte>;
-using smb::Opcode;
+using protocol::Opcode;
 
-constexpr uint32_t kMostLanes = 4;
-constexpr smb::SealKey kKey{};
+constexpr uint32_t kMostQueuePairs = 4;
+constexpr protocol::MacKey kKey{};
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "%s\n", what);
@@ -55,88 +55,91 @@ std::vector<std::byte> next_message(Bytes& input) {
 class Sender {
  public:
   explicit Sender(bool tags) {
-    if (tags) seal_.emplace(kKey);
+    if (tags) authenticator_.emplace(kKey);
   }
 
   void send(std::vector<std::byte>& message) {
-    if (!seal_) return;
-    const smb::Tag tag = seal_->next(message);
+    if (!authenticator_) return;
+    const protocol::Tag tag = authenticator_->next_tag(message);
     message.insert(message.end(), tag.begin(), tag.end());
   }
 
  private:
-  std::optional<smb::Seal> seal_;
+  std::optional<protocol::Authenticator> authenticator_;
 };
 
-// The lanes of a client that a box has let in under one challenge.
-struct ClientLanes {
-  smb::Hello hello{};
+// The queue pairs of a client that a box has admitted under one challenge.
+struct AdmittedClient {
+  protocol::Hello hello{};
   uint32_t named = 0;
-  uint32_t let_in = 0;
+  uint32_t admitted = 0;
 };
 
 void call_box(Bytes input, const std::string& token, bool properly) {
-  Challenges challenges(token, /*seal=*/true, kMostLanes);
-  std::map<uint32_t, ClientLanes> issued;
+  server::Challenges challenges(token, /*seal=*/true, kMostQueuePairs);
+  std::map<uint32_t, AdmittedClient> issued;
   while (!input.empty()) {
     const std::vector<std::byte> data = next_message(input);
-    auto call = decode<CallMessage>(data.data(), data.size());
+    auto call = common::decode<common::CallMessage>(data.data(), data.size());
     if (!call) continue;
-    if (call->lanes == 0) {
-      const ChallengeMessage challenge = challenges.issue();
-      issued[challenge.ticket] = {challenge.hello};
+    if (call->queue_pairs == 0) {
+      const common::ChallengeMessage challenge = challenges.issue();
+      issued[challenge.challenge_id] = {challenge.hello};
       continue;
     }
-    if (properly && issued.contains(call->ticket)) {
-      prove(*call, token, issued[call->ticket].hello);
+    if (properly && issued.contains(call->challenge_id)) {
+      prove(*call, token, issued[call->challenge_id].hello);
     }
     try {
       challenges.met_by(*call);
-    } catch (const box::Refusal& no) {
-      const RefusalMessage sent = refusal(no.status(), no.what());
+    } catch (const box::server::Refusal& no) {
+      const common::RefusalMessage sent = common::refusal(no.status(), no.what());
       if (!std::string(no.what()).starts_with(cause_of(sent))) fail("a refusal has other words");
       continue;
     }
-    challenges.let_in(*call);
-    if (!token.empty() && !properly) fail("a lane was let in that had not proved the token");
-    if (!issued.contains(call->ticket)) fail("a lane was let in without a challenge");
-    ClientLanes& lanes = issued[call->ticket];
-    if (call->lanes > kMostLanes || call->lane != lanes.let_in++) fail("a lane came out of order");
-    if (lanes.named != 0 && lanes.named != call->lanes) fail("a client changed its mind");
-    lanes.named = call->lanes;
-    if (lanes.let_in > lanes.named) fail("more lanes came than were named");
-    const bool seals = seal_keys(*call, token, lanes.hello).has_value();
-    if (seals == token.empty()) fail("a client with a token seals, and no other does");
+    challenges.admitted(*call);
+    if (!token.empty() && !properly)
+      fail("a queue pair was admitted that had not proved the token");
+    if (!issued.contains(call->challenge_id)) fail("a queue pair was admitted without a challenge");
+    AdmittedClient& client = issued[call->challenge_id];
+    if (call->queue_pairs > kMostQueuePairs || call->queue_pair != client.admitted++)
+      fail("a queue pair came out of order");
+    if (client.named != 0 && client.named != call->queue_pairs) fail("a client changed its mind");
+    client.named = call->queue_pairs;
+    if (client.admitted > client.named) fail("more queue pairs came than were named");
+    const bool authenticates = mac_keys(*call, token, client.hello).has_value();
+    if (authenticates == token.empty())
+      fail("a client with a token authenticates, and no other does");
   }
 }
 
 void answer_client(Bytes input, const std::string& token) {
   while (!input.empty()) {
     const std::vector<std::byte> data = next_message(input);
-    const auto challenge = decode<ChallengeMessage>(data.data(), data.size());
-    const auto refusal = decode<RefusalMessage>(data.data(), data.size());
-    const auto welcome = decode<WelcomeMessage>(data.data(), data.size());
+    const auto challenge = common::decode<common::ChallengeMessage>(data.data(), data.size());
+    const auto refusal = common::decode<common::RefusalMessage>(data.data(), data.size());
+    const auto welcome = common::decode<common::WelcomeMessage>(data.data(), data.size());
     if (challenge.has_value() + refusal.has_value() + welcome.has_value() > 1) {
       fail("an answer is two things at once");
     }
     if (refusal && cause_of(*refusal).size() > sizeof(refusal->cause)) fail("words have no end");
     if (!challenge) continue;
-    CallMessage call{};
+    common::CallMessage call{};
     prove(call, token, challenge->hello);
     if (!proves(call, token, challenge->hello)) fail("a proof is none to its own maker");
   }
 }
 
-void send_box(Bytes input, bool sealed, Sender sender) {
-  std::optional<smb::Seal> seal;
-  if (sealed) seal.emplace(kKey);
+void send_box(Bytes input, bool authenticated, Sender sender) {
+  std::optional<protocol::Authenticator> authenticator;
+  if (authenticated) authenticator.emplace(kKey);
   try {
     while (!input.empty()) {
       std::vector<std::byte> sent = next_message(input);
       sender.send(sent);
-      const Bytes message = seal ? seal->open(sent) : Bytes(sent);
-      const RequestMessage request = parse_request(message);
-      const int wanted = smb::request_body_bytes(request.header.opcode);
+      const Bytes message = authenticator ? authenticator->verify(sent) : Bytes(sent);
+      const server::RequestMessage request = server::parse_request(message);
+      const int wanted = protocol::request_body_bytes(request.header.opcode);
       if (static_cast<int>(request.body.size()) != wanted ||
           sizeof(request.header) + request.body.size() != message.size()) {
         fail("a request has a body of another size");
@@ -151,17 +154,17 @@ void send_box(Bytes input, bool sealed, Sender sender) {
   }
 }
 
-// A client with a request of each kind under way.
+// A client with a request of each kind in flight.
 class AskingClient {
  public:
-  explicit AskingClient(bool sealed) {
-    if (sealed) assembly_.seal(kKey);
+  explicit AskingClient(bool authenticated) {
+    if (authenticated) assembly_.authenticate(kKey);
     for (const Opcode opcode :
          {Opcode::kAlloc, Opcode::kAttach, Opcode::kFree, Opcode::kDelete, Opcode::kAccumulate,
           Opcode::kFetchAdd, Opcode::kStats, Opcode::kExists, Opcode::kPing}) {
       auto& request = requests_.emplace_back(std::make_unique<transport::TransportRequest>());
       request->opcode = opcode;
-      request->body.resize(static_cast<size_t>(smb::request_body_bytes(opcode)));
+      request->body.resize(static_cast<size_t>(protocol::request_body_bytes(opcode)));
       assembly_.expect(*request);
     }
   }
@@ -180,14 +183,15 @@ class AskingClient {
  private:
   static void look_at(transport::TransportRequest& request) {
     if (request.done.exchange(true)) fail("a request was answered twice");
-    const bool good = request.status == smb::Status::kOk;
-    if (request.reply.size() != (good ? smb::reply_body_bytes(request.opcode) : 0)) {
+    const bool good = request.status == protocol::Status::kOk;
+    if (request.reply.size() != (good ? protocol::reply_body_bytes(request.opcode) : 0)) {
       fail("a reply has a body of another size");
     }
     if (!good && !request.payload.empty()) fail("a refusal has a payload");
     if (!good || (request.opcode != Opcode::kAlloc && request.opcode != Opcode::kAttach)) return;
-    const RemoteSegment segment = granted_segment(request, kMostLanes);
-    if (segment.rkeys.size() != kMostLanes) fail("a segment has not a key for each lane");
+    const client::RemoteSegment segment = client::granted_segment(request, kMostQueuePairs);
+    if (segment.rkeys.size() != kMostQueuePairs)
+      fail("a segment has not a key for each queue pair");
     for (const uint64_t offset : {uint64_t{0}, segment.size, UINT64_MAX}) {
       for (const uint32_t bytes : {0u, 1u, UINT32_MAX}) {
         const bool within = offset <= UINT64_MAX - bytes && offset + bytes <= segment.size;
@@ -197,14 +201,14 @@ class AskingClient {
   }
 
   std::vector<std::unique_ptr<transport::TransportRequest>> requests_;
-  ReplyAssembly assembly_;
+  client::ReplyAssembly assembly_;
 };
 
 }  // namespace
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace hbm::verbs;
+  using namespace hbm::box::verbs;
   if (size == 0) return 0;
   const Bytes input = std::as_bytes(std::span(data + 1, size - 1));
   const bool has_token = (data[0] & 4) != 0;

@@ -1,4 +1,4 @@
-"""Writes the seeds of verbs_frames.cpp, one file each, into a folder: what either end may send."""
+"""Writes the seeds of verbs_frames.cpp into a directory, a file each: messages of both ends."""
 
 import struct
 import sys
@@ -6,20 +6,25 @@ from pathlib import Path
 
 TO_BOX, ANSWER, REQUESTS, REPLIES = range(4)  # bits of the first byte, see verbs_frames.cpp
 TOKEN, PROPERLY = 4, 8
-SEALED_JOIN = 4  # smb::Join::kSealed
+AUTHENTICATED_JOIN = 4  # protocol::Join::kAuthenticated
 SEQUENCE = struct.pack("<QQ", 1, 0)
-LANES = 4
+QUEUE_PAIRS = 4
 PING, ALLOC, ATTACH, FREE, DELETE, ACCUMULATE, FETCH_ADD, STATS = 4, 5, 6, 7, 8, 11, 12, 13
 ORDER = (ALLOC, ATTACH, FREE, DELETE, ACCUMULATE, FETCH_ADD, STATS, PING)  # the client's requests
 REPLY_BYTES = 4096  # of a message
 
 
-def call(lane: int, lanes: int, ticket: int = 1, flags: int = 0) -> bytes:
-    return struct.pack("<4sIQQ12x16xHBB", b"SPQ1", ticket, 0, 0, flags, lane, lanes)
+def call(queue_pair: int, queue_pairs: int, challenge_id: int = 1, flags: int = 0) -> bytes:
+    return struct.pack(
+        "<4sIQQ12x16xHBB", b"SPQ1", challenge_id, 0, 0, flags, queue_pair, queue_pairs
+    )
 
 
-def calls(lanes: int, flags: int = 0) -> list[bytes]:
-    return [call(0, 0, 0), *(call(lane, lanes, flags=flags) for lane in range(lanes))]
+def calls(queue_pairs: int, flags: int = 0) -> list[bytes]:
+    return [
+        call(0, 0, 0),
+        *(call(number, queue_pairs, flags=flags) for number in range(queue_pairs)),
+    ]
 
 
 def frame(
@@ -56,20 +61,20 @@ CONTROL = [
 GRANT = struct.pack("<QQQIIQ", 1, 2, 4096, 1, 0, 1 << 40)
 LONG = reply(STATS, b"", bytes(2 * REPLY_BYTES))
 ANSWERS = [
-    reply(ALLOC, GRANT, bytes(4 * LANES)),
-    reply(ATTACH, GRANT, bytes(4 * LANES)),
+    reply(ALLOC, GRANT, bytes(4 * QUEUE_PAIRS)),
+    reply(ATTACH, GRANT, bytes(4 * QUEUE_PAIRS)),
     *map(reply, (FREE, DELETE, ACCUMULATE, PING)),
     reply(FETCH_ADD, bytes(8)),
     reply(STATS, b"", bytes(300)),
 ]
 
 SEEDS: dict[str, tuple[int, list[bytes]]] = {
-    "let_in": (TO_BOX, calls(LANES)),
-    "let_in_with_token": (TO_BOX | TOKEN | PROPERLY, calls(LANES, SEALED_JOIN)),
-    "wrong_token": (TO_BOX | TOKEN, calls(LANES, SEALED_JOIN)),
-    "unsealed": (TO_BOX | TOKEN | PROPERLY, calls(1)),
-    "too_many_lanes": (TO_BOX, calls(LANES + 1)),
-    "other_number_of_lanes": (TO_BOX, [call(0, 0, 0), call(0, 2), call(1, 4)]),
+    "let_in": (TO_BOX, calls(QUEUE_PAIRS)),
+    "let_in_with_token": (TO_BOX | TOKEN | PROPERLY, calls(QUEUE_PAIRS, AUTHENTICATED_JOIN)),
+    "wrong_token": (TO_BOX | TOKEN, calls(QUEUE_PAIRS, AUTHENTICATED_JOIN)),
+    "unauthenticated": (TO_BOX | TOKEN | PROPERLY, calls(1)),
+    "too_many_queue_pairs": (TO_BOX, calls(QUEUE_PAIRS + 1)),
+    "other_number_of_queue_pairs": (TO_BOX, [call(0, 0, 0), call(0, 2), call(1, 4)]),
     "no_challenge": (TO_BOX, [call(0, 1, 7)]),
     "short_call": (TO_BOX, [call(0, 0)[:55]]),
     "challenge": (ANSWER | TOKEN, [struct.pack("<4sI32sII", b"SPQ2", 1, bytes(32), 1, 1)]),
@@ -77,7 +82,7 @@ SEEDS: dict[str, tuple[int, list[bytes]]] = {
     "endless_refusal": (ANSWER, [struct.pack("<4sH138s", b"SPQ3", 2, b"\xff" * 138)]),
     "welcome": (ANSWER, [struct.pack("<4sI32s", b"SPQ4", 0, bytes(32)) + bytes(156)]),
     "requests": (REQUESTS, CONTROL),
-    "sealed_requests": (REQUESTS | TOKEN | PROPERLY, CONTROL),
+    "authenticated_requests": (REQUESTS | TOKEN | PROPERLY, CONTROL),
     "forged_requests": (REQUESTS | TOKEN, CONTROL),
     "read": (REQUESTS, [frame(9, bytes(16))]),
     "join": (REQUESTS, [frame(2, bytes(88))]),
@@ -85,7 +90,7 @@ SEEDS: dict[str, tuple[int, list[bytes]]] = {
     "short_request": (REQUESTS, [CONTROL[0][:40]]),
     "replies": (REPLIES, ANSWERS),
     "replies_backwards": (REPLIES, ANSWERS[::-1]),
-    "sealed_replies": (REPLIES | TOKEN | PROPERLY, ANSWERS),
+    "authenticated_replies": (REPLIES | TOKEN | PROPERLY, ANSWERS),
     "forged_replies": (REPLIES | TOKEN, ANSWERS),
     "long_reply": (REPLIES, [LONG[at : at + REPLY_BYTES] for at in range(0, 8400, REPLY_BYTES)]),
     "refusals": (REPLIES, [reply(opcode, b"", b"no \xff", status=8) for opcode in ORDER]),
@@ -96,11 +101,11 @@ SEEDS: dict[str, tuple[int, list[bytes]]] = {
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = Path(sys.argv[1])
+    directory.mkdir(parents=True, exist_ok=True)
     for name, (what, messages) in SEEDS.items():
         sent = b"".join(struct.pack("<H", len(message)) + message for message in messages)
-        (folder / name).write_bytes(bytes([what]) + sent)
+        (directory / name).write_bytes(bytes([what]) + sent)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@
 #include "reduce_reference.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 struct Pair {
@@ -191,4 +191,4 @@ TEST(Accumulate, IsComputedInTheWiderType) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -35,7 +35,7 @@ void on_threads(int size, const std::function<void(int)>& act) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-TEST(Agreement, HoldsWhatHoldsOnEachRank) {
+TEST(Agreement, KeepsFactsThatHoldOnEachRank) {
   std::mt19937_64 random = test_random();
   for (int round = 0; round < 20; ++round) {
     const int size = 1 + static_cast<int>(random() % 9);
@@ -55,7 +55,7 @@ TEST(Agreement, HoldsWhatHoldsOnEachRank) {
   }
 }
 
-TEST(Agreement, StepsAreToldApart) {
+TEST(Agreement, DistinguishesSteps) {
   const auto store = std::make_shared<FakeStore>();
   on_threads(3, [&](int rank) {
     const Participant own = participant(store, rank, 3);
@@ -85,8 +85,8 @@ TEST(Agreement, NamesTheRanksThatDidNotCome) {
   });
 }
 
-// Rank 2 never comes, and rank 0's time is over before rank 1 has told that it is there.
-TEST(Agreement, NamesNobodyWhoHasJustCome) {
+// Rank 2 never arrives, and rank 0's time is over before rank 1 has written its key.
+TEST(Agreement, DoesNotNameARankThatJustArrived) {
   const auto store = std::make_shared<FakeStore>();
   std::atomic<int> vouched{0};
   on_threads(2, [&](int rank) {
@@ -112,10 +112,10 @@ class Witness final : public RankWatch {
   std::string deaths() override { return {}; }
 };
 
-TEST(Gather, DoesNotWaitForWhatARankTellsOnceOneHasDied) {
+TEST(Gather, DoesNotAwaitARecordAfterADeath) {
   Participant own = participant(std::make_shared<FakeStore>(), 2, 3);
   own.watch = std::make_shared<Witness>();
-  EXPECT_EQ(await_told(own, "step", 0, own.deadline), std::nullopt);
+  EXPECT_EQ(await_published(own, "step", 0, own.deadline), std::nullopt);
   EXPECT_LT(std::chrono::steady_clock::now(), own.deadline);
 }
 
@@ -130,7 +130,7 @@ TEST(Agreement, EndsWithTheDeathOfARank) {
   });
 }
 
-TEST(Agreement, WhatAllSaidBeforeADeathCounts) {
+TEST(Agreement, FactsVouchedBeforeADeathCount) {
   const auto store = std::make_shared<FakeStore>();
   for (int rank = 0; rank < 3; ++rank) vouch(participant(store, rank, 3), "step", 2);
   Participant own = participant(store, 0, 3);
@@ -145,7 +145,7 @@ TEST(Agreement, TakesOneKey) {
   EXPECT_EQ(store->keys().size(), 1u);
 }
 
-TEST(Agreement, TheLastToVouchKnowsAtOnce) {
+TEST(Agreement, LastToVouchKnowsImmediately) {
   const auto store = std::make_shared<FakeStore>();
   EXPECT_EQ(vouch(participant(store, 1, 3), "step", 3), std::nullopt);
   EXPECT_EQ(vouch(participant(store, 0, 3), "step", 2), std::nullopt);

@@ -1,5 +1,5 @@
-// A process is told of what comes over connections that something collects in an epoll descriptor,
-// as UCX does.
+// Arrivals wakes a process for data on connections that are in an epoll descriptor, as those of UCX
+// are.
 #include "communicator/mpi/arrivals.h"
 
 #include <arpa/inet.h>
@@ -12,7 +12,7 @@
 #include <chrono>
 #include <thread>
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 using std::chrono::microseconds;
@@ -64,7 +64,7 @@ class Watched {
   int ours_ = -1;
 };
 
-Slept sleep(Arrivals& arrivals, microseconds most) {
+progress::Slept sleep(Arrivals& arrivals, microseconds most) {
   return arrivals.sleep(std::chrono::steady_clock::now() + most);
 }
 
@@ -72,18 +72,18 @@ TEST(Arrivals, EndASleepUntilTheyAreTakenIn) {
   Arrivals arrivals;
   const Watched connection;
   arrivals.collect();
-  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kTimedOut);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kTimedOut);
   std::thread peer([&connection] {
     std::this_thread::sleep_for(milliseconds(20));
     connection.send();
   });
-  Slept slept = Slept::kTimedOut;
-  while (slept == Slept::kTimedOut) slept = sleep(arrivals, milliseconds(900));
+  progress::Slept slept = progress::Slept::kTimedOut;
+  while (slept == progress::Slept::kTimedOut) slept = sleep(arrivals, milliseconds(900));
   peer.join();
-  EXPECT_EQ(slept, Slept::kWoken);
-  EXPECT_EQ(sleep(arrivals, milliseconds(900)), Slept::kWoken);
+  EXPECT_EQ(slept, progress::Slept::kWoken);
+  EXPECT_EQ(sleep(arrivals, milliseconds(900)), progress::Slept::kWoken);
   connection.take_in();
-  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kTimedOut);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kTimedOut);
 }
 
 TEST(Arrivals, KeepADescriptorThatItsOwnerCloses) {
@@ -93,9 +93,9 @@ TEST(Arrivals, KeepADescriptorThatItsOwnerCloses) {
   connection.forget();
   const Watched in_its_place;
   in_its_place.send();
-  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kTimedOut);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kTimedOut);
   connection.send();
-  EXPECT_EQ(sleep(arrivals, milliseconds(900)), Slept::kWoken);
+  EXPECT_EQ(sleep(arrivals, milliseconds(900)), progress::Slept::kWoken);
 }
 
 // As where a program closes all descriptors that it does not know.
@@ -105,18 +105,18 @@ TEST(Arrivals, WakeNobodyWhereTheirDescriptorWasClosed) {
   const int next = dup(0);
   close(next);
   arrivals.collect();
-  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kTimedOut);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kTimedOut);
   close(next);
-  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kNoWakeup);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kNoWakeup);
 }
 
 TEST(Arrivals, WakeNobodyWithoutAConnection) {
   const Watched before;
   Arrivals arrivals;
-  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kNoWakeup);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kNoWakeup);
   const int empty = epoll_create1(0);
   arrivals.collect();
-  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kNoWakeup);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kNoWakeup);
   close(empty);
 }
 
@@ -126,7 +126,7 @@ TEST(Arrivals, WakeNobodyWhereADeviceMayCarryMessages) {
   const int device = open("/dev/zero", O_RDONLY | O_CLOEXEC);
   ASSERT_GE(device, 0);
   arrivals.collect();
-  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kNoWakeup);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kNoWakeup);
   close(device);
 }
 
@@ -135,14 +135,14 @@ TEST(Arrivals, WakeOnceThereIsAConnection) {
   Arrivals arrivals;
   Watched connection(/*connected=*/false);
   arrivals.collect();
-  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kNoWakeup);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kNoWakeup);
   connection.connect();
   connection.send();
-  Slept slept = Slept::kNoWakeup;
-  while (slept == Slept::kNoWakeup)
-    slept = sleep(arrivals, microseconds(100));  // it looks at times
-  EXPECT_EQ(slept, Slept::kWoken);
+  progress::Slept slept = progress::Slept::kNoWakeup;
+  while (slept == progress::Slept::kNoWakeup)
+    slept = sleep(arrivals, microseconds(100));  // it checks for connections periodically
+  EXPECT_EQ(slept, progress::Slept::kWoken);
 }
 
 }  // namespace
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

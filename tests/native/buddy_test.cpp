@@ -129,7 +129,7 @@ TEST(Buddy, ASpaceWithoutARangeIsExhausted) {
   }
 }
 
-TEST(Buddy, IsExhaustedByTheLastByteAndNoSooner) {
+TEST(Buddy, IsExhaustedByTheLastByte) {
   Buddy buddy(7 * kUnit, kUnit, 4 * kUnit);
   EXPECT_FALSE(buddy.allocate(4 * kUnit + 1)) << "past the largest";
   EXPECT_FALSE(buddy.allocate(~uint64_t{0}));

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <random>
 
-namespace hbm {
+namespace hbm::process_group {
 namespace {
 
 TEST(Chunks, SmallGoesInOneGo) {
@@ -16,8 +16,8 @@ TEST(Chunks, SmallGoesInOneGo) {
   EXPECT_EQ(chunks.range(0).offset, 0u);
   EXPECT_EQ(chunks.range(0).count, SIZE_MAX);
   EXPECT_EQ(chunks.sequence(7).whole, 0u);
-  EXPECT_EQ(chunks.pieces(500, 0).size(), 1u);
-  EXPECT_EQ(chunks.pieces(500, 0)[0].count, 500u);
+  EXPECT_EQ(chunks.parts(500, 0).size(), 1u);
+  EXPECT_EQ(chunks.parts(500, 0)[0].count, 500u);
 }
 
 TEST(Chunks, UnequalStreamsGoInOneGo) { EXPECT_EQ(Chunks({0, 4}, 4, 4096).number(), 1u); }
@@ -35,7 +35,7 @@ TEST(Chunks, LargeIsCut) {
 TEST(Chunks, PartsOfEveryStream) {
   const Chunks chunks({1024, 3}, 4, 4096);
   ASSERT_EQ(chunks.number(), 3u);
-  const auto pieces = chunks.pieces(3072, 2);
+  const auto pieces = chunks.parts(3072, 2);
   ASSERT_EQ(pieces.size(), 3u);
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(pieces[i].offset, i * 1024 + chunks.range(2).offset);
@@ -58,7 +58,7 @@ TEST(Chunks, EveryElementOnce) {
     const Chunks chunks({count, streams}, element, bytes);
     std::vector<int> seen(count * streams);
     for (size_t index = 0; index < chunks.number(); ++index) {
-      for (const auto& [offset, length] : chunks.pieces(seen.size(), index)) {
+      for (const auto& [offset, length] : chunks.parts(seen.size(), index)) {
         EXPECT_TRUE(length > 0 || count == 0);
         for (size_t i = 0; i < length; ++i) ++seen.at(offset + i);
       }
@@ -68,4 +68,4 @@ TEST(Chunks, EveryElementOnce) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::process_group

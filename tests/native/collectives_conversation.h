@@ -1,9 +1,9 @@
-// A random conversation of a group over any transport: every collective, send and receive, of
-// random sizes, types and operators, from random memory, at random moments, against plain loops
-// over data that every rank can compute.
+// A random conversation of a group over any transport. It has every collective, send and receive,
+// of random sizes, types and operators, from random memory, at random times. It compares the
+// results with plain loops over data that every rank can compute.
 //
-// What is said is drawn from a generator that is alike on all ranks; when and how, from the rank's
-// own. Operations may overlap; finish() waits for all and compares.
+// A generator that is the same on all ranks draws the operations; a generator of each rank draws
+// times and memory. Operations may overlap; finish() waits for all, and compares.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,20 +25,20 @@
 #include "progress/operation_queue.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::communicator {
 
 // A rank of the conversation, with its communicator and queue.
 struct Speaker {
   int rank;
   int size;
   std::shared_ptr<Communicator> collectives;
-  std::shared_ptr<OperationQueue> ordered;
-  std::shared_ptr<OperationQueue> transfers;
+  std::shared_ptr<progress::OperationQueue> ordered;
+  std::shared_ptr<progress::OperationQueue> transfers;
   uint64_t* sequence;
   std::vector<size_t> sizes;     // of messages, in bytes, that are worth trying
   size_t most_bytes;             // of all that an operation brings to one rank
   std::vector<Allocate> memory;  // kinds of memory to have tensors in
-  // What a reduction of all ranks' inputs must give.
+  // Returns the expected result of a reduction of all ranks' inputs.
   std::function<Bytes(const std::vector<Bytes>&, size_t count, Dtype, ReduceOp)> reduced = in_order;
 };
 
@@ -59,9 +59,9 @@ class Conversation {
 
   void finish() {
     for (const Check& check : checks_) {
-      check.queue->wait(check.ticket, Clock::now() + 2 * kPatience);
-      ASSERT_TRUE(check.ticket->done()) << check.what;
-      if (check.ticket->error()) std::rethrow_exception(check.ticket->error());
+      check.queue->wait(check.request, progress::Clock::now() + 2 * kTimeout);
+      ASSERT_TRUE(check.request->done()) << check.what;
+      if (check.request->error()) std::rethrow_exception(check.request->error());
       ASSERT_TRUE(check.right()) << check.what << " on rank " << speaker_.rank << " of "
                                  << speaker_.size;
     }
@@ -80,8 +80,8 @@ class Conversation {
   using TensorPtr = std::shared_ptr<Tensor>;
 
   struct Check {
-    std::shared_ptr<OperationQueue> queue;
-    std::shared_ptr<Ticket> ticket;
+    std::shared_ptr<progress::OperationQueue> queue;
+    std::shared_ptr<progress::Request> request;
     std::string what;
     std::function<bool()> right;
   };
@@ -89,7 +89,7 @@ class Conversation {
   void say(Topic topic) {
     dtype_ = kSpokenDtypes[shared_() % kSpokenDtypes.size()];
     op_ = kSpokenOps[shared_() % kSpokenOps.size()];
-    while (reduce_unsupported(dtype_, op_) != nullptr) {
+    while (kernels::reduce_unsupported(dtype_, op_) != nullptr) {
       op_ = kSpokenOps[shared_() % kSpokenOps.size()];
     }
     root_ = static_cast<int>(shared_() % ranks());
@@ -151,7 +151,7 @@ class Conversation {
     return made;
   }
 
-  // The reduction of what all ranks have for rank `to`, when it is called.
+  // Returns a function that computes the reduction of all ranks' inputs for rank `to`.
   std::function<Bytes()> reduction(size_t to, size_t count) const {
     return [seed = seed_, size = ranks(), to, count, dtype = dtype_, op = op_,
             reduced = speaker_.reduced] {
@@ -174,18 +174,18 @@ class Conversation {
     return views;
   }
 
-  void submit(const std::shared_ptr<OperationQueue>& queue, OperationPtr operation, Mode mode,
-              std::function<bool()> right) {
+  void submit(const std::shared_ptr<progress::OperationQueue>& queue, OperationPtr operation,
+              progress::Mode mode, std::function<bool()> right) {
     if (own_() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own_() % 500));
     std::string what = operation->describe();
-    auto ticket = queue->enqueue(std::move(operation), kPatience, {});
-    queue->launch(ticket, mode);
-    if (own_() % 8 == 0) queue->test(ticket);
-    checks_.push_back({queue, std::move(ticket), std::move(what), std::move(right)});
+    auto request = queue->enqueue(std::move(operation), kTimeout, {});
+    queue->launch(request, mode);
+    if (own_() % 8 == 0) queue->test(request);
+    checks_.push_back({queue, std::move(request), std::move(what), std::move(right)});
   }
   void collective(OperationPtr operation, std::function<bool()> right) {
-    submit(speaker_.ordered, std::move(operation), own_() % 2 == 0 ? Mode::kSync : Mode::kAsync,
-           std::move(right));
+    submit(speaker_.ordered, std::move(operation),
+           own_() % 2 == 0 ? progress::Mode::kSync : progress::Mode::kAsync, std::move(right));
   }
   uint64_t next() { return ++*speaker_.sequence; }
 
@@ -229,7 +229,7 @@ class Conversation {
                [data, expected] { return data->holds(expected); });
   }
 
-  // Everybody's words in outputs[r], where outputs has any.
+  // Returns true if each of `outputs` holds the expected bytes of its rank.
   static bool all_hold(const std::vector<TensorPtr>& outputs, const std::vector<Bytes>& expected) {
     return std::equal(outputs.begin(), outputs.end(), expected.begin(), expected.end(),
                       [](const auto& tensor, const auto& bytes) { return tensor->holds(bytes); });
@@ -293,14 +293,14 @@ class Conversation {
     const TensorPtr in = filled(content);
     submit(speaker_.transfers,
            speaker_.collectives->send(in->source(), dtype_, static_cast<int>(to), tag),
-           Mode::kAsync, [in, content] { return in->holds(content); });
+           progress::Mode::kAsync, [in, content] { return in->holds(content); });
   }
   void receive(const Bytes& content, size_t from, int tag) {
     const TensorPtr out = blank(content.size() / element_size(dtype_));
     const auto source = std::make_shared<int>(kAnyRank);
     submit(speaker_.transfers,
            speaker_.collectives->receive(out->sink(), dtype_, static_cast<int>(from), tag, source),
-           Mode::kAsync, [out, content, source, from] {
+           progress::Mode::kAsync, [out, content, source, from] {
              return out->holds(content) && *source == static_cast<int>(from);
            });
   }
@@ -331,7 +331,7 @@ class Conversation {
     if (!send_first) send_all();
   }
 
-  // Everybody sends to the root, which takes them as they come.
+  // All ranks send to the root, which receives in the order of arrival.
   void any_source() {
     const int tag = new_tags();
     const size_t n = count(ranks());
@@ -343,12 +343,12 @@ class Conversation {
       const auto source = std::make_shared<int>(kAnyRank);
       submit(speaker_.transfers,
              speaker_.collectives->receive(out->sink(), dtype_, kAnyRank, tag, source),
-             Mode::kAsync,
+             progress::Mode::kAsync,
              [all, out, source] { return out->holds(all->at(static_cast<size_t>(*source))); });
     }
   }
 
-  static constexpr std::chrono::milliseconds kPatience{60'000};
+  static constexpr std::chrono::milliseconds kTimeout{60'000};
   static constexpr int kMessages = 20;  // of a ring; more than a mailbox has cells
   static constexpr std::array<Topic, 11> kTopics = {
       &Conversation::allreduce, &Conversation::reduce,     &Conversation::reduce_scatter,
@@ -371,4 +371,4 @@ class Conversation {
   const Allocate* one_kind_ = nullptr;  // the memory of all ranks' tensors; null: each its own
 };
 
-}  // namespace hbm
+}  // namespace hbm::communicator

@@ -1,5 +1,5 @@
-// The data that the ranks of a conversation exchange: tensors between guards, filled with patterns
-// that every rank can compute, and the plain loops that compute the results.
+// The data that the ranks of a conversation exchange: tensors between guards, with patterns that
+// every rank can compute. Plain loops compute the expected results.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include "communicator/communicator.h"
 #include "reduce_reference.h"
 
-namespace hbm {
+namespace hbm::communicator {
 
 using Bytes = std::vector<std::byte>;
 
@@ -112,9 +112,9 @@ inline Bytes reduced(const std::vector<Bytes>& inputs, size_t count, Dtype dtype
   return result;
 }
 
-// The reduction of ranks whose order is that of their numbers.
+// Returns the reduction in the order of ranks.
 inline Bytes in_order(const std::vector<Bytes>& inputs, size_t count, Dtype dtype, ReduceOp op) {
   return reduced(inputs, count, dtype, op, inputs.size());
 }
 
-}  // namespace hbm
+}  // namespace hbm::communicator

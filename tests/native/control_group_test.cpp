@@ -69,7 +69,7 @@ TEST_F(ControlGroup, OfVersion1) {
   EXPECT_EQ(found.room, 100u) << "the group above has less left";
 }
 
-// A container's path is the host's, and the files are those of its own group.
+// A container's path is the host's, but the files belong to its own group.
 TEST_F(ControlGroup, OfAContainer) {
   file("memory.max", "123");
   EXPECT_EQ(limit("0::/../docker/x\n").bytes, 123u);

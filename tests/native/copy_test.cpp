@@ -17,7 +17,7 @@
 #include "kernels/tuning.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 class CopyTest : public testing::TestWithParam<size_t> {};
@@ -46,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(Copy, CopyTest,
                                          kNonTemporalFromAtMostBytes + 1,
                                          kNonTemporalFromAtMostBytes + 4097));
 
-// A part goes past the caches as the whole does, wherever in a line it begins and ends.
+// A part uses non-temporal stores like the whole copy, for every start and end within a cache line.
 TEST(Copy, PartsOfALargeWholeAreWhole) {
   std::mt19937_64 random = test_random();
   std::vector<uint8_t> from(5 * 4096);
@@ -81,30 +81,31 @@ TEST(Copy, ToPeersIsWholeInEveryTurn) {
   }
 }
 
-TEST(Copy, PrefersAWayOnceTwoPairsAgree) {
+TEST(Copy, PrefersAKindOnceTwoPairsAgree) {
   using std::chrono::nanoseconds;
-  const auto take = [](CachePreference& preference, int through, int past) {
-    preference.take(nanoseconds(through), nanoseconds(past));
-    return preference.past();
+  const auto record = [](CachePreference& preference, int cached, int non_temporal) {
+    preference.record(nanoseconds(cached), nanoseconds(non_temporal));
+    return preference.non_temporal();
   };
   CachePreference preference;
-  EXPECT_FALSE(take(preference, 160, 45));  // between chiplets
-  EXPECT_FALSE(take(preference, 40, 45));   // one was off
-  EXPECT_FALSE(take(preference, 160, 45));
-  EXPECT_TRUE(take(preference, 160, 45));
-  for (int pair = 0; pair < 100; ++pair) EXPECT_TRUE(take(preference, 160, 45));
-  EXPECT_TRUE(take(preference, 80, 45));  // hardly better: it stays
-  EXPECT_TRUE(take(preference, 40, 45));  // one that is off
-  EXPECT_TRUE(take(preference, 160, 45));
-  EXPECT_TRUE(take(preference, 40, 45));  // within one
-  EXPECT_FALSE(take(preference, 40, 45));
-  for (int pair = 0; pair < 100; ++pair) EXPECT_FALSE(take(preference, 80, 45));
+  EXPECT_FALSE(record(preference, 160, 45));  // between chiplets
+  EXPECT_FALSE(record(preference, 40, 45));   // one was off
+  EXPECT_FALSE(record(preference, 160, 45));
+  EXPECT_TRUE(record(preference, 160, 45));
+  for (int pair = 0; pair < 100; ++pair) EXPECT_TRUE(record(preference, 160, 45));
+  EXPECT_TRUE(record(preference, 80, 45));  // hardly better: it stays
+  EXPECT_TRUE(record(preference, 40, 45));  // an outlier
+  EXPECT_TRUE(record(preference, 160, 45));
+  EXPECT_TRUE(record(preference, 40, 45));  // within one
+  EXPECT_FALSE(record(preference, 40, 45));
+  for (int pair = 0; pair < 100; ++pair) EXPECT_FALSE(record(preference, 80, 45));
 }
 
-TEST(Copy, GoesPastTheCachesFromHalfOfTheLastOneOn) {
+TEST(Copy, UsesNonTemporalStoresFromHalfTheCache) {
   const std::filesystem::path caches =
       std::filesystem::path(testing::TempDir()) / ("caches-" + std::to_string(getpid()));
-  EXPECT_EQ(streamed_bytes_of(caches), kNonTemporalFromAtMostBytes);  // the kernel does not tell
+  EXPECT_EQ(non_temporal_bytes_of(caches),
+            kNonTemporalFromAtMostBytes);  // the kernel does not tell
   std::filesystem::create_directories(caches / "index3");
   const std::vector<std::pair<std::string, size_t>> cases = {
       {"16384K\n", size_t{8} << 20},
@@ -114,10 +115,10 @@ TEST(Copy, GoesPastTheCachesFromHalfOfTheLastOneOn) {
   };
   for (const auto& [size, bytes] : cases) {
     std::ofstream(caches / "index3" / "size") << size;
-    EXPECT_EQ(streamed_bytes_of(caches), bytes) << size;
+    EXPECT_EQ(non_temporal_bytes_of(caches), bytes) << size;
   }
   std::filesystem::remove_all(caches);
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -1,4 +1,5 @@
-// What a group learns of its ranks on other nodes, and in which order; the store is a fake.
+// The reports that a group gets about its ranks on other nodes, and their order. The store is a
+// fake.
 #include "communicator/failure/failure_monitor.h"
 
 #include <gtest/gtest.h>
@@ -27,12 +28,12 @@
 #include "fake_operation.h"
 #include "fake_store.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPatience{60'000};
+constexpr milliseconds kTimeout{60'000};
 
 constexpr const char* kLogCount = "hbm/failures/count";
 constexpr const char* kLeftCount = "p/left/count";
@@ -41,7 +42,7 @@ constexpr const char* kRank1Left = "p/left/1";
 constexpr const char* kRank2Left = "p/left/2";
 
 // Calls a test's functions before it answers.
-class ToldStore final : public KeyValue {
+class ToldStore final : public bootstrap::KeyValue {
  public:
   using Hook = std::function<void(const std::string& key)>;
 
@@ -91,20 +92,20 @@ class ToldStore final : public KeyValue {
 };
 
 // A child that ends when it is killed.
-class Neighbour {
+class LocalPeer {
  public:
-  Neighbour() : pid_(fork()) {
+  LocalPeer() : pid_(fork()) {
     if (pid_ != 0) return;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     pause();
     _exit(0);
   }
-  ~Neighbour() {
+  ~LocalPeer() {
     kill();
     waitpid(pid_, nullptr, 0);
   }
-  Neighbour(const Neighbour&) = delete;
-  Neighbour& operator=(const Neighbour&) = delete;
+  LocalPeer(const LocalPeer&) = delete;
+  LocalPeer& operator=(const LocalPeer&) = delete;
 
   void kill() const { ::kill(pid_, SIGKILL); }
 
@@ -123,11 +124,12 @@ class Neighbour {
 // Rank 0 of three: rank 1 is on another node, rank 2 on its own.
 struct Watched {
   std::shared_ptr<ToldStore> store = std::make_shared<ToldStore>();
-  Neighbour rank_2;
+  LocalPeer rank_2;
   FailureDetector detector;
-  FakeOperation operation;
+  progress::FakeOperation operation;
 
-  explicit Watched(const std::vector<int>& missing, StoreServer server = StoreServer::kAnotherRank)
+  explicit Watched(const std::vector<int>& missing,
+                   bootstrap::StoreServer server = bootstrap::StoreServer::kAnotherRank)
       : detector({.name = "group g",
                   .rank = 0,
                   .global_ranks = {},
@@ -135,7 +137,7 @@ struct Watched {
                   .job_store = store,
                   .heartbeat = milliseconds(10'000),
                   .server = server},
-                 kPatience),
+                 kTimeout),
         operation(script_of(missing)) {
     bootstrap::Member elsewhere = bootstrap::introduce("1", 0);
     elsewhere.process = "elsewhere";
@@ -147,8 +149,8 @@ struct Watched {
     detector.formed("p/", nullptr);
   }
 
-  static std::shared_ptr<Script> script_of(const std::vector<int>& missing) {
-    auto made = script("allreduce #1");
+  static std::shared_ptr<progress::Script> script_of(const std::vector<int>& missing) {
+    auto made = progress::script("allreduce #1");
     made->missing = missing;
     return made;
   }
@@ -157,14 +159,14 @@ struct Watched {
     const long number = store->add(kLogCount, 1, {});
     store->set("hbm/failures/" + std::to_string(number), entry, {});
   }
-  // Somebody says this of the group.
+  // Publishes a failure of the group, as another rank does.
   void tell_failure(const std::string& text) const {
     tell("failure\n" + bootstrap::process_id() + "/p/group g\n" + text);
   }
   void leave_rank_1() const { store->set(kRank1Left, "1", {}); }
 
   void await_error(ErrorKind kind, const std::string& part) {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + kTimeout;
     while (std::chrono::steady_clock::now() < end) {
       try {
         detector.check(operation);
@@ -204,9 +206,9 @@ class LookBetween {
     });
   }
 
-  // What was seen: the error's text, or "no error".
+  // Returns the text of the error that was thrown, or "no error".
   std::string await() const {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + kTimeout;
     while (!state_->looked && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(milliseconds(1));
     }
@@ -236,7 +238,7 @@ TEST(FailureMonitor, SaysWhyARankHasLeft) {
   EXPECT_EQ(look.await(), "no error");
 }
 
-// Rank 2 has met a failure, has told of it, and ends, as a process does whose error nobody catches.
+// Rank 2 publishes a failure, and ends, as a process does in which no code catches the error.
 TEST(FailureMonitor, SaysWhyARankHasEnded) {
   Watched group({2});
   const LookBetween look(group, kRank2Left, [&] { group.tell_failure("rank 2: it is tired"); });
@@ -284,7 +286,7 @@ TEST(FailureMonitor, AsksAClosedStoreNoMore) {
 
 // Rank 0 serves the store: it has left once the two others ask no more, or one of them has died.
 TEST(FailureMonitor, WhoServesTheStoreLeavesLast) {
-  Watched group({}, StoreServer::kThisProcess);
+  Watched group({}, bootstrap::StoreServer::kThisProcess);
   std::atomic<bool> has_left = false;
   std::thread leaving([&] {
     group.detector.leave();
@@ -305,10 +307,10 @@ TEST(FailureMonitor, WhoServesTheStoreLeavesLast) {
     EXPECT_FALSE(group.store->has({key}, {}));
 }
 
-// No rank serves the store: the last to ask it removes what they have told.
+// No rank serves the store: the last rank to ask it removes the keys.
 TEST(FailureMonitor, WhoLeavesLastRemovesTheKeys) {
   for (const long others : {1, 2}) {
-    Watched group({}, StoreServer::kNoRank);
+    Watched group({}, bootstrap::StoreServer::kNoRank);
     group.leave_rank_1();
     group.store->add(kLeftCount, others, {});
     group.detector.leave();
@@ -322,7 +324,7 @@ TEST(FailureMonitor, NamesTheDeadBeforeThoseWhoHaveLeft) {
   Watched group({1, 2});
   group.rank_2.kill();
   group.leave_rank_1();
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kTimeout;
   while (group.detector.dead().empty() || group.detector.left({1}).empty()) {
     ASSERT_LT(std::chrono::steady_clock::now(), end);
     std::this_thread::sleep_for(milliseconds(1));
@@ -346,7 +348,7 @@ std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
                  .store = store,
                  .job_store = store,
                  .heartbeat = milliseconds(10'000),
-                 .server = StoreServer::kThisProcess});  // leaves after the other rank
+                 .server = bootstrap::StoreServer::kThisProcess});  // leaves after the other rank
   monitor.add(group);
   monitor.meet(*group, 0, bootstrap::introduce("1", 0));
   if (state != GroupState::kLocal) {
@@ -364,7 +366,7 @@ std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
     EXPECT_FALSE(monitor.leave(*group, milliseconds(0)));
   }
   if (state == GroupState::kLeft) {
-    EXPECT_TRUE(monitor.leave(*group, kPatience));
+    EXPECT_TRUE(monitor.leave(*group, kTimeout));
   }
   if (state == GroupState::kStopped) monitor.remove(group);
   return group;
@@ -392,10 +394,10 @@ TEST(FailureMonitor, RefusesCallsThatAreIllegalInTheState) {
       {"formed()",
        {GroupState::kJoining},
        [](auto& monitor, auto& group) { monitor.formed(group, "p/", true); }},
-      {"await_links()",
+      {"await_connections()",
        {GroupState::kLocal, GroupState::kMonitored},
-       [&](auto& monitor, auto& group) { monitor.await_links(group, now); }},
-      {"look()", formed, [](auto& monitor, auto& group) { monitor.look(group, {}); }},
+       [&](auto& monitor, auto& group) { monitor.await_connections(group, now); }},
+      {"findings()", formed, [](auto& monitor, auto& group) { monitor.findings(group, {}); }},
       {"report()", formed,
        [](auto& monitor, auto& group) { monitor.report(group, "tired", milliseconds(0)); }},
       {"finish_publishing()", formed,
@@ -440,4 +442,4 @@ TEST(FailureDetector, RefusesQuestionsBeforeTheGroupIsFormed) {
 }
 
 }  // namespace
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

@@ -1,9 +1,12 @@
-// A library that is MPI by its names alone, for what hbm makes of libraries that no test can
-// install. It is compiled three times:
-//   FAKE_OPEN_MPI   has the symbol by which Open MPI is known
+// A library with the names of MPI, to test how hbm treats libraries that no test can install. It is
+// compiled three times:
+//
+//   FAKE_OPEN_MPI   has the symbol by which hbm recognises Open MPI
 //   FAKE_STANDARD   the version of the standard ABI that it has
 //   neither         only a name
-// With the standard ABI's version 1 it has what hbm calls, and knows of no process but its own.
+//
+// With version 1 of the standard ABI it has all functions that hbm calls, and a world of one
+// process.
 #include <cstring>
 
 namespace {
@@ -48,7 +51,7 @@ int MPI_Comm_size(void*, int* size) {
   return 0;
 }
 
-// Never called by a test, or with nothing to say: what they would set stays as it is.
+// No test calls these, or they have nothing to return: their output arguments stay unchanged.
 #define HBM_STUB(name) \
   int MPI_##name() { return 0; }
 HBM_STUB(Bcast)

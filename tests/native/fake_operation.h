@@ -14,13 +14,13 @@
 
 #include "progress/operation.h"
 
-namespace hbm {
+namespace hbm::progress {
 
 // The script of a fake operation, shared by a test and the operation that it gave to a queue. The
-// plain members are set before that, or read once the ticket is done.
+// plain members are set before that, or read once the request is done.
 struct Script {
   std::string name = "operation";
-  bool small = false;
+  bool self_sufficient = false;
   bool peers_may_write = false;
   std::vector<int> missing;
   std::function<void()> on_begin = [] {};
@@ -73,7 +73,7 @@ class FakeOperation final : public Operation {
 
   std::string describe() const override { return script_->name; }
   std::vector<int> missing() const override { return script_->missing; }
-  bool self_sufficient() const override { return script_->small; }
+  bool self_sufficient() const override { return script_->self_sufficient; }
   bool peers_may_write() const override { return script_->peers_may_write; }
   Slept sleep(std::chrono::steady_clock::time_point until, bool polled) override {
     return script_->on_sleep(until, polled);
@@ -100,18 +100,18 @@ class FakeOperation final : public Operation {
   bool over_ = false;
 };
 
-inline std::shared_ptr<Script> script(std::string name, bool small = false) {
+inline std::shared_ptr<Script> script(std::string name, bool self_sufficient = false) {
   auto made = std::make_shared<Script>();
   made->name = std::move(name);
-  made->small = small;
+  made->self_sufficient = self_sufficient;
   return made;
 }
 
 // Complete at the first poll().
-inline std::shared_ptr<Script> ready_script(std::string name, bool small = false) {
-  auto made = script(std::move(name), small);
+inline std::shared_ptr<Script> ready_script(std::string name, bool self_sufficient = false) {
+  auto made = script(std::move(name), self_sufficient);
   made->ready = true;
   return made;
 }
 
-}  // namespace hbm
+}  // namespace hbm::progress

@@ -12,7 +12,7 @@
 
 namespace hbm {
 
-class FakeStore final : public KeyValue {
+class FakeStore final : public bootstrap::KeyValue {
  public:
   void set(const std::string& key, const std::string& value, Deadline /*deadline*/) override {
     const std::lock_guard lock(mutex_);

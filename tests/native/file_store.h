@@ -20,7 +20,7 @@
 
 namespace hbm {
 
-class FileStore final : public KeyValue {
+class FileStore final : public bootstrap::KeyValue {
  public:
   // `directory` exists, and is the same for all processes.
   explicit FileStore(std::filesystem::path directory) : directory_(std::move(directory)) {}

@@ -30,7 +30,7 @@ pid_t start(const std::function<void()>& body) {
     ADD_FAILURE() << error.what();
   }
   std::fflush(nullptr);
-  // Exits without destructors of statics: what must stay up until the process ends, does.
+  // Exits without destructors of statics: objects that must exist until the process ends do so.
   _exit(testing::Test::HasFailure() ? 1 : 0);
 }
 

@@ -12,15 +12,15 @@ namespace hbm {
 struct ForkedRank {
   int rank;
   int size;
-  std::filesystem::path directory;  // for what the ranks share, see FileStore
+  std::filesystem::path directory;  // of the files that ranks share, see FileStore
 };
 
 // Runs `body` in a process and returns its wait status: exit code 0 if body() has returned and
 // nothing in it failed the test. No such process outlives this one, or two minutes.
 int run_forked(const std::function<void()>& body);
 
-// Runs `body` in `size` processes; what fails there fails the test. Those in `killed` are expected
-// to end by SIGKILL, the others to come to the end of `body`.
+// Runs `body` in `size` processes. A failure in a process fails the test. The ranks in `killed`
+// must end by SIGKILL, and all others must reach the end of `body`.
 void run_forked_ranks(int size, const std::function<void(const ForkedRank&)>& body,
                       const std::set<int>& killed = {});
 

@@ -106,7 +106,7 @@ TEST(Heap, NoBytesCountAsOneAndBlocksDiffer) {
   });
 }
 
-TEST(Heap, MoreThanTheNodeHasIsAnErrorAndNoKill) {
+TEST(Heap, ThrowsBeyondTheNodesMemory) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       Heap heap(policy);
@@ -122,7 +122,7 @@ TEST(Heap, MoreThanTheNodeHasIsAnErrorAndNoKill) {
 // memkind's size classes are a quarter apart there.
 TEST(Heap, LargeBlocksAreMappedAtExactlyTheirPages) {
   with_hbm([] {
-    constexpr size_t kSlack = 2 * kMiB;  // for whatever else is mapped meanwhile
+    constexpr size_t kSlack = 2 * kMiB;  // for other mappings during the test
     for (Policy policy : kAllPolicies) {
       Heap heap(policy);
       heap.free(heap.allocate(kPage));
@@ -140,7 +140,7 @@ TEST(Heap, LargeBlocksAreMappedAtExactlyTheirPages) {
   });
 }
 
-TEST(Heap, GivesWhatTheAddressSpaceHoldsAndNamesItsLimit) {
+TEST(Heap, NamesTheAddressSpaceLimit) {
   if (!kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
   for (Policy policy : kAllPolicies) {
     with_hbm([policy] {
@@ -176,7 +176,7 @@ TEST(Heap, AKernelThatForbidsToPlaceMemoryIsNamed) {
   });
 }
 
-TEST(Heap, FiguresThatCannotBeReadAreAnErrorAndNoSpill) {
+TEST(Heap, UnreadableFiguresAreAnError) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
       Heap heap(policy);
@@ -192,7 +192,7 @@ TEST(Heap, FiguresThatCannotBeReadAreAnErrorAndNoSpill) {
   });
 }
 
-TEST(Heap, AMappingThatIsRefusedIsNamedWithoutFiguresToo) {
+TEST(Heap, NamesARefusedMappingWithoutFigures) {
   if (!kSpaceIsOurs) GTEST_SKIP() << "a sanitizer limits what may be mapped";
   in_child([] {
     set_limit(RLIMIT_NOFILE, 0);
@@ -202,7 +202,7 @@ TEST(Heap, AMappingThatIsRefusedIsNamedWithoutFiguresToo) {
   });
 }
 
-TEST(Heap, StrictPoliciesPutPagesInPlaceAtOnce) {
+TEST(Heap, StrictPoliciesCommitPagesImmediately) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       Heap heap(policy);

@@ -18,7 +18,7 @@
 #include "real_elements.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 struct Case {
@@ -66,39 +66,39 @@ class MeasuredSumTest : public testing::TestWithParam<Case> {
 
   Measure expected(Elements& after, const Elements* before, const Elements& gradient,
                    double factor) const {
-    double lanes[kMomentLanes] = {}, news[kMomentLanes] = {};
+    double lanes[kSumLanes] = {}, gradient_sums[kSumLanes] = {};
     for (size_t i = 0; i < after.count(); ++i) {
       const double old = before == nullptr ? 0 : before->get(i);
       after.set(i, after.dtype() == Dtype::kFloat64 ? added<double>(old, gradient.get(i), factor)
                                                     : added<float>(old, gradient.get(i), factor));
-      const volatile double moment =
+      const volatile double residual_sum =
           GetParam().squares ? after.get(i) * after.get(i) : std::fabs(after.get(i));
-      lanes[i % kMomentLanes] += moment;
-      news[i % kMomentLanes] += std::fabs(gradient.get(i));
+      lanes[i % kSumLanes] += residual_sum;
+      gradient_sums[i % kSumLanes] += std::fabs(gradient.get(i));
     }
-    for (size_t half = kMomentLanes / 2; half > 0; half /= 2) {
+    for (size_t half = kSumLanes / 2; half > 0; half /= 2) {
       for (size_t k = 0; k < half; ++k) {
         lanes[k] += lanes[k + half];
-        news[k] += news[k + half];
+        gradient_sums[k] += gradient_sums[k + half];
       }
     }
-    return {lanes[0], news[0]};
+    return {lanes[0], gradient_sums[0]};
   }
 
   static void expect_equal(const Measure& found, const Measure& wanted) {
     const auto same = [](double one, double other) {
       return one == other || (std::isnan(one) && std::isnan(other));
     };
-    EXPECT_TRUE(same(found.moment, wanted.moment))
-        << found.moment << " instead of " << wanted.moment;
-    EXPECT_TRUE(same(found.gradient, wanted.gradient))
-        << found.gradient << " instead of " << wanted.gradient;
+    EXPECT_TRUE(same(found.residual_sum, wanted.residual_sum))
+        << found.residual_sum << " instead of " << wanted.residual_sum;
+    EXPECT_TRUE(same(found.gradient_sum, wanted.gradient_sum))
+        << found.gradient_sum << " instead of " << wanted.gradient_sum;
   }
 
-  void check(size_t count, double factor, bool zeros, bool streamed, size_t shift) {
+  void check(size_t count, double factor, bool zeros, bool non_temporal, size_t shift) {
     const auto [kernels, residual, gradient_type, squares] = GetParam();
     SCOPED_TRACE("count=" + std::to_string(count) + " factor=" + std::to_string(factor) +
-                 " zeros=" + std::to_string(zeros) + " streamed=" + std::to_string(streamed) +
+                 " zeros=" + std::to_string(zeros) + " streamed=" + std::to_string(non_temporal) +
                  " shift=" + std::to_string(shift));
     const Elements before = random_elements(count, residual);
     const Elements gradient = random_elements(count, gradient_type);
@@ -111,7 +111,7 @@ class MeasuredSumTest : public testing::TestWithParam<Case> {
         .gradient = gradient.data(),
         .count = count,
         .factor = factor,
-        .streamed = streamed,
+        .non_temporal = non_temporal,
     });
     expect_equal(measure, expected(wanted, zeros ? nullptr : &before, gradient, factor));
     ASSERT_EQ(after.bytes(), wanted.bytes());
@@ -130,7 +130,7 @@ TEST_P(MeasuredSumTest, AgreesWithOneElementAtATime) {
   }
 }
 
-TEST_P(MeasuredSumTest, IsTheSamePastTheCaches) {
+TEST_P(MeasuredSumTest, IsTheSameWithNonTemporalStores) {
   for (size_t count : kCounts) {
     for (size_t shift : {0, 2, 64}) check(count, 0.5, shift == 0, true, shift);
   }
@@ -157,9 +157,9 @@ TEST_P(MeasuredSumTest, TellsZerosFromAnythingElse) {
     gradient.set(random_() % 37, special);
     const Measure measure = kernels->measure(residual, gradient_type,
                                              squares)({after.data(), nullptr, gradient.data(), 37});
-    EXPECT_EQ(measure.gradient != 0, special != 0);
-    EXPECT_EQ(std::isnan(measure.moment), std::isnan(special));
-    EXPECT_EQ(std::isinf(measure.moment), std::isinf(special));
+    EXPECT_EQ(measure.gradient_sum != 0, special != 0);
+    EXPECT_EQ(std::isnan(measure.residual_sum), std::isnan(special));
+    EXPECT_EQ(std::isinf(measure.residual_sum), std::isinf(special));
   }
 }
 
@@ -194,9 +194,9 @@ TEST(MeasuredSum, RunsOnSeveralThreads) {
     });
   }
   threads.clear();
-  for (const Measure& measure : measures) EXPECT_EQ(measure.moment, 1.5 * kCount);
+  for (const Measure& measure : measures) EXPECT_EQ(measure.residual_sum, 1.5 * kCount);
   EXPECT_EQ(std::ranges::count(after, 1.5F), 2 * kCount);
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::kernels

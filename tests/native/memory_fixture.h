@@ -1,7 +1,7 @@
-// The common part of the tests of memory. memkind looks at its environment once per process, so
-// each test runs its body in a child of its own, with node 0 named as HBM or with no HBM named.
+// The common part of the tests of memory. memkind reads its environment once per process, so each
+// test runs its body in a child process, with node 0 named as HBM or with no HBM named.
 //
-// Include it in one file of a program: it answers ThreadSanitizer's call for suppressions.
+// Include it in one file of a program: it defines ThreadSanitizer's hook for suppressions.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,10 +22,10 @@
 #include "memory/topology.h"
 
 #if defined(__SANITIZE_THREAD__)
-// Around a fork memkind's jemalloc takes all its mutexes, more than ThreadSanitizer can follow, and
-// makes them anew in the child without a call that it knows. So it looks away from memkind, and
-// from the last unlock, a tail call out of memkind's fork handler. With that it misses that memkind
-// orders the owners of a block, of whom the next touches its pages first of all.
+// Around a fork memkind's jemalloc locks all its mutexes, more than ThreadSanitizer can follow. In
+// the child it makes them again without a call that ThreadSanitizer knows. So ThreadSanitizer
+// ignores memkind, and the last unlock, a tail call out of memkind's fork handler. Then it misses
+// that memkind orders the owners of a block; the next owner first touches its pages.
 extern "C" const char* __tsan_default_suppressions() {
   return "called_from_lib:libmemkind.so\n"
          "mutex:__run_postfork_handlers\n"

@@ -1,4 +1,4 @@
-// Headers: their layout on the wire, what they say in words, and every way in which two differ.
+// Headers: their layout on the wire, their description, and all differences between two headers.
 #include "communicator/message.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include "communicator/group_names.h"
 #include "expect_error.h"
 
-namespace hbm {
+namespace hbm::communicator {
 namespace {
 
 const Signature kAllreduce{OpCode::kAllreduce, Dtype::kFloat32, ReduceOp::kSum, -1, 7};
@@ -140,4 +140,4 @@ TEST(GroupNames, TheLastAreKnown) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::communicator

@@ -1,5 +1,5 @@
 // The conversions of narrow floats, against the definition of their formats: every code, every
-// midpoint between two codes and its neighbours, and random bits.
+// midpoint between two codes, the numbers next to it, and random bits.
 #include "kernels/minifloat.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include "reduce_reference.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 constexpr int kRandomFloats = 200'000;
@@ -76,4 +76,4 @@ TEST(Minifloat, BFloat16) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -3,5 +3,5 @@
 
 #include "communicator/mpi/abi.h"
 
-using TestedAbi = hbm::mpi::MpichAbi;
+using TestedAbi = hbm::communicator::mpi::MpichAbi;
 #include "mpi_abi_facts.inc"

@@ -3,5 +3,5 @@
 
 #include "communicator/mpi/abi.h"
 
-using TestedAbi = hbm::mpi::StandardAbi;
+using TestedAbi = hbm::communicator::mpi::StandardAbi;
 #include "mpi_abi_facts.inc"

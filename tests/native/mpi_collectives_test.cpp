@@ -12,7 +12,7 @@
 #include "mpi_ranks.h"
 #include "seeds.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 #if defined(__SANITIZE_THREAD__)
@@ -45,8 +45,8 @@ class Talk {
   Conversation conversation_;
 };
 
-// In chunks of 512 bytes most operations take many rounds; in those of 96 KiB large messages take
-// MPI's rendezvous path.
+// With chunks of 512 bytes most operations take many rounds. With chunks of 96 KiB long messages
+// use MPI's rendezvous protocol.
 void try_all(const Rank& rank) {
   for (const size_t chunk_bytes : {512, 96 * 1024}) {
     Talk talk(rank, "chunk" + std::to_string(chunk_bytes), chunk_bytes);
@@ -88,4 +88,4 @@ TEST(MpiCollectivesGroups, CutFromTheWorldOfTheFirst) {
 }
 
 }  // namespace
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -1,4 +1,4 @@
-// Whether the ranks of a group fit an MPI world, and which of them MPI takes as sharing a node.
+// The MPI worlds that fit a group, and the ranks that MPI takes as sharing a node.
 #include "communicator/mpi/connect.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 
 #include "expect_error.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 MpiState standing(int world_rank = -1, int world_size = 0, const std::string& world_id = "") {
@@ -43,7 +43,7 @@ TEST(MpiState, GoesThroughTheStore) {
   EXPECT_EQ(found.sharing.user, 7u);
   EXPECT_EQ(found.sharing.boot_id, "boot");
   EXPECT_EQ(found.sharing.namespaces, "1:2,3:4");
-  EXPECT_EQ(found.sharing.shm_folder, "5:6");
+  EXPECT_EQ(found.sharing.shm_directory, "5:6");
   EXPECT_EQ(found.sharing.access, "8,9:1");
   EXPECT_FALSE(found.sharing.shares);
   EXPECT_EQ(found.group_number, 1234567890123456789u);
@@ -80,10 +80,10 @@ TEST(Preconditions, TheUsersOrderDecidesWhatUcxShares) {
 
 TEST(Preconditions, ShmFoldersAreCountedAndHaveRoom) {
   std::vector<SharingFacts> ranks(4, sharing(0));
-  ranks[1].shm_folder = "another";
+  ranks[1].shm_directory = "another";
   ranks[2].boot_id = "another";
-  EXPECT_EQ(sharing_shm_folder(ranks, 0), 2u);
-  EXPECT_EQ(sharing_shm_folder(ranks, 1), 1u);
+  EXPECT_EQ(sharing_shm_directory(ranks, 0), 2u);
+  EXPECT_EQ(sharing_shm_directory(ranks, 1), 1u);
   require_shm_room(1);
   expect_error(ErrorKind::kUnavailable, {"/dev/shm has", "KiB left", "SIGBUS", "--shm-size"},
                [] { require_shm_room(size_t{1} << 40); });
@@ -130,7 +130,7 @@ TEST(MpiState, NodesOfOneKernelMayShareMemory) {
   for (const size_t rank : {0, 2}) {
     EXPECT_TRUE(share(rank, "boot", true));
     EXPECT_FALSE(share(rank, "boot", false));
-    EXPECT_FALSE(share(rank, "another", true));  // those of one node do not count
+    EXPECT_FALSE(share(rank, "another", true));  // ranks of one node do not count
   }
 }
 
@@ -165,4 +165,4 @@ TEST(MpiState, RanksThatMpiHasStartedWithoutAreNamed) {
 }
 
 }  // namespace
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

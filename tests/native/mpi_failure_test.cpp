@@ -13,7 +13,7 @@
 #include "file_store.h"
 #include "mpi_ranks.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 using std::chrono::milliseconds;
@@ -29,8 +29,8 @@ struct Call {
   uint64_t sequence = 1;
 };
 
-std::unique_ptr<Operation> allreduce(const Group& group, const Call& call,
-                                     std::vector<double>& data) {
+std::unique_ptr<progress::Operation> allreduce(const Group& group, const Call& call,
+                                               std::vector<double>& data) {
   data.resize(call.count);
   return group.communicator->allreduce(call.sequence, data.data(), data.data(), call.count,
                                        call.dtype, call.op);
@@ -86,10 +86,10 @@ TEST(MpiMismatch, OfTheOperationAndOfLargeTensors) {
 TEST(MpiMismatch, OfATransferFailsItAlone) {
   run_ranks(2, [](const Rank& rank) {
     Group group = rank.group("transfers", kChunk);
-    const auto run = [&group](std::unique_ptr<Operation> operation) {
-      const auto ticket = group.transfers->enqueue(std::move(operation), kPatience, {});
-      group.transfers->launch(ticket, Mode::kSync);
-      return ticket->error();
+    const auto run = [&group](std::unique_ptr<progress::Operation> operation) {
+      const auto request = group.transfers->enqueue(std::move(operation), kTimeout, {});
+      group.transfers->launch(request, progress::Mode::kSync);
+      return request->error();
     };
     std::vector<float> data(10, 1.0f);
     const auto source = std::make_shared<int>(kAnyRank);
@@ -136,9 +136,9 @@ TEST(MpiFailure, ALateRankHarmsNobody) {
     Group after = rank.group("after", kChunk);
     std::vector<double> data;
     FileStore store(rank.directory);
-    const Clock::time_point limit = Clock::now() + kPatience;
+    const progress::Clock::time_point limit = progress::Clock::now() + kTimeout;
     if (rank.rank == 1) {
-      EXPECT_TRUE(await_keys(store, {"over"}, limit));
+      EXPECT_TRUE(bootstrap::await_keys(store, {"over"}, limit));
       EXPECT_FALSE(early.run(allreduce(early, {}, data)));  // the other's data lay ready
     } else {
       expect_error(ErrorKind::kTimeout, {"missing ranks: 1"},
@@ -146,11 +146,11 @@ TEST(MpiFailure, ALateRankHarmsNobody) {
       store.set("over", "", limit);
     }
     EXPECT_FALSE(after.run(after.communicator->barrier(++after.sequence)));
-    while (sweep_abandoned() > 0 && Clock::now() < limit)
+    while (sweep_orphaned() > 0 && progress::Clock::now() < limit)
       std::this_thread::sleep_for(milliseconds(1));
-    EXPECT_EQ(sweep_abandoned(), 0u);
+    EXPECT_EQ(sweep_orphaned(), 0u);
   });
 }
 
 }  // namespace
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

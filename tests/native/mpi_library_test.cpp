@@ -1,4 +1,4 @@
-// Which library is taken for MPI, and what is said of those that do not fit.
+// The library that hbm chooses for MPI, and the errors about libraries that do not fit.
 #include "communicator/mpi/library.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 #include "forked_ranks.h"
 #include "mpi_ranks.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 namespace fs = std::filesystem;
@@ -64,8 +64,8 @@ TEST(MpiLibrary, TheStandardAbiIsKnownByWhatTheLibrarySays) {
   });
 }
 
-// Beside Python, MPICH's ABI comes before the standard one, and Open MPI is looked for where there
-// is nothing else.
+// Among libraries next to Python, one with MPICH's ABI comes before one with the standard ABI. Open
+// MPI is last.
 TEST(MpiLibrary, TheBestOfSeveralIsTaken) {
   const fs::path folder = fs::temp_directory_path() / ("hbm_mpi_" + std::to_string(getpid()));
   const auto find = [&folder] {
@@ -111,4 +111,4 @@ TEST(MpiLibrary, MpichIsNotStartedByALauncherThatSpeaksPmixAlone) {
 }
 
 }  // namespace
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -15,7 +15,7 @@
 #include "communicator/mpi/library.h"
 #include "file_store.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 constexpr int kNoLibrary = 77;
@@ -62,7 +62,7 @@ Group::Group(const std::filesystem::path& directory, const std::string& name, in
              size_t chunk_bytes)
     : channel(std::make_shared<Channel>()),
       communicator(std::make_shared<MpiCommunicator>(channel)) {
-  const auto deadline = Clock::now() + kPatience;
+  const auto deadline = progress::Clock::now() + kTimeout;
   std::filesystem::create_directories(directory / name);
   const auto store = std::make_shared<FileStore>(directory / name);
   const auto rendezvous = bootstrap::meet(store, rank, size, "group " + name, deadline, [&] {
@@ -79,11 +79,11 @@ Group::Group(const std::filesystem::path& directory, const std::string& name, in
     channel->communicator = connection.communicator;
     channel->group_number = connection.group_number;
   }
-  const bool crowded = size > sysconf(_SC_NPROCESSORS_ONLN);
-  collectives = OperationQueue::create(OperationQueue::Order::kOrdered, crowded,
-                                       {{}, {}, {}, {}, name_ranks});
-  transfers = OperationQueue::create(OperationQueue::Order::kUnordered, crowded,
-                                     {{}, {}, {}, {}, name_ranks});
+  const bool oversubscribed = size > sysconf(_SC_NPROCESSORS_ONLN);
+  collectives = progress::OperationQueue::create(progress::OperationQueue::Order::kOrdered,
+                                                 oversubscribed, {{}, {}, {}, {}, name_ranks});
+  transfers = progress::OperationQueue::create(progress::OperationQueue::Order::kUnordered,
+                                               oversubscribed, {{}, {}, {}, {}, name_ranks});
 }
 
 Group::~Group() {
@@ -91,11 +91,11 @@ Group::~Group() {
   transfers->stop();
 }
 
-std::exception_ptr Group::run(std::unique_ptr<Operation> operation,
+std::exception_ptr Group::run(std::unique_ptr<progress::Operation> operation,
                               std::chrono::milliseconds timeout) {
-  const auto ticket = collectives->enqueue(std::move(operation), timeout, {});
-  collectives->launch(ticket, Mode::kSync);
-  return ticket->error();
+  const auto request = collectives->enqueue(std::move(operation), timeout, {});
+  collectives->launch(request, progress::Mode::kSync);
+  return request->error();
 }
 
 void run_ranks(int size, const std::function<void(const Rank&)>& body,
@@ -112,4 +112,4 @@ void run_ranks(int size, const std::function<void(const Rank&)>& body,
       killed);
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -13,9 +13,9 @@
 #include "forked_ranks.h"
 #include "progress/operation_queue.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
-inline constexpr std::chrono::milliseconds kPatience{60'000};
+inline constexpr std::chrono::milliseconds kTimeout{60'000};
 
 // The parts of a process group: the communicator over its channel, and the two queues. Stops the
 // queues when it is destroyed.
@@ -31,13 +31,13 @@ class Group {
 
   std::shared_ptr<Channel> channel;
   std::shared_ptr<MpiCommunicator> communicator;
-  std::shared_ptr<OperationQueue> collectives;
-  std::shared_ptr<OperationQueue> transfers;
+  std::shared_ptr<progress::OperationQueue> collectives;
+  std::shared_ptr<progress::OperationQueue> transfers;
   uint64_t sequence = 0;
 
   // Runs a collective to its end and returns its error.
-  std::exception_ptr run(std::unique_ptr<Operation> operation,
-                         std::chrono::milliseconds timeout = kPatience);
+  std::exception_ptr run(std::unique_ptr<progress::Operation> operation,
+                         std::chrono::milliseconds timeout = kTimeout);
 };
 
 struct Rank : ForkedRank {
@@ -51,4 +51,4 @@ struct Rank : ForkedRank {
 void run_ranks(int size, const std::function<void(const Rank&)>& body,
                const std::set<int>& killed = {});
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -14,12 +14,12 @@
 #include "expect_error.h"
 #include "fake_store.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kTimeout{60};
 constexpr const char* kPasses = "echo 'hbm: MPI_Init has returned'; exec sleep 1000";
 
 TEST(StartEnvironment, OverridesAndRestores) {
@@ -63,7 +63,7 @@ TEST(StartEnvironment, RiskyVariablesAreListed) {
 
 // Tries as rank 0 of `size`, with a program of the shell.
 void try_with(const std::string& script, int size = 1,
-              std::chrono::milliseconds patience = kPatience,
+              std::chrono::milliseconds patience = kTimeout,
               const std::function<void()>& check = {}) {
   set_trial_program({"/bin/sh", "-c", script});
   const PmiResponder::Job job{.name = "job",
@@ -108,9 +108,9 @@ TEST_F(Trial, EndsAtTheDeadline) {
 }
 
 TEST_F(Trial, EndsByWhatTheCheckThrows) {
-  EXPECT_THROW(try_with(kPasses, 2, kPatience, [] { throw std::domain_error("over"); }),
+  EXPECT_THROW(try_with(kPasses, 2, kTimeout, [] { throw std::domain_error("over"); }),
                std::domain_error);
 }
 
 }  // namespace
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -11,7 +11,7 @@
 #include "nodes_talk.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::communicator {
 namespace {
 
 #if defined(__SANITIZE_THREAD__)
@@ -146,7 +146,7 @@ TEST(NodesBroadcast, ToANodeThatHasNotComeWaits) {
   mpi::run_ranks(2, [](const mpi::Rank& rank) {
     NodesTalk talk(rank, "early", "ab", uint64_t{64} << 20);
     FileStore store(rank.directory);
-    const auto until = std::chrono::steady_clock::now() + mpi::kPatience;
+    const auto until = std::chrono::steady_clock::now() + mpi::kTimeout;
     std::vector<float> data(100'000, rank.rank == 0 ? 1.0F : 0.0F);
     const auto broadcast = [&] {
       return talk.communicator().broadcast(talk.next(), data.data(), data.size(), Dtype::kFloat32,
@@ -154,23 +154,24 @@ TEST(NodesBroadcast, ToANodeThatHasNotComeWaits) {
     };
     EXPECT_FALSE(talk.run(broadcast()));
     if (rank.rank == 1) {
-      EXPECT_TRUE(await_keys(store, {"waits"}, until));
+      EXPECT_TRUE(bootstrap::await_keys(store, {"waits"}, until));
       EXPECT_FALSE(talk.run(broadcast()));
       EXPECT_EQ(data.back(), 1.0F);
     } else {
       const auto operation = broadcast();
       operation->begin();
       const auto tried_until = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
-      Progress progress = Progress::kIdle;
-      while (progress != Progress::kDone && std::chrono::steady_clock::now() < tried_until) {
+      progress::Progress progress = progress::Progress::kIdle;
+      while (progress != progress::Progress::kDone &&
+             std::chrono::steady_clock::now() < tried_until) {
         progress = operation->poll();
       }
-      EXPECT_NE(progress, Progress::kDone);
+      EXPECT_NE(progress, progress::Progress::kDone);
       store.set("waits", "", until);
-      while (progress != Progress::kDone && std::chrono::steady_clock::now() < until) {
+      while (progress != progress::Progress::kDone && std::chrono::steady_clock::now() < until) {
         progress = operation->poll();
       }
-      EXPECT_EQ(progress, Progress::kDone);
+      EXPECT_EQ(progress, progress::Progress::kDone);
     }
     part(rank);
   });
@@ -178,4 +179,4 @@ TEST(NodesBroadcast, ToANodeThatHasNotComeWaits) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::communicator

@@ -12,10 +12,10 @@
 #include "expect_error.h"
 #include "nodes_talk.h"
 
-namespace hbm {
+namespace hbm::communicator {
 namespace {
 
-// What one rank does otherwise than the others, in a collective of float32 or int32.
+// The difference between one rank and the others, in a collective of float32 or int32.
 struct Difference {
   const char* name;
   std::function<OperationPtr(Communicator&, std::byte* data, size_t ranks, bool differs)> call;
@@ -152,7 +152,7 @@ class RootsTalk {
         talk_(rank, name + std::to_string(count), layout, uint64_t{256} << 10),
         data_(layout.size() * count * sizeof(float)) {}
 
-  std::exception_ptr disagree(std::chrono::milliseconds timeout = mpi::kPatience) {
+  std::exception_ptr disagree(std::chrono::milliseconds timeout = mpi::kTimeout) {
     return run(rank_.rank == rank_.size - 1 ? rank_.rank : 0, timeout);
   }
   std::exception_ptr barrier() { return talk_.run(talk_.communicator().barrier(talk_.next())); }
@@ -204,7 +204,7 @@ TEST(NodesMismatch, OfTwoRootsOnTwoNodesEndsByTheNextBarrier) {
   each_count("ab", {"broadcast", "scatter"}, ends_by_the_next_barrier);
 }
 
-// What is answered is compared, however much longer it is than an answer.
+// The ranks compare an answered block with its answer, also if it is much longer.
 TEST(NodesMismatch, OfTwoRootsOfALargeBroadcastTellsBoth) {
   mpi::run_ranks(2, [](const mpi::Rank& rank) {
     RootsTalk talk(rank, "ab", "broadcast", kSome);
@@ -213,8 +213,8 @@ TEST(NodesMismatch, OfTwoRootsOfALargeBroadcastTellsBoth) {
   });
 }
 
-// Where a rank that is alone on its node sends or receives nothing but as a root, nobody can tell
-// it of another: docs/design/messages.md.
+// A rank that is alone on its node, and only sends or receives as a root, cannot learn of another
+// root: docs/design/messages.md.
 TEST(NodesMismatch, OfTwoRootsThatReceiveAndNeverSendEndsAtTheTimeout) {
   each_count("ab", {"reduce", "gather"}, [](RootsTalk& talk) {
     expect_error(ErrorKind::kTimeout, {"timed out", "with root"},
@@ -235,8 +235,8 @@ OperationPtr move_one(const std::string& name, NodesTalk& talk, float* data, int
                           rank == root);
 }
 
-// Both ranks send, which nobody receives, and end the group. MPI may give its messages to the next
-// group of these ranks, which may have the same name: an error, and never data.
+// Both ranks send a message that no rank receives, and end the group. MPI may deliver it to the
+// next group of these ranks, which may have the same name: the result is an error, and never data.
 void leave_unread(const mpi::Rank& rank, const std::string& name, const std::string& later) {
   float data[] = {10, 10};
   {
@@ -272,4 +272,4 @@ TEST(NodesMismatch, OfAGroupThatHasEndedGivesALaterOneNoData) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::communicator

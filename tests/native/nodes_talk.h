@@ -20,7 +20,7 @@
 #include "mpi_ranks.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::communicator {
 
 // A layout names each rank's node: "aab" is a node of ranks 0 and 1, and one of rank 2.
 inline std::vector<std::vector<size_t>> nodes_of(const std::string& layout) {
@@ -63,8 +63,8 @@ class NodesTalk {
   NodesTalk(const ForkedRank& rank, const std::string& name, const std::string& layout,
             uint64_t staging_bytes)
       : made_(connected(rank, name, layout, staging_bytes)),
-        ordered_(queue(OperationQueue::Order::kOrdered)),
-        transfers_(queue(OperationQueue::Order::kUnordered)),
+        ordered_(queue(progress::OperationQueue::Order::kOrdered)),
+        transfers_(queue(progress::OperationQueue::Order::kUnordered)),
         conversation_(
             {.rank = rank.rank,
              .size = rank.size,
@@ -92,41 +92,41 @@ class NodesTalk {
 
   // Runs a collective to its end and returns its error.
   std::exception_ptr run(OperationPtr operation,
-                         std::chrono::milliseconds timeout = mpi::kPatience) {
-    const auto ticket = ordered_->enqueue(std::move(operation), timeout, {});
-    ordered_->launch(ticket, Mode::kSync);
-    if (ticket->error()) made_.communicator->give_up();
-    return ticket->error();
+                         std::chrono::milliseconds timeout = mpi::kTimeout) {
+    const auto request = ordered_->enqueue(std::move(operation), timeout, {});
+    ordered_->launch(request, progress::Mode::kSync);
+    if (request->error()) made_.communicator->invalidate();
+    return request->error();
   }
 
  private:
-  static GroupConnection connected(const ForkedRank& rank, const std::string& name,
-                                   const std::string& layout, uint64_t staging_bytes) {
+  static connect::GroupConnection connected(const ForkedRank& rank, const std::string& name,
+                                            const std::string& layout, uint64_t staging_bytes) {
     setenv("HBMCOMM_NODE_ID", std::string(1, layout[static_cast<size_t>(rank.rank)]).c_str(), 1);
     const auto folder = rank.directory / name;
     std::filesystem::create_directories(folder);
     const auto store = std::make_shared<FileStore>(folder);
-    return connect({.store = store,
-                    .job_store = store,
-                    .global_ranks = {},
-                    .heartbeat = mpi::kPatience,
-                    .rank = rank.rank,
-                    .size = rank.size,
-                    .group = "group " + name,
-                    .deadline = std::chrono::steady_clock::now() + mpi::kPatience,
-                    .version = "test",
-                    .transport = default_transport(),
-                    .parameter_server = "",
-                    .policy = memory::Policy::kDdr,
-                    .staging_bytes = staging_bytes});
+    return connect::connect({.store = store,
+                             .job_store = store,
+                             .global_ranks = {},
+                             .heartbeat = mpi::kTimeout,
+                             .rank = rank.rank,
+                             .size = rank.size,
+                             .group = "group " + name,
+                             .deadline = std::chrono::steady_clock::now() + mpi::kTimeout,
+                             .version = "test",
+                             .transport = bootstrap::default_transport(),
+                             .parameter_server = "",
+                             .policy = memory::Policy::kDdr,
+                             .staging_bytes = staging_bytes});
   }
 
-  std::shared_ptr<OperationQueue> queue(OperationQueue::Order order) const {
+  std::shared_ptr<progress::OperationQueue> queue(progress::OperationQueue::Order order) const {
     const auto peers = made_.peers;
-    return OperationQueue::create(
-        order, made_.crowded,
-        {[peers](const Operation& operation) { peers->check(operation); },
-         [peers](const Operation& operation, const std::exception_ptr& error) {
+    return progress::OperationQueue::create(
+        order, made_.oversubscribed,
+        {[peers](const progress::Operation& operation) { peers->check(operation); },
+         [peers](const progress::Operation& operation, const std::exception_ptr& error) {
            return peers->explain(operation, error);
          },
          [peers](const std::exception_ptr& error) { report(*peers, error); },
@@ -149,21 +149,21 @@ class NodesTalk {
     };
   }
 
-  GroupConnection made_;
+  connect::GroupConnection made_;
   uint64_t sequence_ = 0;
-  std::shared_ptr<OperationQueue> ordered_;
-  std::shared_ptr<OperationQueue> transfers_;
+  std::shared_ptr<progress::OperationQueue> ordered_;
+  std::shared_ptr<progress::OperationQueue> transfers_;
   Conversation conversation_;
 };
 
 // Returns when all ranks have called it.
 inline void part(const ForkedRank& rank) {
   FileStore store(rank.directory);
-  const auto until = std::chrono::steady_clock::now() + mpi::kPatience;
+  const auto until = std::chrono::steady_clock::now() + mpi::kTimeout;
   store.set("parts " + std::to_string(rank.rank), "", until);
   std::vector<std::string> all;
   for (int r = 0; r < rank.size; ++r) all.push_back("parts " + std::to_string(r));
-  EXPECT_TRUE(await_keys(store, all, until));
+  EXPECT_TRUE(bootstrap::await_keys(store, all, until));
 }
 
-}  // namespace hbm
+}  // namespace hbm::communicator

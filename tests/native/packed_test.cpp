@@ -15,7 +15,7 @@
 #include "real_elements.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 using reference::Elements;
@@ -161,4 +161,4 @@ TEST(Packed, UsesTheChosenKernels) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::kernels

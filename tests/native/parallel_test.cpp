@@ -1,4 +1,4 @@
-// Reductions and copies that threads share give what one thread gives.
+// Reductions and copies on several threads give the result of one thread.
 #include "kernels/parallel.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 #include "kernels/tuning.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -74,7 +74,7 @@ TEST(Parallel, CopiesAreWhole) {
   }
 }
 
-TEST(Parallel, CallersAtOnceDoNotMixTheirWork) {
+TEST(Parallel, ConcurrentCallersDoNotMixTheirWork) {
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 3; ++caller) {
     callers.emplace_back([caller] {
@@ -102,4 +102,4 @@ TEST(Parallel, AForkedChildHasThreadsOfItsOwn) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::kernels

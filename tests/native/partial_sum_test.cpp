@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 TEST(PartialSum, FitsAsManyRanksAsItSays) {
@@ -66,4 +66,4 @@ TEST(PartialSum, AverageOf64BitIntegersIsExact) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -1,4 +1,4 @@
-// Where memory lies, by the kernel's word on pages and by its tables of mappings.
+// The location of memory, by the kernel's queries of pages and by its tables of mappings.
 #include "memory/placement.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ char* partly_written(bool shared) {
   return memory;
 }
 
-TEST(Where, TellsTheSameWhenItMayNotAskAboutPages) {
+TEST(Location, IsTheSameWithoutPageQueries) {
   if (!can_forbid(SYS_move_pages)) GTEST_SKIP() << "seccomp does not work here";
   in_child([] {
     const std::vector<std::pair<size_t, size_t>> parts = {
@@ -82,7 +82,7 @@ Nodes told(uintptr_t begin, uintptr_t end) {
                         [](uintptr_t from, uintptr_t to) { return to - from; });
 }
 
-TEST(NumaMaps, TellOfMappingsOnOneNodeAndOfWholeOnes) {
+TEST(NumaMaps, CountMappingsOnOneNodeAndWholeOnes) {
   EXPECT_EQ(told(0x10000, 0x14000), (Nodes{{1, 0x4000}}));
   EXPECT_EQ(told(0x10010, 0x10020), (Nodes{{1, 0x10}}));
   EXPECT_EQ(told(0x20000, 0x28000), (Nodes{{0, 0x5000}, {1, 0x3000}}));
@@ -91,8 +91,8 @@ TEST(NumaMaps, TellOfMappingsOnOneNodeAndOfWholeOnes) {
   EXPECT_EQ(told(0x40000, 0x48000), (Nodes{}));
 }
 
-TEST(NumaMaps, DoNotTellOfAPartOfAMappingOnSeveralNodes) {
-  expect_error(ErrorKind::kUnavailable, {"a part of one", "NUMA nodes 0, 1"},
+TEST(NumaMaps, RefuseAPartOfASpreadMapping) {
+  expect_error(ErrorKind::kUnavailable, {"a part of a mapping", "NUMA nodes 0, 1"},
                [] { told(0x20000, 0x27000); });
 }
 

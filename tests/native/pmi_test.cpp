@@ -15,7 +15,7 @@
 
 #include "fake_store.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 using std::chrono::milliseconds;
@@ -23,8 +23,8 @@ using std::chrono::milliseconds;
 // A responder and MPI's end of its socket.
 class Client {
  public:
-  explicit Client(std::shared_ptr<KeyValue> store, int rank = 0, std::vector<int> node_of = {0},
-                  milliseconds patience = milliseconds(60'000))
+  explicit Client(std::shared_ptr<bootstrap::KeyValue> store, int rank = 0,
+                  std::vector<int> node_of = {0}, milliseconds patience = milliseconds(60'000))
       : responder_(std::make_unique<PmiResponder>(
             std::move(store),
             PmiResponder::Job{"job", rank, static_cast<int>(node_of.size()), node_of,
@@ -167,4 +167,4 @@ TEST(PmiResponder, StopsAtWhatItDoesNotKnow) {
 }
 
 }  // namespace
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -83,7 +83,7 @@ TEST(Pool, BlocksAreZerosOfWholePages) {
   EXPECT_EQ(pool->stats().used, 0u);
 }
 
-TEST(Pool, ReusedMemoryIsZerosAndTheRestIsOutOfReach) {
+TEST(Pool, ReusedMemoryIsZerosAndIsolated) {
   const auto pool = Pool::create(options(16 * kMiB));
   auto block = pool->allocate(kMiB);
   std::byte* const address = block->base();
@@ -117,7 +117,7 @@ TEST(Pool, CapacityCountsPagesAndNotRanges) {
   EXPECT_EQ(pool->stats().used, 8 * kPage);
 }
 
-TEST(Pool, FullOfSmallBlocksItStillMergesInTheEnd) {
+TEST(Pool, MergesAfterBeingFullOfSmallBlocks) {
   const auto pool = Pool::create(options(64 * kPage));
   const double fragmentation = pool->stats().fragmentation;
   std::vector<std::shared_ptr<PoolBlock>> blocks;
@@ -165,7 +165,7 @@ TEST(Pool, EndsAreConfigurable) {
   EXPECT_EQ(second->base() - first->base(), 64 * static_cast<std::ptrdiff_t>(kKiB));
 }
 
-TEST(Pool, TheSizeAndTheOwnerOfABlockAreFixed) {
+TEST(Pool, FixesSizeAndOwnerOfABlock) {
   const auto pool = Pool::create(options(kMiB));
   const auto block = pool->allocate(10);
   EXPECT_EQ(ftruncate(block->fd(), 0), -1);
@@ -293,7 +293,7 @@ TEST(Pool, StrictPoliciesRefuseFiles) {
   });
 }
 
-TEST(Pool, MoreThanThereIsIsAnErrorAndNoKill) {
+TEST(Pool, ThrowsBeyondAvailableMemory) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
       auto sizes = options(4 * machine_total(), policy);
@@ -340,7 +340,7 @@ TEST(Pool, LittleAddressSpaceIsAnError) {
 
 TEST(Pool, AForkedChildHasNoBlocks) {
   auto pool = Pool::create(options(32 * kMiB));
-  auto block = pool->allocate(16 * kMiB);  // room also for what a sanitizer maps in the child
+  auto block = pool->allocate(16 * kMiB);  // room also for a sanitizer's mappings in the child
   fill(*block, 1);
   in_child([&] {
     std::byte* const base = block->base();

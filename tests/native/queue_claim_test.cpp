@@ -7,7 +7,7 @@
 #include "progress/operation_queue.h"
 #include "queue_fixture.h"
 
-namespace hbm {
+namespace hbm::progress {
 namespace {
 
 TEST_F(QueueTest, AClaimedOperationRunsInTheCaller) {
@@ -25,41 +25,41 @@ TEST_F(QueueTest, AClaimedOperationRunsInTheCaller) {
 
 TEST_F(QueueTest, OnlyAnIdleQueueIsClaimed) {
   const auto op = script("op");
-  const auto ticket = submit(op);
+  const auto request = submit(op);
   EXPECT_FALSE(queue_->try_claim("another"));
   op->ready = true;
-  EXPECT_TRUE(wait(ticket));
+  EXPECT_TRUE(wait(request));
   ASSERT_TRUE(eventually([this] { return queue_->try_claim("another"); }));
   EXPECT_FALSE(queue_->try_claim("a third"));
   queue_->unclaim();
 }
 
-TEST_F(QueueTest, WhatIsEnqueuedMeanwhileComesAfterTheClaimedOperation) {
+TEST_F(QueueTest, RunsLaterOperationsAfterTheClaimedOne) {
   const auto first = script("first");
   const auto second = ready_script("second");
   FakeOperation operation(first);
   ASSERT_TRUE(queue_->try_claim("first"));
-  TicketPtr ticket;
+  RequestPtr request;
   std::thread other([&] {
-    ticket = submit(second);
-    EXPECT_FALSE(queue_->wait(ticket, Clock::now() + milliseconds(20)));
+    request = submit(second);
+    EXPECT_FALSE(queue_->wait(request, Clock::now() + milliseconds(20)));
     EXPECT_FALSE(second->begun);
     first->ready = true;
   });
   queue_->run_claimed(operation, kLong);
   other.join();
-  EXPECT_TRUE(wait(ticket));
-  EXPECT_FALSE(ticket->error());
+  EXPECT_TRUE(wait(request));
+  EXPECT_FALSE(request->error());
 }
 
-TEST_F(QueueTest, UnclaimLetsOthersGoOn) {
+TEST_F(QueueTest, UnclaimReleasesTheQueue) {
   ASSERT_TRUE(queue_->try_claim("op"));
-  const auto ticket = submit(ready_script("behind"));
+  const auto request = submit(ready_script("behind"));
   queue_->unclaim();
-  EXPECT_TRUE(wait(ticket));
+  EXPECT_TRUE(wait(request));
 }
 
-TEST_F(QueueTest, AnErrorOfAClaimedOperationBreaksTheQueue) {
+TEST_F(QueueTest, ErrorOfAClaimedOperationBreaksTheQueue) {
   const auto op = script("op");
   op->on_poll = []() -> Progress { throw Error(ErrorKind::kMismatch, "shapes differ"); };
   FakeOperation operation(op);
@@ -96,18 +96,20 @@ TEST_F(QueueTest, AbortReachesAClaimedOperationThatWaits) {
     EXPECT_TRUE(eventually([&] { return asleep.load(); }));
     queue_->abort("enough");
   });
-  expect_error(ErrorKind::kAborted, {"op was given up: enough"},
+  expect_error(ErrorKind::kAborted, {"op was cancelled: enough"},
                [&] { queue_->run_claimed(operation, kLong); });
   other.join();
   EXPECT_TRUE(op->abandoned);
   EXPECT_GT(wakes_, 0);
 }
 
-// A poll that moves may have copied megabytes. A queue that is not crowded looks first many times.
-TEST(Queue, AbortIsLookedForBetweenThePollsOfAClaimedOperationThatMoves) {
+// A poll with progress may have copied megabytes. Without oversubscription the queue first polls
+// many times.
+TEST(Queue, AbortEndsAClaimedOperationThatProgresses) {
   std::atomic<bool> woken = false;
-  const auto queue = OperationQueue::create(OperationQueue::Order::kOrdered, /*crowded=*/false,
-                                            {{}, {}, {}, [&] { woken = true; }, {}});
+  const auto queue =
+      OperationQueue::create(OperationQueue::Order::kOrdered, /*oversubscribed=*/false,
+                             {{}, {}, {}, [&] { woken = true; }, {}});
   const auto op = std::make_shared<Script>();
   std::thread other;
   int polls = 0;
@@ -120,7 +122,7 @@ TEST(Queue, AbortIsLookedForBetweenThePollsOfAClaimedOperationThatMoves) {
   };
   FakeOperation operation(op);
   ASSERT_TRUE(queue->try_claim("op"));
-  expect_error(ErrorKind::kAborted, {"was given up: enough"},
+  expect_error(ErrorKind::kAborted, {"was cancelled: enough"},
                [&] { queue->run_claimed(operation, kLong); });
   other.join();
   EXPECT_EQ(polls, 2);
@@ -130,25 +132,25 @@ TEST(Queue, AbortIsLookedForBetweenThePollsOfAClaimedOperationThatMoves) {
 TEST_F(QueueTest, AnErrorWhileWaitingIsTheOperations) {
   const auto op = script("op");
   op->on_sleep = [](auto, bool) -> Slept { throw Error(ErrorKind::kDeath, "rank 2 has died"); };
-  const auto ticket = submit(op, Mode::kSync);
-  expect_error(ErrorKind::kDeath, {"rank 2 has died"}, ticket->error());
+  const auto request = submit(op, Mode::kSync);
+  expect_error(ErrorKind::kDeath, {"rank 2 has died"}, request->error());
   EXPECT_TRUE(op->abandoned);
 }
 
-TEST_F(QueueTest, NobodyWaitsBeyondTheDeadline) {
+TEST_F(QueueTest, WaitsEndAtTheDeadline) {
   const auto op = script("op");
   op->on_sleep = [](Clock::time_point until, bool) {
     EXPECT_LE(until, Clock::now() + milliseconds(1000));
     std::this_thread::sleep_until(until);
     return Slept::kTimedOut;
   };
-  const auto ticket = enqueue(op);
-  EXPECT_FALSE(queue_->wait(ticket, Clock::now() + milliseconds(30)));
+  const auto request = enqueue(op);
+  EXPECT_FALSE(queue_->wait(request, Clock::now() + milliseconds(30)));
   op->ready = true;
-  EXPECT_TRUE(wait(ticket));
+  EXPECT_TRUE(wait(request));
 }
 
-TEST_F(QueueTest, AnOperationThatMovesWhenPolledSleepsAfterManyPolls) {
+TEST_F(QueueTest, SleepsAfterManyPollsOfAPolledOperation) {
   const auto op = script("op");
   int sleeps = 0;
   op->on_sleep = [&](Clock::time_point until, bool polled) {
@@ -161,27 +163,27 @@ TEST_F(QueueTest, AnOperationThatMovesWhenPolledSleepsAfterManyPolls) {
   EXPECT_EQ(sleeps, 3);
 }
 
-TEST_F(QueueTest, TensorsThatOthersMayStillWriteToAreKept) {
+TEST_F(QueueTest, KeepsTensorsThatPeersMayWrite) {
   for (const bool peers_may_write : {false, true}) {
     const auto queue =
-        OperationQueue::create(OperationQueue::Order::kOrdered, /*crowded=*/true, {});
+        OperationQueue::create(OperationQueue::Order::kOrdered, /*oversubscribed=*/true, {});
     const auto tensor = std::make_shared<int>(7);
     const std::weak_ptr<int> watched = tensor;
     const auto op = script("op");
     op->peers_may_write = peers_may_write;
     {
       const auto held = tensor;
-      const auto ticket =
+      const auto request =
           queue->enqueue(std::make_unique<FakeOperation>(op), milliseconds(10), {[] {}, [held] {}});
-      queue->launch(ticket, Mode::kSync);
-      EXPECT_TRUE(ticket->error());
+      queue->launch(request, Mode::kSync);
+      EXPECT_TRUE(request->error());
     }
     queue->stop();
     EXPECT_EQ(watched.use_count() - 1, peers_may_write ? 1 : 0);
   }
 }
 
-TEST_F(UnorderedQueueTest, ANewOperationWakesADriverThatWaits) {
+TEST_F(UnorderedQueueTest, NewOperationWakesTheProgressThread) {
   const auto waiting = script("waiting");
   std::atomic<bool> asleep = false;
   waiting->on_sleep = [&](Clock::time_point until, bool) {
@@ -200,4 +202,4 @@ TEST_F(UnorderedQueueTest, ANewOperationWakesADriverThatWaits) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::progress

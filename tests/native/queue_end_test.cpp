@@ -11,7 +11,7 @@
 #include "base/process_end.h"
 #include "queue_fixture.h"
 
-namespace hbm {
+namespace hbm::progress {
 namespace {
 
 // Runs `test` in a forked child, which ends by exit() with its threads still there.
@@ -29,7 +29,7 @@ void in_child(const std::function<void()>& test) {
 }
 
 std::shared_ptr<OperationQueue> make_queue() {
-  return OperationQueue::create(OperationQueue::Order::kOrdered, /*crowded=*/true, {});
+  return OperationQueue::create(OperationQueue::Order::kOrdered, /*oversubscribed=*/true, {});
 }
 
 // An operation that never ends, and counts its polls.
@@ -57,10 +57,10 @@ TEST(QueueEnd, NoThreadPollsOrReturns) {
       std::atomic<bool> called = false;
     };
     auto& [waited, claimed, worked, in_wait, in_claim, on_worker, returned, called] = *new Shared;
-    const auto ticket = waited->enqueue(in_wait.operation(), kLong, {});
+    const auto request = waited->enqueue(in_wait.operation(), kLong, {});
     for (int i = 0; i < 2; ++i) {
-      std::thread([&waited = waited, &returned = returned, ticket] {
-        waited->wait(ticket, Clock::time_point::max());
+      std::thread([&waited = waited, &returned = returned, request] {
+        waited->wait(request, Clock::time_point::max());
         returned.fetch_add(1);
       }).detach();
     }
@@ -107,8 +107,8 @@ TEST(QueueEnd, WaitsForACallbackThatRuns) {
       std::atomic<bool> ended = false;
     };
     auto& [running, ended] = *new Shared;
-    const auto ticket = queue->enqueue(std::make_unique<FakeOperation>(script), kLong, {});
-    queue->when_done(ticket, [&running = running, &ended = ended] {
+    const auto request = queue->enqueue(std::make_unique<FakeOperation>(script), kLong, {});
+    queue->when_done(request, [&running = running, &ended = ended] {
       running = true;
       while (!process_ends()) std::this_thread::yield();
       ended = true;
@@ -121,13 +121,13 @@ TEST(QueueEnd, WaitsForACallbackThatRuns) {
 }
 
 // A driver may park within its turn: in a hook, or in an operation of another queue.
-TEST(QueueEnd, DoesNotAwaitAParkedDriver) {
+TEST(QueueEnd, DoesNotAwaitAParkedProgressThread) {
   in_child([] {
     struct Shared {  // never destroyed, as above
       const std::shared_ptr<OperationQueue> claimed = make_queue();
       const std::shared_ptr<OperationQueue> other = make_queue();
       const std::shared_ptr<OperationQueue> failing =
-          OperationQueue::create(OperationQueue::Order::kOrdered, /*crowded=*/true,
+          OperationQueue::create(OperationQueue::Order::kOrdered, /*oversubscribed=*/true,
                                  {{},
                                   [this](const Operation&, const std::exception_ptr& error) {
                                     explaining = true;
@@ -158,8 +158,8 @@ TEST(QueueEnd, DoesNotAwaitAParkedDriver) {
     end_process();
     for (const auto& queue : {claimed, failing}) {
       const auto next = std::make_shared<Script>();
-      const auto ticket = queue->enqueue(std::make_unique<FakeOperation>(next), kLong, {});
-      EXPECT_THROW(queue->wait(ticket, Clock::time_point::max()), Error);
+      const auto request = queue->enqueue(std::make_unique<FakeOperation>(next), kLong, {});
+      EXPECT_THROW(queue->wait(request, Clock::time_point::max()), Error);
     }
   });
 }
@@ -213,7 +213,7 @@ TEST(QueueEnd, WaitsForShortSections) {
   });
 }
 
-TEST(QueueEnd, AForkedChildHasAnEndOfItsOwn) {
+TEST(QueueEnd, ForkedChildEndsIndependently) {
   in_child([] {
     end_process();
     in_child([] {
@@ -221,15 +221,15 @@ TEST(QueueEnd, AForkedChildHasAnEndOfItsOwn) {
       const auto queue = make_queue();
       const auto ready = std::make_shared<Script>();
       ready->ready = true;
-      const auto ticket = queue->enqueue(std::make_unique<FakeOperation>(ready), kLong, {});
+      const auto request = queue->enqueue(std::make_unique<FakeOperation>(ready), kLong, {});
       bool called = false;
-      queue->when_done(ticket, [] {});
-      queue->launch(ticket, Mode::kSync);
-      queue->when_done(ticket, [&] { called = true; });
+      queue->when_done(request, [] {});
+      queue->launch(request, Mode::kSync);
+      queue->when_done(request, [&] { called = true; });
       EXPECT_TRUE(called);
     });
   });
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::progress

@@ -5,7 +5,7 @@
 #include "progress/operation_queue.h"
 #include "queue_fixture.h"
 
-namespace hbm {
+namespace hbm::progress {
 namespace {
 
 [[noreturn]] void fail() { throw Error(ErrorKind::kMismatch, "shapes differ"); }
@@ -14,12 +14,12 @@ TEST_F(QueueTest, ATimeoutNamesTheOperationAndTheRanks) {
   const auto op = script("allreduce #7");
   op->missing = {2, 5};
   const Clock::time_point start = Clock::now();
-  const auto ticket = submit(op, Mode::kSync, milliseconds(30));
+  const auto request = submit(op, Mode::kSync, milliseconds(30));
   EXPECT_GE(Clock::now() - start, milliseconds(30));
   expect_error(ErrorKind::kTimeout, {"allreduce #7 timed out after 30 ms", "waiting for 2 5"},
-               ticket->error());
+               request->error());
   EXPECT_TRUE(op->abandoned && op->destroyed);
-  EXPECT_EQ(failures(), std::vector{ticket->error()});
+  EXPECT_EQ(failures(), std::vector{request->error()});
 }
 
 TEST_F(QueueTest, TheTimeoutCountsFromBegin) {
@@ -45,7 +45,7 @@ TEST_F(QueueTest, AnErrorBreaksAnOrderedQueue) {
   EXPECT_TRUE(wait(bad_ticket));
   EXPECT_TRUE(wait(behind_ticket));
   expect_error(ErrorKind::kMismatch, {"shapes differ"}, bad_ticket->error());
-  expect_error(ErrorKind::kAborted, {"behind was given up", "shapes differ"},
+  expect_error(ErrorKind::kAborted, {"behind was cancelled", "shapes differ"},
                behind_ticket->error());
   EXPECT_TRUE(bad->abandoned);
   EXPECT_FALSE(behind->begun || behind->abandoned);
@@ -60,16 +60,16 @@ TEST(QueueErrors, EveryStepMayFail) {
   begins->on_begin = fail;
   struct Case {
     std::shared_ptr<Script> script;
-    Frame frame;
+    StagingHooks hooks;
   };
   for (const Case& each : {Case{begins, {}}, Case{ready_script("prologue"), {fail, {}}},
                            Case{ready_script("epilogue"), {{}, fail}}}) {
     const auto queue = OperationQueue::create(OperationQueue::Order::kOrdered, true, {});
-    const auto ticket =
-        queue->enqueue(std::make_unique<FakeOperation>(each.script), kLong, each.frame);
-    queue->launch(ticket, Mode::kSync);
-    EXPECT_TRUE(ticket->done());
-    expect_error(ErrorKind::kMismatch, {"shapes differ"}, ticket->error());
+    const auto request =
+        queue->enqueue(std::make_unique<FakeOperation>(each.script), kLong, each.hooks);
+    queue->launch(request, Mode::kSync);
+    EXPECT_TRUE(request->done());
+    expect_error(ErrorKind::kMismatch, {"shapes differ"}, request->error());
     queue->stop();
   }
 }
@@ -110,31 +110,31 @@ TEST_F(QueueTest, TheWatchBreaksAnOrderedQueue) {
   };
   const auto op = script("op");
   op->missing = {3};
-  const auto ticket = enqueue(op);
+  const auto request = enqueue(op);
   const auto behind_ticket = enqueue(script("behind"));
-  EXPECT_TRUE(wait(ticket));
+  EXPECT_TRUE(wait(request));
   EXPECT_TRUE(wait(behind_ticket));
-  expect_error(ErrorKind::kPeer, {"rank 3 has failed"}, ticket->error());
-  expect_error(ErrorKind::kAborted, {"behind was given up", "rank 3"}, behind_ticket->error());
+  expect_error(ErrorKind::kPeer, {"rank 3 has failed"}, request->error());
+  expect_error(ErrorKind::kAborted, {"behind was cancelled", "rank 3"}, behind_ticket->error());
   EXPECT_TRUE(op->abandoned);
 }
 
-TEST_F(UnorderedQueueTest, TheWatchFailsWhatItConcerns) {
+TEST_F(UnorderedQueueTest, WatchFailsOnlyItsOperations) {
   watch_ = [](const std::vector<int>& missing) {
     if (missing == std::vector{3}) throw Error(ErrorKind::kPeer, "rank 3 has failed");
   };
   const auto good = script("good");
   good->missing = {2};
   const auto good_ticket = enqueue(good);
-  std::vector<TicketPtr> bad;
+  std::vector<RequestPtr> bad;
   for (const char* name : {"first", "second"}) {
     const auto op = script(name);
     op->missing = {3};
     bad.push_back(enqueue(op));
   }
-  for (const auto& ticket : bad) {
-    EXPECT_TRUE(wait(ticket));
-    expect_error(ErrorKind::kPeer, {"rank 3 has failed"}, ticket->error());
+  for (const auto& request : bad) {
+    EXPECT_TRUE(wait(request));
+    expect_error(ErrorKind::kPeer, {"rank 3 has failed"}, request->error());
   }
   EXPECT_FALSE(good_ticket->done() || queue_->broken());
   good->ready = true;
@@ -164,29 +164,29 @@ TEST_F(QueueTest, AbortReachesADrivingThreadAndItsWaiters) {
   drives.join();
   waits.join();
   aborts.join();
-  expect_error(ErrorKind::kAborted, {"first was given up: stop now"}, first_ticket->error());
-  expect_error(ErrorKind::kAborted, {"second was given up: stop now"}, second_ticket->error());
+  expect_error(ErrorKind::kAborted, {"first was cancelled: stop now"}, first_ticket->error());
+  expect_error(ErrorKind::kAborted, {"second was cancelled: stop now"}, second_ticket->error());
   EXPECT_TRUE(first->abandoned);
   EXPECT_FALSE(second->begun);
 }
 
-TEST_F(QueueTest, StopFailsWhatTheWorkerDrives) {
+TEST_F(QueueTest, StopFailsOperationsOfTheWorker) {
   const auto op = script("op");
-  const auto ticket = submit(op);
+  const auto request = submit(op);
   std::atomic<bool> called = false;
-  queue_->when_done(ticket, [&] { called = true; });
+  queue_->when_done(request, [&] { called = true; });
   queue_->stop();
   queue_->stop();
-  EXPECT_TRUE(ticket->done() && called && op->abandoned);
-  expect_error(ErrorKind::kAborted, {"the group was destroyed"}, ticket->error());
+  EXPECT_TRUE(request->done() && called && op->abandoned);
+  expect_error(ErrorKind::kAborted, {"the group was destroyed"}, request->error());
 }
 
 TEST_F(QueueTest, ACallbackMayAbortAndStop) {
   const auto op = script("op");
   const auto behind = script("behind");
-  const auto ticket = submit(op);
+  const auto request = submit(op);
   const auto behind_ticket = submit(behind);
-  queue_->when_done(ticket, [this] {
+  queue_->when_done(request, [this] {
     queue_->abort("from a callback");
     queue_->stop();
   });
@@ -199,10 +199,10 @@ TEST(QueueLifetime, TheLastReferenceMayGoInACallback) {
   auto queue = OperationQueue::create(OperationQueue::Order::kOrdered, true, {});
   const std::weak_ptr<OperationQueue> watched = queue;
   const auto op = script("op");
-  const auto ticket = queue->enqueue(std::make_unique<FakeOperation>(op), kLong, {});
-  queue->launch(ticket, Mode::kAsync);
+  const auto request = queue->enqueue(std::make_unique<FakeOperation>(op), kLong, {});
+  queue->launch(request, Mode::kAsync);
   auto* const raw = queue.get();
-  raw->when_done(ticket, [queue = std::move(queue)]() mutable {
+  raw->when_done(request, [queue = std::move(queue)]() mutable {
     queue->stop();
     queue.reset();
   });
@@ -211,4 +211,4 @@ TEST(QueueLifetime, TheLastReferenceMayGoInACallback) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::progress

@@ -1,4 +1,4 @@
-// A queue, what its hooks were told, and short names for what the tests do with it.
+// A queue, a record of the calls of its hooks, and short names for the tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include "fake_operation.h"
 #include "progress/operation_queue.h"
 
-namespace hbm {
+namespace hbm::progress {
 
 using std::chrono::milliseconds;
 
@@ -22,11 +22,11 @@ inline constexpr milliseconds kLong{60'000};
 
 class QueueTest : public testing::Test {
  protected:
-  using TicketPtr = std::shared_ptr<Ticket>;
+  using RequestPtr = std::shared_ptr<Request>;
 
   explicit QueueTest(OperationQueue::Order order = OperationQueue::Order::kOrdered)
       : queue_(
-            OperationQueue::create(order, /*crowded=*/true,
+            OperationQueue::create(order, /*oversubscribed=*/true,
                                    {[this](const Operation& waiting) { watch_(waiting.missing()); },
                                     {},
                                     [this](const std::exception_ptr& error) {
@@ -42,23 +42,23 @@ class QueueTest : public testing::Test {
                                     }})) {}
   ~QueueTest() override { queue_->stop(); }
 
-  TicketPtr enqueue(const std::shared_ptr<Script>& script, milliseconds timeout = kLong,
-                    Frame frame = {}) {
-    return queue_->enqueue(std::make_unique<FakeOperation>(script), timeout, std::move(frame));
+  RequestPtr enqueue(const std::shared_ptr<Script>& script, milliseconds timeout = kLong,
+                     StagingHooks hooks = {}) {
+    return queue_->enqueue(std::make_unique<FakeOperation>(script), timeout, std::move(hooks));
   }
 
-  TicketPtr submit(const std::shared_ptr<Script>& script, Mode mode = Mode::kAsync,
-                   milliseconds timeout = kLong, Frame frame = {}) {
-    auto ticket = enqueue(script, timeout, std::move(frame));
-    queue_->launch(ticket, mode);
-    return ticket;
+  RequestPtr submit(const std::shared_ptr<Script>& script, Mode mode = Mode::kAsync,
+                    milliseconds timeout = kLong, StagingHooks hooks = {}) {
+    auto request = enqueue(script, timeout, std::move(hooks));
+    queue_->launch(request, mode);
+    return request;
   }
 
-  bool wait(const TicketPtr& ticket) { return queue_->wait(ticket, Clock::now() + kLong); }
+  bool wait(const RequestPtr& request) { return queue_->wait(request, Clock::now() + kLong); }
 
-  // Whether nothing is enqueued or driven. Throws on a broken queue.
+  // Returns true if the queue is empty and not driven. Throws on a broken queue.
   bool idle() {
-    if (!queue_->try_claim("a look")) return false;
+    if (!queue_->try_claim("a check")) return false;
     queue_->unclaim();
     return true;
   }
@@ -93,4 +93,4 @@ inline bool eventually(const std::function<bool()>& condition) {
   return true;
 }
 
-}  // namespace hbm
+}  // namespace hbm::progress

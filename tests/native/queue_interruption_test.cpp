@@ -9,7 +9,7 @@
 #include "expect_error.h"
 #include "queue_fixture.h"
 
-namespace hbm {
+namespace hbm::progress {
 namespace {
 
 struct CtrlC : std::runtime_error {
@@ -30,7 +30,7 @@ class QueueInterruptionTest : public QueueTest {
   }
   ~QueueInterruptionTest() override { set_interruption_check(nullptr); }
 
-  // The group has failed, and the others have been told.
+  // Expects that the group has failed and the other ranks have been notified.
   void expect_broken(const char* why) {
     ASSERT_EQ(failures().size(), 1U);
     expect_error(ErrorKind::kAborted, {why}, [&] { std::rethrow_exception(failures()[0]); });
@@ -38,7 +38,7 @@ class QueueInterruptionTest : public QueueTest {
   }
 };
 
-TEST_F(QueueInterruptionTest, AClaimedOperationIsGivenUp) {
+TEST_F(QueueInterruptionTest, CancelsAClaimedOperation) {
   const auto op = script("op");
   FakeOperation operation(op);
   ASSERT_TRUE(queue_->try_claim("op"));
@@ -47,7 +47,7 @@ TEST_F(QueueInterruptionTest, AClaimedOperationIsGivenUp) {
   expect_broken("op was interrupted by Ctrl-C");
 }
 
-TEST_F(QueueInterruptionTest, ASynchronousOperationBehindAnotherIsGivenUp) {
+TEST_F(QueueInterruptionTest, CancelsAQueuedSynchronousOperation) {
   const auto first = script("first");
   submit(first);
   EXPECT_THROW(submit(script("second"), Mode::kSync), CtrlC);
@@ -55,26 +55,26 @@ TEST_F(QueueInterruptionTest, ASynchronousOperationBehindAnotherIsGivenUp) {
   expect_broken("interrupted by Ctrl-C");
 }
 
-TEST_F(QueueInterruptionTest, AnAsynchronousOperationGoesOn) {
+TEST_F(QueueInterruptionTest, ContinuesAnAsynchronousOperation) {
   const auto op = script("op");
-  const auto ticket = submit(op);
-  EXPECT_THROW(wait(ticket), CtrlC);
-  EXPECT_FALSE(ticket->done());
+  const auto request = submit(op);
+  EXPECT_THROW(wait(request), CtrlC);
+  EXPECT_FALSE(request->done());
   op->ready = true;
-  EXPECT_TRUE(wait(ticket));
-  EXPECT_FALSE(ticket->error());
+  EXPECT_TRUE(wait(request));
+  EXPECT_FALSE(request->error());
   EXPECT_TRUE(failures().empty());
 }
 
 TEST_F(QueueInterruptionTest, AnotherThreadIsNotInterrupted) {
   const auto op = script("op");
-  const auto ticket = submit(op);
-  std::thread waiter([&] { EXPECT_TRUE(wait(ticket)); });
-  std::this_thread::sleep_for(milliseconds(600));  // it looks every 250
+  const auto request = submit(op);
+  std::thread waiter([&] { EXPECT_TRUE(wait(request)); });
+  std::this_thread::sleep_for(milliseconds(600));  // the thread checks every 250 ms
   EXPECT_TRUE(pressed);
   op->ready = true;
   waiter.join();
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::progress

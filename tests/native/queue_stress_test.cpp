@@ -8,7 +8,7 @@
 #include "queue_fixture.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::progress {
 namespace {
 
 constexpr int kThreads = 6;
@@ -31,27 +31,27 @@ class QueueStress : public QueueTest, public testing::WithParamInterface<Operati
 
   // One operation, handed in and waited for in one of the ways that there are.
   void one(std::mt19937_64& random) {
-    const auto ticket =
+    const auto request =
         submit(random_script(random), random() % 3 == 0 ? Mode::kSync : Mode::kAsync);
     if (random() % 4 == 0) {
       ++callbacks_due_;
-      queue_->when_done(ticket, [this] { ++callbacks_; });
+      queue_->when_done(request, [this] { ++callbacks_; });
     }
     switch (random() % 4) {
       case 0:
-        EXPECT_TRUE(wait(ticket));
+        EXPECT_TRUE(wait(request));
         break;
       case 1:
-        queue_->wait(ticket, Clock::now() + std::chrono::microseconds(random() % 300));
+        queue_->wait(request, Clock::now() + std::chrono::microseconds(random() % 300));
         break;
       case 2:
-        queue_->test(ticket);
+        queue_->test(request);
         break;
       default:
         break;
     }
     const std::lock_guard lock(mutex_);
-    tickets_.push_back(ticket);
+    requests_.push_back(request);
   }
 
   // Issues operations until the queue breaks or the time is over.
@@ -76,14 +76,14 @@ class QueueStress : public QueueTest, public testing::WithParamInterface<Operati
   std::atomic<int> callbacks_due_ = 0;
   std::atomic<int> callbacks_ = 0;
   std::mutex mutex_;  // guards tickets_ until the threads are joined
-  std::vector<TicketPtr> tickets_;
+  std::vector<RequestPtr> requests_;
 };
 
 TEST_P(QueueStress, EverythingEnds) {
   run([] {});
-  for (const auto& ticket : tickets_) {
-    EXPECT_TRUE(wait(ticket));
-    EXPECT_FALSE(ticket->error());
+  for (const auto& request : requests_) {
+    EXPECT_TRUE(wait(request));
+    EXPECT_FALSE(request->error());
   }
   EXPECT_TRUE(eventually([this] { return idle() && callbacks_ == callbacks_due_; }));
 }
@@ -95,7 +95,7 @@ TEST_P(QueueStress, EverythingEndsWhenItIsAborted) {
     queue_->stop();
     aborts.join();
   });
-  for (const auto& ticket : tickets_) EXPECT_TRUE(ticket->done());
+  for (const auto& request : requests_) EXPECT_TRUE(request->done());
   EXPECT_TRUE(eventually([this] { return callbacks_ == callbacks_due_; }));
 }
 
@@ -108,4 +108,4 @@ INSTANTIATE_TEST_SUITE_P(Orders, QueueStress,
                          });
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::progress

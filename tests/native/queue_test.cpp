@@ -11,7 +11,7 @@
 #include "progress/tuning.h"
 #include "queue_fixture.h"
 
-namespace hbm {
+namespace hbm::progress {
 namespace {
 
 const auto this_thread = [] { return std::this_thread::get_id(); };
@@ -24,10 +24,10 @@ TEST_F(QueueTest, SyncRunsOnTheCallersThread) {
     steps.push_back(step);
   };
   op->on_begin = [&] { note("begin"); };
-  const auto ticket =
+  const auto request =
       submit(op, Mode::kSync, kLong, {[&] { note("prologue"); }, [&] { note("epilogue"); }});
-  EXPECT_TRUE(ticket->done());
-  EXPECT_FALSE(ticket->error());
+  EXPECT_TRUE(request->done());
+  EXPECT_FALSE(request->error());
   EXPECT_EQ(op->begun_by, this_thread());
   EXPECT_EQ(op->polled_by, this_thread());
   EXPECT_EQ(steps, (std::vector<std::string>{"prologue", "begin", "epilogue"}));
@@ -36,7 +36,7 @@ TEST_F(QueueTest, SyncRunsOnTheCallersThread) {
 
 TEST_F(QueueTest, OrderedOneAfterTheOther) {
   std::vector<std::string> steps;  // the queue orders the calls that write it
-  std::vector<TicketPtr> tickets;
+  std::vector<RequestPtr> requests;
   for (const char* name : {"a", "b", "c", "d"}) {
     const auto op = script(name, *name != 'c');
     op->on_begin = [&steps, name] { steps.push_back(std::string("begin ") + name); };
@@ -45,35 +45,35 @@ TEST_F(QueueTest, OrderedOneAfterTheOther) {
       steps.push_back(std::string("end ") + name);
       return Progress::kDone;
     };
-    tickets.push_back(submit(op));
+    requests.push_back(submit(op));
   }
-  EXPECT_TRUE(wait(tickets.back()));
-  for (const auto& ticket : tickets) EXPECT_TRUE(ticket->done());
+  EXPECT_TRUE(wait(requests.back()));
+  for (const auto& request : requests) EXPECT_TRUE(request->done());
   EXPECT_EQ(steps, (std::vector<std::string>{"begin a", "end a", "begin b", "end b", "begin c",
                                              "end c", "begin d", "end d"}));
 }
 
-TEST_F(QueueTest, SmallAsyncIsBegunAtIssueAndFinishedByTheWaiter) {
-  const auto op = script("op", /*small=*/true);
+TEST_F(QueueTest, WaiterFinishesASelfSufficientOperation) {
+  const auto op = script("op", /*self_sufficient=*/true);
   const Clock::time_point start = Clock::now();
-  const auto ticket = submit(op);
+  const auto request = submit(op);
   EXPECT_TRUE(op->begun);
   EXPECT_EQ(op->begun_by, this_thread());
   op->ready = true;
-  EXPECT_TRUE(wait(ticket));
-  if (Clock::now() - start < kAdoptionPatience) {
+  EXPECT_TRUE(wait(request));
+  if (Clock::now() - start < kTakeoverDelay) {
     EXPECT_EQ(op->polled_by, this_thread());
   }
 }
 
-TEST_F(QueueTest, SmallAsyncBehindACompleteOneIsBegunAtIssue) {
-  const auto first = script("first", /*small=*/true);
-  const auto second = script("second", /*small=*/true);
+TEST_F(QueueTest, BeginsAtIssueBehindACompleteOperation) {
+  const auto first = script("first", /*self_sufficient=*/true);
+  const auto second = script("second", /*self_sufficient=*/true);
   const auto first_ticket = submit(first);
   first->ready = true;
   const Clock::time_point start = Clock::now();
   const auto second_ticket = submit(second);
-  if (Clock::now() - start < kAdoptionPatience) {
+  if (Clock::now() - start < kTakeoverDelay) {
     EXPECT_TRUE(first_ticket->done());
     EXPECT_EQ(second->begun_by, this_thread());
   }
@@ -82,60 +82,60 @@ TEST_F(QueueTest, SmallAsyncBehindACompleteOneIsBegunAtIssue) {
   EXPECT_TRUE(wait(second_ticket));
 }
 
-TEST_F(QueueTest, LargeAsyncIsDrivenByTheWorkerAtOnce) {
+TEST_F(QueueTest, WorkerDrivesOtherOperationsImmediately) {
   const auto op = script("op");
-  const auto ticket = submit(op);
+  const auto request = submit(op);
   EXPECT_TRUE(eventually([&] { return op->begun.load(); }));
   op->ready = true;
-  EXPECT_TRUE(eventually([&] { return ticket->done(); }));
+  EXPECT_TRUE(eventually([&] { return request->done(); }));
   EXPECT_NE(op->polled_by, this_thread());
 }
 
-TEST_F(QueueTest, TheWorkerAdoptsWhatNobodyWaitsFor) {
+TEST_F(QueueTest, WorkerTakesOverUnawaitedOperations) {
   for (int round = 0; round < 2; ++round) {  // with a new worker, then with a lingering one
-    const auto op = script("op", /*small=*/true);
+    const auto op = script("op", /*self_sufficient=*/true);
     const Clock::time_point start = Clock::now();
-    const auto ticket = submit(op);
+    const auto request = submit(op);
     op->ready = true;
-    EXPECT_TRUE(eventually([&] { return ticket->done(); }));
-    EXPECT_GE(Clock::now() - start, kAdoptionPatience);
+    EXPECT_TRUE(eventually([&] { return request->done(); }));
+    EXPECT_GE(Clock::now() - start, kTakeoverDelay);
     EXPECT_NE(op->polled_by, this_thread());
   }
 }
 
 TEST_F(QueueTest, TestMakesOneAttempt) {
-  const auto op = script("op", /*small=*/true);
-  const auto ticket = submit(op);
-  EXPECT_FALSE(queue_->test(ticket));
+  const auto op = script("op", /*self_sufficient=*/true);
+  const auto request = submit(op);
+  EXPECT_FALSE(queue_->test(request));
   op->ready = true;
-  EXPECT_TRUE(eventually([&] { return queue_->test(ticket); }));
+  EXPECT_TRUE(eventually([&] { return queue_->test(request); }));
 }
 
 TEST_F(QueueTest, WaitMayEndBeforeTheOperation) {
-  const auto op = script("op", /*small=*/true);
-  const auto ticket = submit(op);
+  const auto op = script("op", /*self_sufficient=*/true);
+  const auto request = submit(op);
   const Clock::time_point start = Clock::now();
-  EXPECT_FALSE(queue_->wait(ticket, start + milliseconds(20)));
+  EXPECT_FALSE(queue_->wait(request, start + milliseconds(20)));
   EXPECT_GE(Clock::now() - start, milliseconds(20));
-  EXPECT_FALSE(ticket->done());
+  EXPECT_FALSE(request->done());
   EXPECT_FALSE(op->abandoned);
   op->ready = true;
-  EXPECT_TRUE(wait(ticket));
-  EXPECT_FALSE(ticket->error());
+  EXPECT_TRUE(wait(request));
+  EXPECT_FALSE(request->error());
 }
 
 TEST_F(QueueTest, AWaitersDeadlineHoldsWhileAnotherThreadDrives) {
   const auto op = script("op");
-  const auto ticket = enqueue(op);
-  std::thread driver([&] { queue_->launch(ticket, Mode::kSync); });
+  const auto request = enqueue(op);
+  std::thread driver([&] { queue_->launch(request, Mode::kSync); });
   EXPECT_TRUE(eventually([&] { return op->begun.load(); }));
-  EXPECT_FALSE(queue_->wait(ticket, Clock::now() + milliseconds(20)));
+  EXPECT_FALSE(queue_->wait(request, Clock::now() + milliseconds(20)));
   op->ready = true;
   driver.join();
-  EXPECT_TRUE(ticket->done());
+  EXPECT_TRUE(request->done());
 }
 
-TEST_F(QueueTest, WhoeverIsLeftTakesOver) {
+TEST_F(QueueTest, RemainingWaiterTakesOver) {
   const auto first = script("first");
   const auto second = script("second");
   const auto first_ticket = enqueue(first);
@@ -150,30 +150,30 @@ TEST_F(QueueTest, WhoeverIsLeftTakesOver) {
   waits_for_second.join();
 }
 
-TEST_F(QueueTest, LetsGoOfTheOperationBeforeItIsDone) {
+TEST_F(QueueTest, ReleasesTheOperationBeforeItIsDone) {
   const auto op = ready_script("op");
   auto held = std::make_shared<int>(0);
   const std::weak_ptr<int> watched = held;
-  const auto ticket = submit(op, Mode::kSync, kLong, {[held = std::move(held)] {}, [] {}});
+  const auto request = submit(op, Mode::kSync, kLong, {[held = std::move(held)] {}, [] {}});
   EXPECT_TRUE(op->destroyed);
   EXPECT_TRUE(watched.expired());
 }
 
-TEST_F(QueueTest, CallbackOfADoneTicketRunsAtOnce) {
-  const auto ticket = submit(ready_script("op"), Mode::kSync);
+TEST_F(QueueTest, CallbackOfADoneRequestRunsImmediately) {
+  const auto request = submit(ready_script("op"), Mode::kSync);
   std::thread::id by;
-  queue_->when_done(ticket, [&] { by = this_thread(); });
+  queue_->when_done(request, [&] { by = this_thread(); });
   EXPECT_EQ(by, this_thread());
 }
 
-TEST_F(QueueTest, CallbacksRunInOrderWithNobodyWaiting) {
-  const auto op = script("op", /*small=*/true);
-  const auto ticket = submit(op);
+TEST_F(QueueTest, CallbacksRunInOrderWithoutAWaiter) {
+  const auto op = script("op", /*self_sufficient=*/true);
+  const auto request = submit(op);
   std::vector<int> order;
   std::atomic<int> called = 0;
   for (int i = 0; i < 3; ++i) {
-    queue_->when_done(ticket, [&, i] {
-      EXPECT_TRUE(ticket->done());
+    queue_->when_done(request, [&, i] {
+      EXPECT_TRUE(request->done());
       order.push_back(i);
       ++called;
     });
@@ -190,8 +190,8 @@ TEST_F(QueueTest, CallbacksMayEnqueueAndWait) {
     if (--left <= 0) return;
     submit(ready_script("inner"), Mode::kSync);
     const auto op = script("chained", left % 2 == 0);
-    const auto ticket = submit(op);
-    queue_->when_done(ticket, next);
+    const auto request = submit(op);
+    queue_->when_done(request, next);
     op->ready = true;
   };
   next();
@@ -199,7 +199,7 @@ TEST_F(QueueTest, CallbacksMayEnqueueAndWait) {
   EXPECT_FALSE(queue_->broken());
 }
 
-TEST_F(QueueTest, ACallbacksLastReferenceIsDroppedWithoutTheLock) {
+TEST_F(QueueTest, DestroysCallbacksWithoutTheLock) {
   struct Waits {
     Waits(std::shared_ptr<OperationQueue> queue, std::atomic<bool>& gone)
         : queue(std::move(queue)), gone(gone) {}
@@ -212,14 +212,14 @@ TEST_F(QueueTest, ACallbacksLastReferenceIsDroppedWithoutTheLock) {
   };
   std::atomic<bool> gone{false};
   const auto op = script("op");
-  const auto ticket = submit(op);
-  queue_->when_done(ticket, [held = std::make_shared<Waits>(queue_, gone)] {});
+  const auto request = submit(op);
+  queue_->when_done(request, [held = std::make_shared<Waits>(queue_, gone)] {});
   op->ready = true;
-  EXPECT_TRUE(wait(ticket));
+  EXPECT_TRUE(wait(request));
   EXPECT_TRUE(eventually([&] { return gone.load(); }));
 }
 
-TEST_F(UnorderedQueueTest, BeginsAtEnqueueAndEndsInAnyOrder) {
+TEST_F(UnorderedQueueTest, BeginsInOrderAndEndsInAny) {
   const auto first = script("first");
   const auto second = script("second");
   const auto first_ticket = enqueue(first);
@@ -235,7 +235,7 @@ TEST_F(UnorderedQueueTest, BeginsAtEnqueueAndEndsInAnyOrder) {
   EXPECT_TRUE(wait(first_ticket));
 }
 
-TEST_F(UnorderedQueueTest, ADriverTakesUpWhatComesLater) {
+TEST_F(UnorderedQueueTest, ProgressThreadDrivesLaterOperations) {
   const auto first = script("first");
   std::atomic<int> polls = 0;
   first->on_poll = [&polls, op = first.get()] {
@@ -251,34 +251,34 @@ TEST_F(UnorderedQueueTest, ADriverTakesUpWhatComesLater) {
   driver.join();
 }
 
-TEST_F(UnorderedQueueTest, ALargeMessageIsLeftToWhoeverWaitsForItSoon) {
+TEST_F(UnorderedQueueTest, LeavesMessagesToTheirWaiters) {
   for (int round = 0; round < 20; ++round) {  // with a new worker, then with a lingering one
     const auto op = script("op");
     const Clock::time_point start = Clock::now();
-    const auto ticket = submit(op);
-    while (Clock::now() - start < kMessageAdoptionPatience / 2) {
+    const auto request = submit(op);
+    while (Clock::now() - start < kMessageTakeoverDelay / 2) {
     }
     op->ready = true;
-    EXPECT_TRUE(wait(ticket));
-    if (Clock::now() - start < kMessageAdoptionPatience) {
+    EXPECT_TRUE(wait(request));
+    if (Clock::now() - start < kMessageTakeoverDelay) {
       EXPECT_EQ(op->polled_by, this_thread());
     }
   }
 }
 
-TEST_F(UnorderedQueueTest, TheWorkerAdoptsALargeMessageThatNobodyWaitsFor) {
+TEST_F(UnorderedQueueTest, WorkerTakesOverUnawaitedMessages) {
   for (int round = 0; round < 2; ++round) {
     const auto op = script("op");
     const Clock::time_point start = Clock::now();
-    const auto ticket = submit(op);
+    const auto request = submit(op);
     op->ready = true;
-    EXPECT_TRUE(eventually([&] { return ticket->done(); }));
-    EXPECT_GE(Clock::now() - start, kMessageAdoptionPatience);
+    EXPECT_TRUE(eventually([&] { return request->done(); }));
+    EXPECT_GE(Clock::now() - start, kMessageTakeoverDelay);
     EXPECT_NE(op->polled_by, this_thread());
   }
 }
 
-TEST_F(UnorderedQueueTest, TheDriverDoesNotSleepIfNothingWakesItForOneOperation) {
+TEST_F(UnorderedQueueTest, PollsIfOneOperationCannotWake) {
   const auto first = script("first");
   const auto second = script("second");  // by default, nothing would wake the sleeper
   std::atomic<int> sleeps = 0;
@@ -296,7 +296,7 @@ TEST_F(UnorderedQueueTest, TheDriverDoesNotSleepIfNothingWakesItForOneOperation)
   EXPECT_TRUE(wait(first_ticket));
 }
 
-TEST_F(UnorderedQueueTest, TheDriverSleepsForTheFirstIfAllWake) {
+TEST_F(UnorderedQueueTest, SleepsForTheFirstIfAllWake) {
   const auto first = script("first");
   const auto second = script("second");
   first->on_sleep = [&](Clock::time_point until, bool polled) {
@@ -331,8 +331,8 @@ TEST_F(QueueTest, AForkedChildIsRefused) {
 }
 
 TEST(Backoff, SleepsLongerUntilItIsReset) {
-  for (const bool crowded : {false, true}) {
-    Backoff backoff(crowded);
+  for (const bool oversubscribed : {false, true}) {
+    Backoff backoff(oversubscribed);
     const auto pause = [&backoff] {
       const Clock::time_point start = Clock::now();
       backoff.pause();
@@ -343,7 +343,7 @@ TEST(Backoff, SleepsLongerUntilItIsReset) {
     EXPECT_GE(longest, milliseconds(1));
     EXPECT_TRUE(eventually([&] {
       backoff.reset();
-      return pause() < milliseconds(1);  // where the thread keeps its processor
+      return pause() < milliseconds(1);  // if the thread is not preempted
     }));
   }
 }
@@ -356,9 +356,9 @@ int pauses_before_a_sleep(Backoff& backoff, const int& sleeps) {
   return pauses;
 }
 
-TEST(Backoff, LooksLessAfterWaitsThatCameToSleep) {
+TEST(Backoff, PollsLessAfterWaitsThatSlept) {
   int sleeps = 0;
-  Backoff backoff(/*crowded=*/true, [&sleeps](auto) {
+  Backoff backoff(/*oversubscribed=*/true, [&sleeps](auto) {
     ++sleeps;
     return Slept::kTimedOut;
   });
@@ -371,9 +371,9 @@ TEST(Backoff, LooksLessAfterWaitsThatCameToSleep) {
   EXPECT_LE(pauses, 10);  // fewer where the thread has lost its processor, never more
 }
 
-TEST(Backoff, LeavesMoreToComeAfterASleepThatWasEndedInVain) {
+TEST(Backoff, SleepsAgainAfterAPartialWakeup) {
   int sleeps = 0;
-  Backoff backoff(/*crowded=*/true, [&sleeps](auto) {
+  Backoff backoff(/*oversubscribed=*/true, [&sleeps](auto) {
     ++sleeps;
     return Slept::kWoken;
   });
@@ -391,9 +391,9 @@ TEST(Backoff, LeavesMoreToComeAfterASleepThatWasEndedInVain) {
   EXPECT_GE(longest, milliseconds(1));
 }
 
-TEST(Backoff, ForgetsSoonThatSleepsWereEndedInVain) {
+TEST(Backoff, ForgetsPartialWakeupsSoon) {
   int sleeps = 0;
-  Backoff backoff(/*crowded=*/true, [&sleeps](auto) {
+  Backoff backoff(/*oversubscribed=*/true, [&sleeps](auto) {
     ++sleeps;
     return Slept::kWoken;
   });
@@ -404,14 +404,14 @@ TEST(Backoff, ForgetsSoonThatSleepsWereEndedInVain) {
     pauses_before_a_sleep(backoff, sleeps);
     const Clock::time_point start = Clock::now();
     backoff.pause();
-    return Clock::now() - start < milliseconds(1);  // where the thread keeps its processor
+    return Clock::now() - start < milliseconds(1);  // if the thread is not preempted
   }));
 }
 
-TEST(Backoff, LooksForLongWhereNothingEndsASleepAnyMore) {
+TEST(Backoff, PollsLongOnceNothingEndsASleep) {
   int sleeps = 0;
   Slept slept = Slept::kTimedOut;
-  Backoff backoff(/*crowded=*/false, [&](auto) {
+  Backoff backoff(/*oversubscribed=*/false, [&](auto) {
     ++sleeps;
     return slept;
   });
@@ -423,14 +423,14 @@ TEST(Backoff, LooksForLongWhereNothingEndsASleepAnyMore) {
   const int looks = pauses_before_a_sleep(backoff, sleeps);
   rusage before{}, after{};
   getrusage(RUSAGE_THREAD, &before);
-  for (int look = looks; look < 60; ++look) backoff.pause();  // those that spin
+  for (int look = looks; look < 60; ++look) backoff.pause();  // the polls that spin
   getrusage(RUSAGE_THREAD, &after);
   EXPECT_EQ(after.ru_nvcsw, before.ru_nvcsw) << "it slept";
 }
 
-TEST(Backoff, SleepsByItselfWhereNothingEndsASleep) {
+TEST(Backoff, SleepsAloneIfNothingEndsASleep) {
   int sleeps = 0;
-  Backoff backoff(/*crowded=*/true, [&sleeps](auto) {
+  Backoff backoff(/*oversubscribed=*/true, [&sleeps](auto) {
     ++sleeps;
     return Slept::kNoWakeup;
   });
@@ -443,8 +443,8 @@ TEST(Backoff, SleepsByItselfWhereNothingEndsASleep) {
   }
   EXPECT_GE(longest, milliseconds(1));
   for (int i = 0; i < 100; ++i) backoff.pause();
-  EXPECT_EQ(sleeps, 1);  // it asks once a wait
+  EXPECT_EQ(sleeps, 1);  // asks once per wait
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::progress

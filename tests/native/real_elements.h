@@ -59,7 +59,7 @@ class Elements {
     return elements;
   }
 
-  // Moves the elements: so many bytes, of no element, come before them and as many behind.
+  // Moves the elements: adds `bytes` guard bytes before and after them.
   void shift(size_t bytes) {
     constexpr std::byte guard{0xA5};
     bytes_.insert(bytes_.begin(), bytes, guard);

@@ -1,5 +1,6 @@
-// The reference for csrc/kernels/reduce.h, written the slow and obvious way: one element at a time,
-// narrow floats by the definition of their formats and a search for the nearest code.
+// The reference for csrc/kernels/reduce.h, written in the slow and obvious way. It handles one
+// element at a time, narrow floats by the definition of their formats and a search for the nearest
+// code.
 #pragma once
 
 #include <algorithm>
@@ -198,7 +199,7 @@ T combine_reals(T a, T b, ReduceOp op) {
   }
 }
 
-// Stored: what lies in memory; T: what accumulates; lanes: 2 for complex numbers.
+// Stored: the type in memory; T: the accumulator's type; lanes: 2 for complex numbers.
 template <class Stored, class T, class Decode, class Encode>
 void reduce_floats(void* dst, const Call& call, size_t lanes, Decode decode, Encode encode) {
   for (size_t i = 0; i < call.count * lanes; i += lanes) {

@@ -16,7 +16,7 @@
 #include "reduce_reference.h"
 #include "seeds.h"
 
-namespace hbm {
+namespace hbm::kernels {
 namespace {
 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg,  ReduceOp::kProduct,
@@ -197,7 +197,7 @@ TEST_P(ReduceTest, NeedsNoAlignment) {
   }
 }
 
-TEST_P(ReduceTest, RefusesWhatHasNoMeaning) {
+TEST_P(ReduceTest, RefusesUndefinedOperators) {
   const auto [kernels, dtype] = GetParam();
   const std::byte source[16] = {};
   std::byte out[16];
@@ -377,4 +377,4 @@ TEST(ReduceUnsupported, KnowsWhatHasNoMeaning) {
 }
 
 }  // namespace
-}  // namespace hbm
+}  // namespace hbm::kernels

@@ -86,7 +86,7 @@ TEST(Rendezvous, EveryRankGetsEveryRecord) {
   });
 }
 
-TEST(Rendezvous, ASecondOneIsToldFromTheFirst) {
+TEST(Rendezvous, DistinguishesASecondOne) {
   const auto store = std::make_shared<FakeStore>();
   on_ranks(3, [&](int rank) {
     std::set<std::string> prefixes;
@@ -102,7 +102,7 @@ TEST(Rendezvous, ASecondOneIsToldFromTheFirst) {
   });
 }
 
-TEST(Rendezvous, ThousandsAreToldApart) {
+TEST(Rendezvous, DistinguishesThousands) {
   const auto store = std::make_shared<FakeStore>();
   std::set<std::string> prefixes;
   for (int round = 0; round < 3000; ++round) {
@@ -123,7 +123,7 @@ TEST(Rendezvous, OneThatTimedOutCounts) {
                                "hbm/rendezvous2/0/given_up", "hbm/rendezvous2/rendezvous/0"}));
 }
 
-TEST(Rendezvous, WhoComesAfterTheOthersTimeoutIsToldAtOnceAndInStepAfterwards) {
+TEST(Rendezvous, LateRankFailsImmediatelyAndThenStaysInStep) {
   const auto store = std::make_shared<FakeStore>();
   std::barrier<> both(2);
   on_ranks(2, [&](int rank) {
@@ -139,7 +139,7 @@ TEST(Rendezvous, WhoComesAfterTheOthersTimeoutIsToldAtOnceAndInStepAfterwards) {
   });
 }
 
-TEST(Rendezvous, ALaterStepThatFailsOnOneRankEndsTheWaitOfTheOthers) {
+TEST(Rendezvous, FailureInALaterStepEndsOtherWaits) {
   const auto store = std::make_shared<FakeStore>();
   on_ranks(3, [&](int rank) {
     const Rendezvous rendezvous = meet(store, rank, 3, "group g", in(kPatience), member);
@@ -151,7 +151,8 @@ TEST(Rendezvous, ALaterStepThatFailsOnOneRankEndsTheWaitOfTheOthers) {
     }
     expect_error(ErrorKind::kTimeout,
                  {"rank 1 of group g met 2 of 3 ranks", "(step: next)", "missing ranks: 0"}, [&] {
-                   attempt(own, [&] { gather(own, "next", everyone(3), [] { return ""; }); });
+                   run_in_formation(own,
+                                    [&] { gather(own, "next", everyone(3), [] { return ""; }); });
                  });
   });
 }
@@ -190,7 +191,7 @@ TEST(Rendezvous, OneThatWasInterruptedCounts) {
   });
 }
 
-TEST(Rendezvous, OneThatIsInterruptedAfterItsIntroductionEndsTheAttempt) {
+TEST(Rendezvous, InterruptionAfterIntroductionAbortsTheFormation) {
   const auto store = std::make_shared<FakeStore>();
   const auto meet_once = [&](int rank) {
     return meet(store, rank, 3, "group g", in(kPatience), member);
@@ -250,7 +251,7 @@ TEST(Rendezvous, AProblemOfOneRankReachesAll) {
   });
 }
 
-TEST(Rendezvous, WhatMustBeEqualIs) {
+TEST(Rendezvous, RequiresEqualFields) {
   const auto differ = [](const std::string& part, const std::function<void(Member&)>& change) {
     const auto store = std::make_shared<FakeStore>();
     on_ranks(3, [&](int rank) {
@@ -277,7 +278,7 @@ TEST(Rendezvous, FurtherStepsAreAmongSome) {
   });
 }
 
-TEST(Rendezvous, TellsOfEachArrivalOnceAndOfTheEarlyOnesSoon) {
+TEST(Rendezvous, ReportsEachArrivalOnceAndEarlyOnesSoon) {
   const auto store = std::make_shared<FakeStore>();
   constexpr int kSize = 5;
   std::atomic<int> seen{0};  // by ranks 0 to 3, of one another
@@ -305,7 +306,7 @@ void expect_refused(const ForkedRank& process, int rank, int size,
   const auto store = std::make_shared<FileStore>(process.directory);
   try {
     const Rendezvous met = meet(store, rank, size, "group g", in(kPatience), member);
-    attempt(met.participant, [&] {
+    run_in_formation(met.participant, [&] {
       vouch(met.participant, kFirstCount, 0);
       held_by_all(met.participant, kFirstCount);
     });
@@ -319,14 +320,14 @@ void expect_refused(const ForkedRank& process, int rank, int size,
   }
 }
 
-TEST(Claim, TwoProcessesWithOneRankEndTheAttemptForAll) {
+TEST(Claim, TwoProcessesWithOneRankAbortTheFormation) {
   run_forked_ranks(3, [](const ForkedRank& process) {  // as ranks 0, 1 and 1 of 3
     expect_refused(process, std::min(process.rank, 1), 3,
                    {"rank 1 of group g is taken by pid ", "two processes have this rank"});
   });
 }
 
-TEST(Claim, RanksOfTwoJobsThatUseOneStoreAreNotMixed) {
+TEST(Claim, DoesNotMixRanksOfTwoJobs) {
   // Rank 0 waits, another rank 0 is refused, and only then rank 1 comes, of either job.
   run_forked_ranks(3, [](const ForkedRank& process) {
     const auto store = std::make_shared<FileStore>(process.directory);
@@ -340,7 +341,7 @@ TEST(Claim, RanksOfTwoJobsThatUseOneStoreAreNotMixed) {
   });
 }
 
-TEST(Claim, TheStoreOfAJobThatHasEndedIsRefused) {
+TEST(Claim, RefusesTheStoreOfAnEndedJob) {
   for (const int later : {1, 2, 3}) {  // the size of the next job
     const Scratch scratch;
     std::filesystem::create_directory(scratch.store());
@@ -377,7 +378,7 @@ TEST(Claim, OneProcessMayComeAgain) {
   }
 }
 
-TEST(Members, GroupsOfOneNameWithDifferentMembersAreApart) {
+TEST(Members, DistinguishGroupsOfOneName) {
   const auto store = std::make_shared<FakeStore>();
   for (int round = 0; round < 3; ++round) {
     on_ranks(4, [&](int number) {
@@ -454,7 +455,7 @@ TEST(Introduction, TellsWhereAProcessIs) {
   EXPECT_EQ(introduce("1.0", 8192).forced_node, "");
 }
 
-TEST(GroupTransport, IsWhatTheVariableSays) {
+TEST(GroupTransport, FollowsTheVariable) {
   EXPECT_EQ(default_transport(), GroupTransport::kAuto);
   for (const char* name : {"mpi", "shm", "auto"}) {
     setenv("HBMCOMM_NODE", name, 1);

@@ -36,7 +36,7 @@ TEST(Room, SmallRequestsShareALook) {
   ASSERT_EQ(Error(ErrorKind::kUnavailable, "none").kind(), ErrorKind::kUnavailable);
   in_child([] {
     std::optional<uint64_t> again;
-    while (!again) {  // a busy machine may take longer between the two than a look is good for
+    while (!again) {  // between the two calls, a busy machine may take longer than a reading lasts
       std::this_thread::sleep_for(milliseconds(110));
       const uint64_t first = shared_room(kMiB);
       again = room_without_files(kMiB);
@@ -44,7 +44,7 @@ TEST(Room, SmallRequestsShareALook) {
         EXPECT_EQ(*again, first - kMiB);
       }
     }
-    EXPECT_FALSE(room_without_files(*again / 32)) << "a large request needs a look of its own";
+    EXPECT_FALSE(room_without_files(*again / 32)) << "a large request needs its own reading";
     std::this_thread::sleep_for(milliseconds(110));
     EXPECT_FALSE(room_without_files(kMiB)) << "the look is too old";
   });

@@ -1,4 +1,4 @@
-// Where tests keep files and sockets.
+// A directory for files and sockets of a test.
 #pragma once
 
 #include <stdlib.h>

@@ -7,7 +7,8 @@
 
 namespace hbm {
 
-// Returns another seed of the running test. A forked process draws what its parent would draw next.
+// Returns another seed of the running test. A forked process draws the same next seed as its
+// parent.
 uint64_t test_seed();
 
 inline std::mt19937_64 test_random() { return std::mt19937_64(test_seed()); }

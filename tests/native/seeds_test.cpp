@@ -51,7 +51,7 @@ std::string said_with(const std::string& seed) {
   return said;
 }
 
-TEST(Seeds, ArePrintedByAFailedTestAndRepeatItsData) {
+TEST(Seeds, FailedTestPrintsThem) {
   const std::string said = said_with("77");
   EXPECT_NE(said.find("HBMCOMM_TEST_SEED=77 repeats the data of Seeds.DISABLED_Fails"),
             std::string::npos)

@@ -124,7 +124,7 @@ TEST(SharedSegment, TheFrontNeedsNoHeap) {
     setenv("MEMKIND_ARENA_NUM_PER_KIND", "none", 1);
     const auto segment = SharedSegment::create(Policy::kDdr, kGiB);
     for (const size_t bytes : {size_t{16}, kPage, 3 * kMiB}) {
-      void* const block = segment->allocate_in_front(bytes);
+      void* const block = segment->allocate_reserved(bytes);
       EXPECT_TRUE(segment->contains(block, bytes));
       EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % (bytes < kPage ? 64 : kPage), 0u);
       std::memset(block, 1, bytes);
@@ -139,12 +139,12 @@ TEST(SharedSegment, TheFrontNeedsNoHeap) {
   });
 }
 
-TEST(SharedSegment, WhatTheFrontHasNoRoomForComesFromTheHeap) {
+TEST(SharedSegment, UsesTheHeapWhenTheArenaIsFull) {
   without_hbm([] {
     const auto segment = SharedSegment::create(Policy::kDdr, kGiB);
     std::vector<void*> blocks;
     for (int i = 0; i < 30; ++i) {  // of 4 MiB: past the 64 MiB of the front
-      blocks.push_back(segment->allocate_in_front(4 * kMiB));
+      blocks.push_back(segment->allocate_reserved(4 * kMiB));
       std::memset(blocks.back(), i, kMiB);
     }
     for (int i = 0; i < 30; ++i) {
@@ -153,7 +153,7 @@ TEST(SharedSegment, WhatTheFrontHasNoRoomForComesFromTheHeap) {
     }
     EXPECT_EQ(segment->stats().in_use_bytes, 0u);
     EXPECT_EQ(held_bytes(*segment), 0u);
-    EXPECT_EQ(segment->allocate_in_front(64 * kMiB), segment->base());
+    EXPECT_EQ(segment->allocate_reserved(64 * kMiB), segment->base());
   });
 }
 
@@ -177,7 +177,7 @@ TEST(SharedSegment, KnowsItsAddresses) {
   });
 }
 
-TEST(SharedSegment, MoreThanThereIsIsAnErrorAndNoKill) {
+TEST(SharedSegment, ThrowsBeyondAvailableMemory) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
       const auto segment = SharedSegment::create(policy, 4 * machine_total());
@@ -195,7 +195,7 @@ TEST(SharedSegment, MoreThanThereIsIsAnErrorAndNoKill) {
   });
 }
 
-TEST(SharedSegment, StrictPoliciesPutPagesInPlaceAtOnce) {
+TEST(SharedSegment, StrictPoliciesCommitPagesImmediately) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       const auto segment = SharedSegment::create(policy, kGiB);
@@ -252,7 +252,7 @@ TEST(SharedSegment, MemoryStaysFlatAndSpaceIsReused) {
   });
 }
 
-// Blocks move between threads, and what a thread writes to one must still be there later.
+// Blocks move between threads, and keep the bytes that a thread writes.
 TEST(SharedSegment, ThreadsShareASegment) {
   struct Filled {
     void* block;
@@ -298,7 +298,7 @@ TEST(SharedSegment, ThreadsShareASegment) {
   });
 }
 
-TEST(SharedSegment, AForkedChildReadsButNeitherAllocatesNorFrees) {
+TEST(SharedSegment, ForkedChildOnlyReads) {
   with_hbm([] {
     const auto segment = SharedSegment::create(Policy::kPreferred, kGiB);
     char* block = static_cast<char*>(segment->allocate(2 * kMiB));
@@ -332,10 +332,10 @@ TEST(SharedSegment, AForkedChildMayDestroyIt) {
   });
 }
 
-// memkind's records are each process' own, so forks at any moment leave the parent's heap sound,
-// and whatever a thread held in that moment, the child does not wait for it. In the child of a
-// process with threads glibc's malloc works; AddressSanitizer's, before GCC 13, waits for ever if
-// one of them was in it.
+// memkind's records are private to each process, so forks at any time leave the parent's heap
+// intact. The child never waits for a lock that a thread held at the fork. In the child of a
+// process with threads glibc's malloc works. AddressSanitizer's malloc, before GCC 13, waits for
+// ever if a thread was in it.
 TEST(SharedSegment, ForksWhileThreadsAllocate) {
 #if defined(__SANITIZE_ADDRESS__)
   constexpr bool kChildHasMalloc = false;
@@ -378,7 +378,7 @@ TEST(SharedSegment, ForksWhileThreadsAllocate) {
   });
 }
 
-TEST(SharedSegment, LimitsAreNamedAndTheDefaultFitsThem) {
+TEST(SharedSegment, NamesLimitsAndFitsTheDefaultToThem) {
   if (!kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
   without_hbm([] {
     EXPECT_GE(SharedSegment::create(Policy::kDdr, 0)->size(), machine_total());

@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "collectives_conversation.h"
-#include "communicator/shm/area.h"
+#include "communicator/shm/control_region.h"
 #include "communicator/shm/phased_operation.h"
 #include "kernels/tuning.h"
 #include "seeds.h"
 #include "shm_ranks.h"
 #include "stress.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -49,18 +49,18 @@ Speaker speaker(NodeRank& rank) {
                                       [segment](std::byte* block) { segment->free(block); });
   };
   const bool large = rank.node.options.threads > 1;
-  return {
-      .rank = rank.rank,
-      .size = rank.size,
-      .collectives = rank.collectives,
-      .ordered = rank.ordered,
-      .transfers = rank.transfers,
-      .sequence = &rank.sequence,
-      .sizes =
-          large ? std::vector{size_t{13}, 2 * kBytesPerReduceThread, 4 * kBytesPerReduceThread + 13}
-                : sizes_worth_trying(rank.node.options.chunk_bytes),
-      .most_bytes = large ? 9 * kBytesPerReduceThread : size_t{rank.size > 8 ? 64u : 700u} * 1024,
-      .memory = {in_segment, private_memory}};
+  return {.rank = rank.rank,
+          .size = rank.size,
+          .collectives = rank.collectives,
+          .ordered = rank.ordered,
+          .transfers = rank.transfers,
+          .sequence = &rank.sequence,
+          .sizes = large ? std::vector{size_t{13}, 2 * kernels::kBytesPerReduceThread,
+                                       4 * kernels::kBytesPerReduceThread + 13}
+                         : sizes_worth_trying(rank.node.options.chunk_bytes),
+          .most_bytes = large ? 9 * kernels::kBytesPerReduceThread
+                              : size_t{rank.size > 8 ? 64u : 700u} * 1024,
+          .memory = {in_segment, private_memory}};
 }
 
 void converse(const Shape& shape) {
@@ -100,8 +100,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NodeCollectives,
                                   (info.param.threads > 1 ? "_with_threads" : "");
                          });
 
-// The phases that one stream of `bytes` from rank 1 to rank 0 takes, or an alltoall of such
-// streams.
+// Returns the phases that one transfer of `bytes` from rank 1 to rank 0 takes, or an alltoall of
+// such transfers.
 uint64_t phases(size_t chunk_bytes, size_t bytes, OpCode op) {
   TestNode node({.size = 2, .chunk_bytes = chunk_bytes, .segment_bytes = 1 << 20});
   node.run([&](NodeRank& rank) {
@@ -118,14 +118,14 @@ uint64_t phases(size_t chunk_bytes, size_t bytes, OpCode op) {
     if (!receives) return;
     EXPECT_EQ((std::vector<char>{out[bytes - 1], out[bytes]}), expected);
   });
-  const AreaLayout layout(2, chunk_bytes);
+  const RegionLayout layout(2, chunk_bytes);
   const auto published = [&](size_t slot) {
-    return reinterpret_cast<const Slot*>(node.areas[0] + slot)->phase.load();
+    return reinterpret_cast<const Slot*>(node.regions[0] + slot)->phase.load();
   };
   return std::max(published(layout.slot), published(layout.slot + layout.slot_stride));
 }
 
-TEST(NodeStreams, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
+TEST(PeerTransfers, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
   constexpr size_t kKiB = 1024;
   constexpr size_t kMiB = 1024 * kKiB;
   EXPECT_EQ(phases(128 * kKiB, 128 * kKiB, OpCode::kGather), 1u);
@@ -139,13 +139,13 @@ TEST(NodeStreams, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
 }
 
 // Much of a rank's own is copied while it waits, and the rest at the end, whoever comes late.
-TEST(NodeStreams, CopyWhatIsForTheRankItselfWhoeverIsLate) {
+TEST(PeerTransfers, CopyWhatIsForTheRankItselfWhoeverIsLate) {
   constexpr size_t kBytes = (size_t{5} << 20) / 2 + 13;
   for (int late = 0; late < 3; ++late) {
     TestNode node({.size = 3, .chunk_bytes = 128 << 10, .segment_bytes = 64 << 20});
     const uint64_t seed = test_seed();
     SCOPED_TRACE("rank " + std::to_string(late) + " late");
-    // Returns what rank `from` has for rank `to`.
+    // Returns the data from rank `from` for rank `to`.
     const auto part = [seed](int from, int to) {
       std::mt19937_64 random(seed + static_cast<uint64_t>(3 * from + to));
       std::vector<char> bytes(kBytes);
@@ -171,7 +171,7 @@ TEST(NodeStreams, CopyWhatIsForTheRankItselfWhoeverIsLate) {
   }
 }
 
-TEST(NodeStreams, CopyWhatIsForTheRankItselfWhileItWaits) {
+TEST(PeerTransfers, CopyWhatIsForTheRankItselfWhileItWaits) {
   constexpr size_t kBytes = size_t{3} << 20;
   TestNode node({.size = 2, .chunk_bytes = 128 << 10, .segment_bytes = 64 << 20});
   std::atomic<bool> copied{false};
@@ -185,20 +185,20 @@ TEST(NodeStreams, CopyWhatIsForTheRankItselfWhileItWaits) {
     }
     operation->begin();
     if (rank.rank == 0) {
-      while (operation->poll() == Progress::kActive) continue;
+      while (operation->poll() == progress::Progress::kActive) continue;
       EXPECT_TRUE(out[0] == in);
       copied.store(true);
     }
-    while (operation->poll() != Progress::kDone) std::this_thread::yield();
+    while (operation->poll() != progress::Progress::kDone) std::this_thread::yield();
     for (int from = 0; from < 2; ++from) {
       EXPECT_TRUE(out[from] == std::vector<char>(kBytes, static_cast<char>(from + 1))) << from;
     }
   });
 }
 
-// Chunks of 16 bytes stand for those of a node with hundreds of ranks: a rank's part of two of them
-// is smaller than what fits into a slot's first line.
-TEST(NodeReduction, OfWhatHasRoomInALineIsSmallWhateverTheChunk) {
+// Chunks of 16 bytes stand for the chunks of a node with hundreds of ranks: a rank's part of two
+// chunks is smaller than the inline data of a slot.
+TEST(NodeReduction, OfInlineDataIsOneShotWithAnyChunk) {
   TestNode node({.size = 4, .chunk_bytes = 16, .segment_bytes = 1 << 20});
   node.run([&](NodeRank& rank) {
     for (uint64_t sequence = 1; sequence <= 3; ++sequence) {
@@ -224,4 +224,4 @@ TEST(NodeStress, TalksAsLongAsItIsTold) {
 }
 
 }  // namespace
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

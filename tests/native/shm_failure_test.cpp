@@ -17,7 +17,7 @@
 #include "expect_error.h"
 #include "shm_ranks.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
 using std::chrono::milliseconds;
@@ -89,7 +89,7 @@ TEST(NodeFailure, AnAlltoallIsNeverLeftUndriven) {
 }
 
 // A stream of a gibibyte would keep an abort waiting.
-TEST(NodeFailure, ALongStreamIsMovedInSlices) {
+TEST(NodeFailure, ALongTransferIsMovedInSlices) {
   constexpr size_t kCount = (size_t{40} << 20) / sizeof(float);
   TestNode node({.size = 2, .segment_bytes = size_t{84} << 20});
   NodeRank first(node, 0), second(node, 1);
@@ -97,10 +97,10 @@ TEST(NodeFailure, ALongStreamIsMovedInSlices) {
     mine->begin();
     theirs->begin();
     int count = 1;
-    while (mine->poll() == Progress::kActive) ++count;
-    while (theirs->poll() == Progress::kActive) continue;
-    EXPECT_EQ(mine->poll(), Progress::kDone);
-    EXPECT_EQ(theirs->poll(), Progress::kDone);
+    while (mine->poll() == progress::Progress::kActive) ++count;
+    while (theirs->poll() == progress::Progress::kActive) continue;
+    EXPECT_EQ(mine->poll(), progress::Progress::kDone);
+    EXPECT_EQ(theirs->poll(), progress::Progress::kDone);
     return count;
   };
   auto* const data = reinterpret_cast<float*>(second.segment->allocate(2 * kCount * sizeof(float)));
@@ -140,10 +140,10 @@ TEST(NodeGather, TheSenderPutsWhatLiesInItsSegmentIntoTheRootsOutput) {
     const auto theirs = sender.collectives->gather(1, {sent, kLarge}, {}, Dtype::kFloat32, 0);
     theirs->begin();
     mine->begin();
-    EXPECT_EQ(theirs->poll(), Progress::kActive);
+    EXPECT_EQ(theirs->poll(), progress::Progress::kActive);
     EXPECT_EQ(out[2 * kLarge - 1], in_segment ? 2.0f : 0.0f);  // before the root polls
-    while (mine->poll() != Progress::kDone) theirs->poll();
-    EXPECT_EQ(theirs->poll(), Progress::kDone);
+    while (mine->poll() != progress::Progress::kDone) theirs->poll();
+    EXPECT_EQ(theirs->poll(), progress::Progress::kDone);
     EXPECT_EQ(std::vector<float>(out, out + kLarge), own);
     EXPECT_EQ(std::vector<float>(out + kLarge, out + 2 * kLarge), std::vector<float>(kLarge, 2.0f));
   }
@@ -160,7 +160,7 @@ TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
     run_node({.size = kSize}, [&](NodeRank& rank) {
       EXPECT_FALSE(rank.run(rank.collectives->barrier(6)));
       if (rank.rank == kVictim) {
-        std::this_thread::sleep_for(milliseconds(50));  // the others sleep by now
+        std::this_thread::sleep_for(milliseconds(50));  // all other ranks sleep by now
         death.set();
         return rank.die();
       }
@@ -228,7 +228,7 @@ TEST(NodeDeath, EndsTransfersThatWaitForIt) {
       }
       if (rank.rank == 0) {
         if (count == 10) {
-          EXPECT_FALSE(receive(1));  // what it has sent is still there
+          EXPECT_FALSE(receive(1));  // its message is still in the mailbox
           EXPECT_EQ(data[0], 1.0f);
         }
         expect_error(ErrorKind::kDeath, {"send/recv with tag 1", "rank 1 has died"}, receive(1));
@@ -255,7 +255,7 @@ TEST(NodeDeath, IsSeenByATransferBehindOneThatWaitsForTheLiving) {
         float from_living = 0, from_dead = 0;
         const auto source = std::make_shared<int>(kAnyRank);
         const auto waits = rank.transfers->enqueue(
-            rank.collectives->receive({&from_living, 1}, Dtype::kFloat32, 1, 1, source), kPatience,
+            rank.collectives->receive({&from_living, 1}, Dtype::kFloat32, 1, 1, source), kTimeout,
             {});
         Moment start;
         start.set();
@@ -329,7 +329,7 @@ TEST(NodeFailure, AbortReachesASleeper) {
       });
       const auto error = receive_or_barrier(rank);
       slowest.take(abort.since());
-      expect_error(ErrorKind::kAborted, {"was given up: enough"}, error);
+      expect_error(ErrorKind::kAborted, {"was cancelled: enough"}, error);
       other.join();
       end.arrive_and_wait();
     });
@@ -381,7 +381,7 @@ TEST_P(NodeSleep, CostsLittleAndEndsPromptly) {
   expect_prompt([&] {
     Moment arrival;
     Slowest slowest;
-    run_node({.size = 8, .crowded = GetParam()}, [&](NodeRank& rank) {
+    run_node({.size = 8, .oversubscribed = GetParam()}, [&](NodeRank& rank) {
       std::vector<float> data(100);
       const auto sum = [&](uint64_t sequence) {
         return rank.collectives->allreduce(sequence, data.data(), data.data(), data.size(),
@@ -406,4 +406,4 @@ INSTANTIATE_TEST_SUITE_P(Crowds, NodeSleep, testing::Bool(), [](const auto& info
 });
 
 }  // namespace
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

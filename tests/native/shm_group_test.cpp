@@ -1,4 +1,4 @@
-// The areas of a group of the node: what it checks of them, and when nobody looks at one any more.
+// The control regions of a node: the checks of a group, and their release.
 #include "communicator/shm/shm_group.h"
 
 #include <gtest/gtest.h>
@@ -12,12 +12,12 @@
 #include "expect_error.h"
 #include "shm_ranks.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
-TEST(NodeTeam, ReleasesAreasWhenAllOthersHaveLeft) {
+TEST(NodeTeam, ReleasesRegionsWhenAllOthersHaveLeft) {
   TestNode node({.size = 3});
-  const auto released = [&node] { return ShmGroup::released(node.areas[0], 3); };
+  const auto released = [&node] { return ShmGroup::released(node.regions[0], 3); };
   auto first = std::make_unique<NodeRank>(node, 0);
   auto second = std::make_unique<NodeRank>(node, 1);
   auto third = std::make_unique<NodeRank>(node, 2);
@@ -29,9 +29,9 @@ TEST(NodeTeam, ReleasesAreasWhenAllOthersHaveLeft) {
   EXPECT_TRUE(released());
 }
 
-TEST(NodeTeam, RefusesAnAreaThatIsLaidOutInAnotherWay) {
+TEST(NodeTeam, RefusesARegionWithAnotherLayout) {
   TestNode node({.size = 2, .chunk_bytes = 8192});
-  format_area(node.areas[1], AreaLayout(2, 4096));
+  format_region(node.regions[1], RegionLayout(2, 4096));
   expect_error(ErrorKind::kMismatch, {"rank 1 of the test's group", "same staging_bytes"},
                [&] { NodeRank rank(node, 0); });
 }
@@ -62,7 +62,7 @@ TEST(NodeTeam, FindsAddressesInItsOwnSegment) {
 }
 
 Doorbell& doorbell(const TestNode& node, size_t rank) {
-  return reinterpret_cast<Control*>(node.areas[rank])->collectives;
+  return reinterpret_cast<Control*>(node.regions[rank])->collectives;
 }
 
 TEST(NodeTeam, OnlyTheLastToPublishWakesThoseWhoSleep) {
@@ -72,7 +72,7 @@ TEST(NodeTeam, OnlyTheLastToPublishWakesThoseWhoSleep) {
   NodeRank last(node, 2);
   first.shm_group->publish();
   std::thread sleeper([&first] {
-    while (!first.shm_group->all_here()) first.shm_group->sleep(Clock::now() + kPatience);
+    while (!first.shm_group->all_here()) first.shm_group->sleep(Clock::now() + kTimeout);
   });
   while (doorbell(node, 0).asleep.load() == 0) std::this_thread::yield();
   second.shm_group->publish();
@@ -80,8 +80,8 @@ TEST(NodeTeam, OnlyTheLastToPublishWakesThoseWhoSleep) {
   last.shm_group->publish();
   sleeper.join();
   EXPECT_EQ(doorbell(node, 0).bell.load(), 1u);
-  EXPECT_EQ(doorbell(node, 1).bell.load(), 0u);  // it is not asleep
+  EXPECT_EQ(doorbell(node, 1).bell.load(), 0u);  // rank 1 is not asleep
 }
 
 }  // namespace
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

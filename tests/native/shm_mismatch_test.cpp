@@ -1,4 +1,4 @@
-// Operations within a node when the ranks disagree, or one shows its neighbours nonsense.
+// Operations within a node if the ranks disagree, or a rank publishes invalid values.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "communicator/message.h"
-#include "communicator/pieces.h"
+#include "communicator/scatter_gather.h"
 #include "expect_error.h"
 #include "shm_ranks.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
 constexpr size_t kLarge = 100'000;  // elements: many chunks
@@ -86,7 +86,7 @@ TEST(NodeMismatch, EveryRankIsToldHowTheyDiffer) {
 
 // Rank 1 expects one element too few of rank 0, or of every rank. In a reduce_scatter it is rank 0
 // that sends rank 1 too few.
-TEST(NodeMismatch, OfSmallStreamsReachesEveryRank) {
+TEST(NodeMismatch, OfShortTransfersReachesEveryRank) {
   for (const OpCode op : {OpCode::kAlltoall, OpCode::kAllgather, OpCode::kScatter,
                           OpCode::kBroadcast, OpCode::kReduceScatter, OpCode::kGather}) {
     SCOPED_TRACE(op_name(op));
@@ -159,22 +159,22 @@ TEST(NodeMismatch, TellsTheCountsOfBoth) {
 TEST(NodeMismatch, OfSpoiledSlotsIsFoundBeforeTheyAreUsed) {
   struct Spoiled {
     const char* words;
-    std::function<void(Slot&, StreamLocation&)> spoil;
+    std::function<void(Slot&, TransferLocation&)> spoil;
     OpCode op = OpCode::kAlltoall;
   };
   const std::vector<Spoiled> cases = {
-      {"rounds of 0", [](Slot& slot, StreamLocation&) { slot.chunk = 0; }},
-      {"rounds of 1073741824", [](Slot& slot, StreamLocation&) { slot.chunk = 1u << 30; }},
-      {"in 0 rounds", [](Slot& slot, StreamLocation&) { slot.rounds = 0; }},
-      {"in 1000000 rounds", [](Slot& slot, StreamLocation&) { slot.rounds = 1'000'000; }},
+      {"rounds of 0", [](Slot& slot, TransferLocation&) { slot.chunk = 0; }},
+      {"rounds of 1073741824", [](Slot& slot, TransferLocation&) { slot.chunk = 1u << 30; }},
+      {"in 0 rounds", [](Slot& slot, TransferLocation&) { slot.rounds = 0; }},
+      {"in 1000000 rounds", [](Slot& slot, TransferLocation&) { slot.rounds = 1'000'000; }},
       {"at 262112 of its slots",
-       [](Slot&, StreamLocation& place) { place.offset = 256 * 1024 - 32; }},
+       [](Slot&, TransferLocation& location) { location.offset = 256 * 1024 - 32; }},
       {"at 18446744073709551615",
-       [](Slot&, StreamLocation& place) { place.offset = ~uint64_t{0}; }},
-      {"names a stream", [](Slot&, StreamLocation& place) { place.kind = 9; }},
-      {"names a stream",
-       [](Slot&, StreamLocation& place) { place.kind = StreamLocation::kZeroCopy; }},
-      {"rounds of 64", [](Slot& slot, StreamLocation&) { slot.chunk = 64; },
+       [](Slot&, TransferLocation& location) { location.offset = ~uint64_t{0}; }},
+      {"names a transfer", [](Slot&, TransferLocation& location) { location.kind = 9; }},
+      {"names a transfer",
+       [](Slot&, TransferLocation& location) { location.kind = TransferLocation::kZeroCopy; }},
+      {"rounds of 64", [](Slot& slot, TransferLocation&) { slot.chunk = 64; },
        OpCode::kReduceScatter},
   };
   for (const Spoiled& each : cases) {
@@ -202,4 +202,4 @@ TEST(NodeMismatch, OfSpoiledSlotsIsFoundBeforeTheyAreUsed) {
 }
 
 }  // namespace
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "communicator/shm/communicator.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
 constexpr unsigned kLongestRun = 200;  // seconds
@@ -26,21 +26,21 @@ size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * 
 
 std::vector<std::shared_ptr<TestSegment>> make_segments(const NodeOptions& options) {
   std::vector<std::shared_ptr<TestSegment>> made;
-  const AreaLayout layout(static_cast<size_t>(options.size), options.chunk_bytes);
+  const RegionLayout layout(static_cast<size_t>(options.size), options.chunk_bytes);
   for (int rank = 0; rank < options.size; ++rank) {
     made.push_back(std::make_shared<TestSegment>(layout.total + options.segment_bytes));
   }
   return made;
 }
 
-std::vector<std::byte*> make_areas(const NodeOptions& options,
-                                   const std::vector<std::shared_ptr<TestSegment>>& segments) {
+std::vector<std::byte*> make_regions(const NodeOptions& options,
+                                     const std::vector<std::shared_ptr<TestSegment>>& segments) {
   std::vector<std::byte*> made;
-  const AreaLayout layout(segments.size(), options.chunk_bytes);
+  const RegionLayout layout(segments.size(), options.chunk_bytes);
   for (const auto& segment : segments) {
-    segment->allocate(kAlignment);  // so that areas do not start where segments do
+    segment->allocate(kAlignment);  // so that regions do not start where segments do
     made.push_back(segment->allocate(layout.total));
-    format_area(made.back(), layout);
+    format_region(made.back(), layout);
   }
   return made;
 }
@@ -52,29 +52,30 @@ std::vector<Descriptor> make_deaths(int size) {
 }
 
 std::shared_ptr<ShmGroup> make_shm_group(TestNode& node, int rank) {
-  std::vector<ShmMember> members;
+  std::vector<LocalRank> local_ranks;
   for (size_t i = 0; i < node.segments.size(); ++i) {
     const auto& segment = node.segments[i];
-    members.push_back({static_cast<int>(i), "rank " + std::to_string(i), segment->base(),
-                       segment->size(), static_cast<size_t>(node.areas[i] - segment->base()),
-                       static_cast<int>(i) == rank ? -1 : node.deaths[i].get()});
+    local_ranks.push_back({static_cast<int>(i), "rank " + std::to_string(i), segment->base(),
+                           segment->size(), static_cast<size_t>(node.regions[i] - segment->base()),
+                           static_cast<int>(i) == rank ? -1 : node.deaths[i].get()});
   }
   const auto own = node.segments[static_cast<size_t>(rank)];
   // A queue's worker may drop the group of the node after the node has gone.
   const auto keep = std::make_shared<std::vector<std::shared_ptr<TestSegment>>>(node.segments);
   return std::make_shared<ShmGroup>(
-      ShmGroup::Setup{"the test's group", std::move(members), static_cast<size_t>(rank),
-                      node.options.chunk_bytes, node.options.crowded, node.options.threads, keep,
-                      [own](size_t bytes) { return own->allocate(bytes); },
+      ShmGroup::Setup{"the test's group", std::move(local_ranks), static_cast<size_t>(rank),
+                      node.options.chunk_bytes, node.options.oversubscribed, node.options.threads,
+                      keep, [own](size_t bytes) { return own->allocate(bytes); },
                       [own](std::byte* block) { own->free(block); }});
 }
 
 // Makes a queue as a process group has it: a failed collective fails for all, a failed transfer
 // alone.
-std::shared_ptr<OperationQueue> make_queue(OperationQueue::Order order, bool crowded,
-                                           const std::shared_ptr<ShmGroup>& shm_group) {
+std::shared_ptr<progress::OperationQueue> make_queue(progress::OperationQueue::Order order,
+                                                     bool oversubscribed,
+                                                     const std::shared_ptr<ShmGroup>& shm_group) {
   const auto failed = [order, shm_group](const std::exception_ptr& error) {
-    if (order == OperationQueue::Order::kUnordered) return;
+    if (order == progress::OperationQueue::Order::kUnordered) return;
     try {
       std::rethrow_exception(error);
     } catch (const Error& e) {
@@ -86,15 +87,15 @@ std::shared_ptr<OperationQueue> make_queue(OperationQueue::Order order, bool cro
     for (const int rank : ranks) text += " " + std::to_string(rank);
     return text;
   };
-  return OperationQueue::create(order, crowded,
-                                {{}, {}, failed, [shm_group] { shm_group->wake(); }, name_ranks});
+  return progress::OperationQueue::create(
+      order, oversubscribed, {{}, {}, failed, [shm_group] { shm_group->wake(); }, name_ranks});
 }
 
-std::exception_ptr run_on(OperationQueue& queue, OperationPtr operation,
+std::exception_ptr run_on(progress::OperationQueue& queue, OperationPtr operation,
                           std::chrono::milliseconds timeout) {
-  const auto ticket = queue.enqueue(std::move(operation), timeout, {});
-  queue.launch(ticket, Mode::kSync);
-  return ticket->error();
+  const auto request = queue.enqueue(std::move(operation), timeout, {});
+  queue.launch(request, progress::Mode::kSync);
+  return request->error();
 }
 
 }  // namespace
@@ -162,8 +163,10 @@ NodeRank::NodeRank(TestNode& of, int own)
       segment(of.segments[static_cast<size_t>(own)]),
       shm_group(make_shm_group(of, own)),
       collectives(make_communicator(shm_group)),
-      ordered(make_queue(OperationQueue::Order::kOrdered, of.options.crowded, shm_group)),
-      transfers(make_queue(OperationQueue::Order::kUnordered, of.options.crowded, shm_group)) {}
+      ordered(make_queue(progress::OperationQueue::Order::kOrdered, of.options.oversubscribed,
+                         shm_group)),
+      transfers(make_queue(progress::OperationQueue::Order::kUnordered, of.options.oversubscribed,
+                           shm_group)) {}
 
 NodeRank::~NodeRank() {
   ordered->stop();
@@ -183,7 +186,7 @@ void NodeRank::die() { eventfd_write(node.deaths[static_cast<size_t>(rank)].get(
 TestNode::TestNode(const NodeOptions& chosen)
     : options(chosen),
       segments(make_segments(options)),
-      areas(make_areas(options, segments)),
+      regions(make_regions(options, segments)),
       deaths(make_deaths(options.size)) {}
 
 void TestNode::run(const std::function<void(NodeRank&)>& body) {
@@ -203,4 +206,4 @@ void TestNode::run(const std::function<void(NodeRank&)>& body) {
   alarm(0);
 }
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

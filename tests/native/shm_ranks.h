@@ -1,6 +1,6 @@
-// Ranks of one node as threads: each has a segment, an area in it, a ShmGroup and two queues, as a
-// process would. They run the code of communicator/shm unchanged, so the thread sanitizer sees all
-// sides.
+// Ranks of one node as threads. Each has a segment, a control region in it, a ShmGroup and two
+// queues, as a process would. They run the code of communicator/shm unchanged, so ThreadSanitizer
+// checks all sides.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,9 @@
 #include "communicator/shm/shm_group.h"
 #include "progress/operation_queue.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 
-inline constexpr std::chrono::milliseconds kPatience{60'000};
+inline constexpr std::chrono::milliseconds kTimeout{60'000};
 
 // A rank's segment: blocks by first fit. A freed block is overwritten, and poisoned for the address
 // sanitizer. Threads: any.
@@ -51,8 +51,8 @@ struct NodeOptions {
   int size = 2;
   size_t chunk_bytes = 64 * 1024;
   size_t segment_bytes = size_t{8} << 20;
-  bool crowded = true;
-  size_t threads = 1;  // that share a rank's large reductions and copies
+  bool oversubscribed = true;
+  size_t threads = 1;  // threads that share a large reduction or copy of a rank
 };
 
 class TestNode;
@@ -65,9 +65,8 @@ struct NodeRank {
   NodeRank& operator=(const NodeRank&) = delete;
 
   // Runs a collective, or a send or a receive, to its end and returns its error.
-  std::exception_ptr run(OperationPtr collective, std::chrono::milliseconds timeout = kPatience);
-  std::exception_ptr transfer(OperationPtr operation,
-                              std::chrono::milliseconds timeout = kPatience);
+  std::exception_ptr run(OperationPtr collective, std::chrono::milliseconds timeout = kTimeout);
+  std::exception_ptr transfer(OperationPtr operation, std::chrono::milliseconds timeout = kTimeout);
 
   // Becomes a dead process to the others: takes no further part.
   void die();
@@ -78,8 +77,8 @@ struct NodeRank {
   const std::shared_ptr<TestSegment> segment;
   const std::shared_ptr<ShmGroup> shm_group;
   const std::shared_ptr<Communicator> collectives;
-  const std::shared_ptr<OperationQueue> ordered;
-  const std::shared_ptr<OperationQueue> transfers;
+  const std::shared_ptr<progress::OperationQueue> ordered;
+  const std::shared_ptr<progress::OperationQueue> transfers;
   uint64_t sequence = 0;
 };
 
@@ -87,13 +86,13 @@ class TestNode {
  public:
   explicit TestNode(const NodeOptions& options);
 
-  // Runs `body` as every rank, each in a thread, and waits for all. What a body throws fails the
-  // test. One that hangs ends the program.
+  // Runs `body` as every rank, each in a thread, and waits for all. An exception of a body fails
+  // the test. A body that hangs ends the program.
   void run(const std::function<void(NodeRank&)>& body);
 
   const NodeOptions options;
   const std::vector<std::shared_ptr<TestSegment>> segments;  // by rank
-  const std::vector<std::byte*> areas;                       // the same
+  const std::vector<std::byte*> regions;                     // the same
   const std::vector<Descriptor> deaths;  // eventfds: readable once the rank is dead
 };
 
@@ -101,4 +100,4 @@ inline void run_node(const NodeOptions& options, const std::function<void(NodeRa
   TestNode(options).run(body);
 }
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

@@ -1,5 +1,5 @@
-// Sends and receives over shared memory that do not go as planned: full mailboxes, messages that
-// nobody waits for, senders that give up, receivers that refuse.
+// Sends and receives over shared memory with errors: full mailboxes, messages without a receive,
+// senders that cancel, receivers that refuse.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "communicator/shm/area.h"
+#include "communicator/shm/control_region.h"
 #include "communicator/shm/tuning.h"
 #include "expect_error.h"
 #include "shm_ranks.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
 using std::chrono::milliseconds;
@@ -26,11 +26,11 @@ using std::chrono::milliseconds;
 constexpr int kTag = 3;
 constexpr int kMany = 5 * static_cast<int>(kCells);
 
-using TicketPtr = std::shared_ptr<Ticket>;
+using RequestPtr = std::shared_ptr<progress::Request>;
 
-TicketPtr send(NodeRank& rank, const std::vector<float>& data, int to, int tag = kTag) {
+RequestPtr send(NodeRank& rank, const std::vector<float>& data, int to, int tag = kTag) {
   return rank.transfers->enqueue(
-      rank.collectives->send({data.data(), data.size()}, Dtype::kFloat32, to, tag), kPatience, {});
+      rank.collectives->send({data.data(), data.size()}, Dtype::kFloat32, to, tag), kTimeout, {});
 }
 
 std::exception_ptr receive(NodeRank& rank, std::vector<float>& data, int from, int tag = kTag) {
@@ -38,21 +38,21 @@ std::exception_ptr receive(NodeRank& rank, std::vector<float>& data, int from, i
                                                  tag, std::make_shared<int>(kAnyRank)));
 }
 
-std::exception_ptr end_of(NodeRank& rank, const TicketPtr& ticket) {
-  rank.transfers->wait(ticket, Clock::time_point::max());
-  return ticket->error();
+std::exception_ptr end_of(NodeRank& rank, const RequestPtr& request) {
+  rank.transfers->wait(request, Clock::time_point::max());
+  return request->error();
 }
 
 TEST(NodeTransfers, OfOneTagArriveInOrderAndOfManyInAny) {
   run_node({.size = 2}, [](NodeRank& rank) {
     std::vector<std::vector<float>> messages;
-    std::vector<TicketPtr> sent;
+    std::vector<RequestPtr> sent;
     for (int i = 0; i < kMany; ++i) messages.push_back({static_cast<float>(i)});
     std::vector<float> found(1);
     if (rank.rank == 0) {
       for (int i = 0; i < kMany; ++i) sent.push_back(send(rank, messages[i], 1));
       for (int i = 0; i < kMany; ++i) sent.push_back(send(rank, messages[i], 1, 100 + i));
-      for (const TicketPtr& ticket : sent) EXPECT_FALSE(end_of(rank, ticket));
+      for (const RequestPtr& request : sent) EXPECT_FALSE(end_of(rank, request));
       return;
     }
     for (int i = kMany - 1; i >= 0; --i) {
@@ -90,7 +90,7 @@ TEST(NodeTransfers, ThatGiveUpBeforeTheyArePostedLeaveNoGap) {
           ErrorKind::kTimeout, {"timed out after 20 ms", "missing ranks: 1"},
           rank.transfer(rank.collectives->send({late.data(), count}, Dtype::kFloat32, 1, kTag),
                         milliseconds(20)));
-      const TicketPtr last = send(rank, messages[cells], 1);
+      const RequestPtr last = send(rank, messages[cells], 1);
       gave_up.arrive_and_wait();
       EXPECT_FALSE(end_of(rank, last));
     });
@@ -119,7 +119,7 @@ TEST(NodeTransfers, OfAnotherSizeAreRefusedAlone) {
           return rank.transfer(rank.collectives->send({data, count}, Dtype::kFloat32, 1, kTag));
         };
         if (count == 10) {
-          EXPECT_FALSE(send_it());  // it was done when it was posted
+          EXPECT_FALSE(send_it());  // the send was done when it was posted
         } else {
           expect_error(ErrorKind::kMismatch, {"rank 1", "refused the message", "tag 3"}, send_it());
         }
@@ -164,7 +164,7 @@ OperationPtr receive_operation(NodeRank& rank, std::vector<float>& data, int fro
 
 constexpr size_t kLarge = 500'000;  // floats: many chunks
 
-// Rank 0 sends and gives up, `times` times; then it sends what rank 1 is to receive.
+// Rank 0 sends and cancels, `times` times. Then it sends the message that rank 1 receives.
 void expect_withdrawn(bool in_segment, bool collected) {
   constexpr int kTimes = 3;
   std::barrier<> step(2);
@@ -176,7 +176,7 @@ void expect_withdrawn(bool in_segment, bool collected) {
       if (collected) step.arrive_and_wait();
       const auto early = rank.collectives->receive({none.data(), 1}, Dtype::kFloat32, 0, kTag + 1,
                                                    std::make_shared<int>(kAnyRank));
-      if (collected) {  // keeps what has come, all of it unexpected
+      if (collected) {  // keeps the messages that have arrived, all unexpected
         early->begin();
         early->poll();
         early->abandon();
@@ -256,12 +256,12 @@ TEST(NodeTransfers, ThatWereTakenKeepTheTensorOfASenderThatGivesUp) {
       taking->begin();
       const OperationPtr sending = message->send(sender, 1);
       sending->begin();
-      // Takes the envelope, and of a staged message what is there.
-      const Progress first = taking->poll();
+      // Takes the envelope, and the available chunks of a staged message.
+      const progress::Progress first = taking->poll();
       sending->abandon();
       if (in_segment) {
-        EXPECT_EQ(first, Progress::kDone);
-        EXPECT_FALSE(sending->peers_may_write());  // it has all of it
+        EXPECT_EQ(first, progress::Progress::kDone);
+        EXPECT_FALSE(sending->peers_may_write());  // the receiver has all of it
         EXPECT_EQ(found, std::vector<float>(count, 5.0f));
         continue;
       }
@@ -286,17 +286,17 @@ TEST(NodeTransfers, ComeInSlicesAndExposeTheTensorMeanwhile) {
   const OperationPtr taking = receive_operation(receiver, found, 0);
   sending->begin();
   taking->begin();
-  EXPECT_EQ(taking->poll(), Progress::kActive);
+  EXPECT_EQ(taking->poll(), progress::Progress::kActive);
   sending->abandon();
   EXPECT_TRUE(sending->peers_may_write());
-  EXPECT_EQ(taking->poll(), Progress::kDone);
+  EXPECT_EQ(taking->poll(), progress::Progress::kDone);
   EXPECT_EQ(found, std::vector<float>(kCount, 5.0f));
 }
 
 TEST(NodeTransfers, EndAtOnceWhenTheReceiverGivesUp) {
   for (const bool in_segment : {false, true}) {
     for (const bool polled : {false, true}) {
-      if (in_segment && polled) continue;  // it would have all of it
+      if (in_segment && polled) continue;  // the receiver would have all of it
       TestNode node({.size = 2});
       const size_t blocks = node.segments[0]->blocks();
       {
@@ -381,8 +381,8 @@ TEST(NodeTransfers, GoInLargerChunksIfTheyAreLong) {
         0);
     const OperationPtr taking = receive_operation(receiver, found, 0);
     taking->begin();
-    while (taking->poll() != Progress::kDone) sending->poll();
-    EXPECT_EQ(sending->poll(), Progress::kDone);
+    while (taking->poll() != progress::Progress::kDone) sending->poll();
+    EXPECT_EQ(sending->poll(), progress::Progress::kDone);
     EXPECT_EQ(found, data);
   }
 }
@@ -399,8 +399,8 @@ TEST(NodeTransfers, WithAFullMailboxNeedADriver) {
   }
   const OperationPtr taking = receive_operation(receiver, found, 0);
   taking->begin();
-  EXPECT_EQ(taking->poll(), Progress::kDone);
-  EXPECT_EQ(sends.back()->poll(), Progress::kDone);
+  EXPECT_EQ(taking->poll(), progress::Progress::kDone);
+  EXPECT_EQ(sends.back()->poll(), progress::Progress::kDone);
   EXPECT_TRUE(sends.back()->self_sufficient());
 }
 
@@ -423,4 +423,4 @@ TEST(NodeTransfers, WithoutRoomToStageFailAlone) {
 }
 
 }  // namespace
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

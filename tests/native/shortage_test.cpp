@@ -1,8 +1,8 @@
 // Heaps, segments and pools when memory is short.
 //
-// How much there is, is for the tests to say: this program has the functions of memory/room.h
-// itself, so that the linker takes none from the library (memory/room.cpp has no other functions).
-// No test here depends on what the machine has free, and none needs more than a few MiB of it.
+// The tests choose the amount of memory: this program defines the functions of memory/room.h
+// itself, so the linker takes none from the library (memory/room.cpp has no other functions). No
+// test here depends on the machine's free memory or needs more than a few MiB of it.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -28,10 +28,10 @@ namespace {
 constexpr uint64_t kPlenty = std::numeric_limits<uint64_t>::max();
 
 struct Machine {
-  uint64_t nodes = kPlenty;         // what the HBM nodes can give,
-  int questions = 0;                // once they have been asked so many times;
-  uint64_t nodes_before = kPlenty;  // before that
-  uint64_t all = kPlenty;           // what the machine can give
+  uint64_t nodes = kPlenty;         // room on the HBM nodes
+  int questions = 0;                // after this number of queries;
+  uint64_t nodes_before = kPlenty;  // room before that
+  uint64_t all = kPlenty;           // room on the machine
 };
 Machine machine;
 
@@ -57,7 +57,7 @@ constexpr size_t kSmall = kMiB;
 constexpr size_t kLarge = kMappedBlockBytes + 8 * kMiB;
 static_assert(kSmall < kMappedBlockBytes);
 
-TEST(Heap, StrictPoliciesRefuseWhatTheNodeCannotHold) {
+TEST(Heap, StrictPoliciesRefuseBeyondTheNode) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       Heap heap(policy);
@@ -73,7 +73,7 @@ TEST(Heap, StrictPoliciesRefuseWhatTheNodeCannotHold) {
   });
 }
 
-TEST(Heap, PreferredSpillsWhatTheNodeCannotHold) {
+TEST(Heap, PreferredSpillsBeyondTheNode) {
   with_hbm([] {
     Heap heap(Policy::kPreferred);
     for (size_t bytes : {kSmall, kLarge}) {
@@ -92,7 +92,7 @@ TEST(Heap, PreferredSpillsWhatTheNodeCannotHold) {
   });
 }
 
-TEST(Heap, WhatTheMachineCannotHoldIsAnError) {
+TEST(Heap, ThrowsBeyondTheMachine) {
   with_hbm([] {
     for (Policy policy : {Policy::kPreferred, Policy::kDdr}) {
       Heap heap(policy);
@@ -107,7 +107,7 @@ TEST(Heap, WhatTheMachineCannotHoldIsAnError) {
 }
 
 // Another process takes the rest while this one's pages are being put in place.
-TEST(Heap, ANodeThatFillsUpMeanwhileIsAnError) {
+TEST(Heap, ThrowsIfANodeFillsUp) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       Heap heap(policy);
@@ -120,7 +120,7 @@ TEST(Heap, ANodeThatFillsUpMeanwhileIsAnError) {
   });
 }
 
-TEST(SharedSegment, StrictPoliciesRefuseWhatTheNodeCannotHold) {
+TEST(SharedSegment, StrictPoliciesRefuseBeyondTheNode) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       machine = {.nodes = 8 * kMiB};
@@ -136,7 +136,7 @@ TEST(SharedSegment, StrictPoliciesRefuseWhatTheNodeCannotHold) {
   });
 }
 
-TEST(SharedSegment, PreferredCountsWhatFitsAsHbm) {
+TEST(SharedSegment, PreferredCountsFittingBytesAsHbm) {
   with_hbm([] {
     const auto segment = SharedSegment::create(Policy::kPreferred, kGiB);
     machine = {.nodes = 6 * kMiB, .all = 16 * kMiB};
@@ -153,7 +153,7 @@ TEST(SharedSegment, PreferredCountsWhatFitsAsHbm) {
   });
 }
 
-TEST(Pool, WhatCannotBeHeldIsAnError) {
+TEST(Pool, ThrowsBeyondTheCapacity) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
       const auto pool = Pool::create({.policy = policy, .capacity = kGiB});

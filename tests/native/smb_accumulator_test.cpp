@@ -1,4 +1,4 @@
-// The accumulator: nothing is lost among concurrent operations, whether they are recorded or not.
+// The accumulator: concurrent operations lose no update, with and without records.
 #include "box/server/accumulator.h"
 
 #include <gtest/gtest.h>
@@ -17,26 +17,26 @@
 #include "seeds.h"
 #include "smb_store_fixture.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 namespace {
 
-constexpr RecordSizes kSmall{.sessions = 16, .operations = 2, .lanes = 6, .chunk = 4096};
+constexpr storage::RecordSizes kSmall{.sessions = 16, .operations = 2, .parts = 6, .chunk = 4096};
 
 // Runs with records in memory, and in a store.
 class AccumulatorTest : public testing::TestWithParam<bool> {
  protected:
-  std::shared_ptr<BoxSegment> segment(uint64_t key, uint64_t size) {
+  std::shared_ptr<storage::BoxSegment> segment(uint64_t key, uint64_t size) {
     return store_->create(creation(key, size));
   }
-  SessionRecord& session(uint64_t id) { return store_->records().open_session({0, id}); }
+  storage::SessionRecord& session(uint64_t id) { return store_->records().open_session({0, id}); }
 
   const Scratch scratch_;
-  const std::unique_ptr<Store> store_ =
+  const std::unique_ptr<storage::Store> store_ =
       open_store(GetParam() ? scratch_.store() : "", kSmall, false);
   Accumulator accumulator_{store_->records(), 3};
 };
 
-constexpr Formula kFormulas[] = {
+constexpr kernels::Formula kFormulas[] = {
     {Dtype::kFloat32, Dtype::kFloat32, Combine::kAdd, 0.5},
     {Dtype::kInt64, Dtype::kInt64, Combine::kAdd, 3},
     {Dtype::kBFloat16, Dtype::kBFloat16, Combine::kAssign, -1},
@@ -49,24 +49,24 @@ constexpr Formula kFormulas[] = {
 
 // accumulate_test has every pair of types; these have every ratio of widths.
 TEST_P(AccumulatorTest, AppliesFormulasToRanges) {
-  SessionRecord& session = this->session(1);
+  storage::SessionRecord& session = this->session(1);
   const uint64_t size = 3 << 20;
   const auto target = segment(1, size), source = segment(2, size);
   std::mt19937_64 random = test_random();
   uint64_t number = 0;
-  for (const Formula& formula : kFormulas) {
+  for (const kernels::Formula& formula : kFormulas) {
     const uint64_t width = element_size(formula.target);
     const uint64_t source_width = element_size(formula.source);
     const uint64_t most = 2'500'000 / std::max(width, source_width);
     for (uint64_t count :
          {uint64_t{0}, uint64_t{1}, uint64_t{4096 / width}, uint64_t{100'001}, most}) {
-      for (BoxSegment* one : {target.get(), source.get()}) {
+      for (storage::BoxSegment* one : {target.get(), source.get()}) {
         std::generate_n(contents<uint64_t>(*one), size / 8, std::ref(random));
       }
       const uint64_t to = width * (random() % 1000), from = source_width * (random() % 1000);
       std::vector<std::byte> expected(size);
       std::memcpy(expected.data(), target->block->base(), size);
-      hbm::accumulate(expected.data() + to, source->block->base() + from, count, formula);
+      kernels::accumulate(expected.data() + to, source->block->base() + from, count, formula);
 
       accumulator_.accumulate(session, ++number, {*target, to}, {*source, from}, count * width,
                               formula);
@@ -87,7 +87,7 @@ TEST_P(AccumulatorTest, DoublesASegment) {
 }
 
 TEST_P(AccumulatorTest, FetchAddReturnsWhatWasThere) {
-  SessionRecord& session = this->session(1);
+  storage::SessionRecord& session = this->session(1);
   const auto cells = segment(1, 8192);
   EXPECT_EQ(accumulator_.fetch_add(session, 1, {*cells, 4096}, 5), 0);
   EXPECT_EQ(accumulator_.fetch_add(session, 2, {*cells, 4096}, -7), 5);
@@ -98,10 +98,10 @@ TEST_P(AccumulatorTest, FetchAddReturnsWhatWasThere) {
   EXPECT_EQ(session.outcome(5), nullptr);
 }
 
-TEST_P(AccumulatorTest, TheWindowForgetsTheOldest) {
-  SessionRecord& session = this->session(1);
+TEST_P(AccumulatorTest, ForgetsTheOldestOutcomes) {
+  storage::SessionRecord& session = this->session(1);
   const auto cell = segment(1, 4096);
-  for (uint64_t i = 1; i <= smb::kWindow + 1; ++i) {
+  for (uint64_t i = 1; i <= protocol::kSequencedInFlight + 1; ++i) {
     accumulator_.fetch_add(session, i, {*cell, 0}, 1);
   }
   EXPECT_EQ(session.outcome(0), nullptr);
@@ -110,7 +110,7 @@ TEST_P(AccumulatorTest, TheWindowForgetsTheOldest) {
   EXPECT_EQ(session.outcome(2)->value, 1);
 }
 
-// Every client adds 1 to ranges of its choice, and counts what it added to each element.
+// Every client adds 1 to random ranges, and counts its additions to each element.
 TEST_P(AccumulatorTest, OverlappingOperationsLoseNothing) {
   constexpr uint64_t kCount = 400'000, kClients = 4, kOperations = 40;
   const auto target = segment(1, kCount * 8), ones = segment(2, kCount * 8);
@@ -119,7 +119,7 @@ TEST_P(AccumulatorTest, OverlappingOperationsLoseNothing) {
   const uint64_t seed = test_seed();
   std::vector<std::thread> clients;
   for (uint64_t client = 0; client < kClients; ++client) {
-    SessionRecord& session = this->session(client + 1);
+    storage::SessionRecord& session = this->session(client + 1);
     clients.emplace_back([&, client] {
       std::mt19937_64 random(seed + client);
       for (uint64_t number = 1; number <= kOperations; ++number) {
@@ -172,7 +172,7 @@ TEST(ThreadPool, ThrowsWhatAPartThrew) {
 TEST(Steps, CoverTheRangeByChunks) {
   for (uint64_t offset : {0, 1, 7, 8, 9, 16}) {
     for (uint64_t bytes : {1, 7, 8, 9, 17, 64}) {
-      const Steps steps{offset, bytes, 8};
+      const storage::Steps steps{offset, bytes, 8};
       uint64_t at = offset;
       for (uint64_t step = 0; step < steps.count(); ++step) {
         const auto [first, last] = steps.bytes_of(step);
@@ -183,9 +183,9 @@ TEST(Steps, CoverTheRangeByChunks) {
       }
       EXPECT_EQ(at, offset + bytes);
       uint64_t next = 0;
-      for (uint64_t lane = 0; lane < 3; ++lane) {
-        EXPECT_EQ(steps.steps_of(lane, 3).first, next);
-        next = steps.steps_of(lane, 3).last;
+      for (uint64_t part = 0; part < 3; ++part) {
+        EXPECT_EQ(steps.steps_of(part, 3).first, next);
+        next = steps.steps_of(part, 3).last;
       }
       EXPECT_EQ(next, steps.count());
     }
@@ -193,4 +193,4 @@ TEST(Steps, CoverTheRangeByChunks) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server

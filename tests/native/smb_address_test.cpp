@@ -4,7 +4,7 @@
 
 #include "expect_error.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 TEST(Address, ReadsHostAndPort) {
@@ -70,4 +70,4 @@ TEST(Address, SaysWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

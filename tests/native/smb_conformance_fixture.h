@@ -1,4 +1,4 @@
-// A box and clients for the conformance tests: what a memory box promises its clients
+// A box and clients for the conformance tests: the guarantees of a memory box to its clients
 // (docs/memory-box.md), on every transport. The same tests run over each of HBM_BOX_TRANSPORTS
 // ("shm,tcp" unless it is set; the virtual machine sets "verbs"), against a box on HBM_BOX_HOST
 // (127.0.0.1).
@@ -19,7 +19,7 @@
 #include "box/server.h"
 #include "smb_client.h"
 
-namespace hbm::client {
+namespace hbm::box {
 
 inline constexpr uint64_t kChunk = uint64_t{256} << 10;  // of a slice, and several of accumulate
 
@@ -47,15 +47,15 @@ std::byte* bytes_of(std::vector<T>& values) {
   return reinterpret_cast<std::byte*>(values.data());
 }
 
-inline BoxError::Cause cause_of(const std::function<void()>& action) {
+inline client::BoxError::Cause cause_of(const std::function<void()>& action) {
   try {
     action();
-  } catch (const BoxError& error) {
+  } catch (const client::BoxError& error) {
     EXPECT_NE(std::string(error.what()), "");
     return error.cause();
   }
   ADD_FAILURE() << "nothing was thrown";
-  return BoxError::Cause::kClosed;
+  return client::BoxError::Cause::kClosed;
 }
 
 inline ErrorKind kind_of(const std::function<void()>& action) {
@@ -73,25 +73,25 @@ class SmbConformance : public testing::TestWithParam<std::string> {
  protected:
   SmbConformance() : server_(server_options()) {}
 
-  static box::ServerOptions server_options() {
-    box::ServerOptions options;
+  static ServerOptions server_options() {
+    ServerOptions options;
     options.listen = {setting("HBM_BOX_HOST", "127.0.0.1") + ":0"};
     options.memory = uint64_t{256} << 20;
     options.token = "conformance";
-    if (GetParam() == "verbs") options.verbs = box::VerbsChoice::kOn;
+    if (GetParam() == "verbs") options.verbs = VerbsChoice::kOn;
     return options;
   }
 
-  std::unique_ptr<Client> connect(bool read_only = false) const {
-    ClientOptions options;
+  std::unique_ptr<client::Client> connect(bool read_only = false) const {
+    client::ClientOptions options;
     options.url = server_.url();
     options.token = "conformance";
-    options.transport = parse_transport(GetParam());
+    options.transport = client::parse_transport(GetParam());
     options.read_only = read_only;
-    return std::make_unique<Client>(options);
+    return std::make_unique<client::Client>(options);
   }
 
-  box::Server server_;
+  Server server_;
 };
 
-}  // namespace hbm::client
+}  // namespace hbm::box

@@ -10,7 +10,7 @@
 #include "seeds.h"
 #include "smb_conformance_fixture.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 namespace {
 
 // float32 and float64 have NumPy's arithmetic, which this repeats; the other types are compared in
@@ -123,14 +123,14 @@ TEST_P(SmbConformance, NoUpdateIsLost) {
     threads.emplace_back([&, each] {
       const auto client = connect();
       const Segment target =
-          client->alloc({.size = kBytes, .key = total.key(), .mode = smb::AllocMode::kAttach});
-      const Segment slot = client->alloc({.size = kBytes, .temporary = true});
+          client->alloc({.size = kBytes, .key = total.key(), .mode = protocol::AllocMode::kAttach});
+      const Segment source = client->alloc({.size = kBytes, .temporary = true});
       std::vector<int64_t> ones(kBytes / 8, 1);
-      client->write(slot, 0, bytes_of(ones), kBytes);
+      client->write(source, 0, bytes_of(ones), kBytes);
       for (int round = 0; round < kRounds; ++round) {
         // Shifted against each other, so that ranges overlap in part.
         const uint64_t offset = 8 * static_cast<uint64_t>(each);
-        client->accumulate(target, slot,
+        client->accumulate(target, source,
                            {.dtype = Dtype::kInt64, .bytes = kBytes - 64, .target_offset = offset});
         client->fetch_add(target, 512, 1);
       }
@@ -155,7 +155,7 @@ TEST_P(SmbConformance, FetchAddCountsEveryCall) {
     threads.emplace_back([&] {
       const auto client = connect();
       const Segment shared =
-          client->alloc({.size = 16, .key = cells.key(), .mode = smb::AllocMode::kAttach});
+          client->alloc({.size = 16, .key = cells.key(), .mode = protocol::AllocMode::kAttach});
       for (int i = 0; i < kCalls; ++i) mine.push_back(client->fetch_add(shared, 8, 1));
     });
   }
@@ -175,4 +175,4 @@ INSTANTIATE_TEST_SUITE_P(Transports, SmbConformance, testing::ValuesIn(transport
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -25,7 +25,7 @@
 #include "seeds.h"
 #include "smb_conformance_fixture.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 namespace {
 
 TEST_P(SmbConformance, TransportIsTheOneThatWasNamed) {
@@ -49,7 +49,7 @@ TEST_P(SmbConformance, ReadsGiveWhatWasWritten) {
                               (uint64_t{4} << 20) + 13}) {
     const Segment mine = writer->alloc({.size = size});
     const Segment theirs =
-        reader->alloc({.size = size, .key = mine.key(), .mode = smb::AllocMode::kAttach});
+        reader->alloc({.size = size, .key = mine.key(), .mode = protocol::AllocMode::kAttach});
     EXPECT_FALSE(theirs.created());
     const auto bytes = random_bytes(size, test_seed());
     writer->write(mine, 0, bytes.data(), size);
@@ -72,7 +72,7 @@ TEST_P(SmbConformance, RegisteredMemoryHoldsTheSameBytes) {
     registered.reset();
     client->read(segment, 0, back.data(), kSize);
     ASSERT_EQ(back, bytes);
-    client->write(segment, 1, bytes.data(), 100);  // known no more, and still right
+    client->write(segment, 1, bytes.data(), 100);  // no longer registered, and still correct
     client->read(segment, 1, back.data(), 100);
     ASSERT_TRUE(std::equal(back.begin(), back.begin() + 100, bytes.begin()));
   }
@@ -97,7 +97,7 @@ TEST_P(SmbConformance, RangesTouchNothingElse) {
   }
 }
 
-TEST_P(SmbConformance, PastTheEndIsRefusedBeforeAnythingMoves) {
+TEST_P(SmbConformance, ARangePastTheEndIsRefusedFirst) {
   const auto client = connect();
   const Segment segment = client->alloc({.size = 100});
   std::vector<std::byte> data(200, std::byte{7});
@@ -112,22 +112,23 @@ TEST_P(SmbConformance, PastTheEndIsRefusedBeforeAnythingMoves) {
 
 TEST_P(SmbConformance, ModesOfAlloc) {
   const auto client = connect();
-  const smb::Id key{.high = 1, .low = 2};
-  const auto alloc = [&](smb::AllocMode mode, uint64_t size) {
+  const protocol::Id key{.high = 1, .low = 2};
+  const auto alloc = [&](protocol::AllocMode mode, uint64_t size) {
     return client->alloc({.size = size, .key = key, .mode = mode});
   };
-  EXPECT_EQ(cause_of([&] { alloc(smb::AllocMode::kAttach, 64); }), BoxError::Cause::kNoSuchKey);
-  EXPECT_TRUE(alloc(smb::AllocMode::kCreate, 64).created());
-  EXPECT_EQ(cause_of([&] { alloc(smb::AllocMode::kCreate, 64); }), BoxError::Cause::kKeyInUse);
-  EXPECT_FALSE(alloc(smb::AllocMode::kAuto, 64).created());
-  EXPECT_THROW(alloc(smb::AllocMode::kAuto, 65), Error);
-  EXPECT_EQ(alloc(smb::AllocMode::kAttach, 0).size(), 64u);  // whatever it has
+  EXPECT_EQ(cause_of([&] { alloc(protocol::AllocMode::kAttach, 64); }),
+            BoxError::Cause::kNoSuchKey);
+  EXPECT_TRUE(alloc(protocol::AllocMode::kCreate, 64).created());
+  EXPECT_EQ(cause_of([&] { alloc(protocol::AllocMode::kCreate, 64); }), BoxError::Cause::kKeyInUse);
+  EXPECT_FALSE(alloc(protocol::AllocMode::kAuto, 64).created());
+  EXPECT_THROW(alloc(protocol::AllocMode::kAuto, 65), Error);
+  EXPECT_EQ(alloc(protocol::AllocMode::kAttach, 0).size(), 64u);  // any size
 }
 
 TEST_P(SmbConformance, AKeyExistsFromItsCreationUntilItIsDeleted) {
   const auto maker = connect();
   const auto asker = connect(true);
-  const smb::Id key{.high = 5, .low = 6};
+  const protocol::Id key{.high = 5, .low = 6};
   EXPECT_FALSE(asker->exists(key));
   const Segment segment = maker->alloc({.size = 64, .key = key});
   EXPECT_TRUE(asker->exists(key));
@@ -142,11 +143,11 @@ TEST_P(SmbConformance, DeletedKeysAreGoneAndAttachmentsStay) {
   const auto slave = connect();
   const Segment mine = master->alloc({.size = 64});
   const Segment theirs =
-      slave->alloc({.size = 64, .key = mine.key(), .mode = smb::AllocMode::kAttach});
+      slave->alloc({.size = 64, .key = mine.key(), .mode = protocol::AllocMode::kAttach});
   master->remove(mine);
   master->free(mine);
   EXPECT_EQ(cause_of([&] {
-              slave->alloc({.size = 64, .key = mine.key(), .mode = smb::AllocMode::kAttach});
+              slave->alloc({.size = 64, .key = mine.key(), .mode = protocol::AllocMode::kAttach});
             }),
             BoxError::Cause::kNoSuchKey);
   EXPECT_EQ(slave->fetch_add(theirs, 0, 3), 0);
@@ -170,13 +171,13 @@ TEST_P(SmbConformance, ReadOnlyClientsAndAttachmentsCannotWrite) {
   const auto owner = connect();
   const Segment segment = owner->alloc({.size = 4096});
   const auto reader = connect(/*read_only=*/true);
-  AllocOptions attach{.size = 4096, .key = segment.key(), .mode = smb::AllocMode::kAttach};
+  AllocOptions attach{.size = 4096, .key = segment.key(), .mode = protocol::AllocMode::kAttach};
   const Segment seen = reader->alloc(attach);
   attach.read_only = true;
-  const Segment kept = owner->alloc(attach);
+  const Segment other_attachment = owner->alloc(attach);
   std::vector<std::byte> data(4096, std::byte{1});
   const std::pair<Client*, const Segment*> guarded[] = {{reader.get(), &seen},
-                                                        {owner.get(), &kept}};
+                                                        {owner.get(), &other_attachment}};
   for (const auto& [client, target] : guarded) {
     EXPECT_EQ(cause_of([&] { client->write(*target, 0, data.data(), 4096); }),
               BoxError::Cause::kDenied);
@@ -197,7 +198,7 @@ TEST_P(SmbConformance, ReadOnlyClientsAndAttachmentsCannotWrite) {
 TEST_P(SmbConformance, AsynchronousOperationsKeepTheirOrderOnTheSameBytes) {
   const auto client = connect();
   constexpr uint64_t kBytes = kChunk + 64;
-  const Segment slot = client->alloc({.size = kBytes});
+  const Segment source = client->alloc({.size = kBytes});
   const Segment total = client->alloc({.size = kBytes});
   constexpr int kRounds = 30;
   std::vector<std::vector<int64_t>> values;
@@ -206,8 +207,8 @@ TEST_P(SmbConformance, AsynchronousOperationsKeepTheirOrderOnTheSameBytes) {
   std::vector<Future> futures;
   for (int i = 0; i < kRounds; ++i) {
     Batch batch = client->batch();
-    futures.push_back(batch.write(slot, 0, bytes_of(values[i]), kBytes));
-    futures.push_back(batch.accumulate(total, slot, {.dtype = Dtype::kInt64, .bytes = kBytes}));
+    futures.push_back(batch.write(source, 0, bytes_of(values[i]), kBytes));
+    futures.push_back(batch.accumulate(total, source, {.dtype = Dtype::kInt64, .bytes = kBytes}));
     futures.push_back(batch.read(total, 0, bytes_of(sums[i]), kBytes));
     batch.issue();
   }
@@ -218,8 +219,8 @@ TEST_P(SmbConformance, AsynchronousOperationsKeepTheirOrderOnTheSameBytes) {
   }
 }
 
-// docs/memory-box.md: a read beside a write sees each aligned element of 8 bytes old or new,
-// wherever the two begin, and wherever the reader's and the writer's own memory lies.
+// docs/memory-box.md: a read concurrent with a write sees each aligned element of 8 bytes old or
+// new, for any offsets of both, and any alignment of the local memory.
 TEST_P(SmbConformance, ElementsAreNeverTorn) {
   const auto writer = connect();
   constexpr uint64_t kBytes = 4 * kChunk;
@@ -238,7 +239,7 @@ TEST_P(SmbConformance, ElementsAreNeverTorn) {
   });
   const auto reader = connect();
   const Segment seen =
-      reader->alloc({.size = kBytes, .key = segment.key(), .mode = smb::AllocMode::kAttach});
+      reader->alloc({.size = kBytes, .key = segment.key(), .mode = protocol::AllocMode::kAttach});
   std::vector<std::byte> memory(kBytes + 8);
   std::vector<uint64_t> found(kBytes / 8);
   ptrdiff_t whole = 0;
@@ -259,15 +260,15 @@ TEST_P(SmbConformance, ElementsAreNeverTorn) {
 TEST_P(SmbConformance, WhatIsNeverIssuedCannotBeWaitedFor) {
   const auto client = connect();
   const Segment segment = client->alloc({.size = 8});
-  const auto given_up = [&] {
+  const auto discarded = [&] {
     Batch batch = client->batch();
     Future future = batch.fetch_add(segment, 0, 1);
     EXPECT_FALSE(future.done());
     EXPECT_EQ(kind_of([&] { future.get(); }), ErrorKind::kInvalid);
     return future;
   }();
-  EXPECT_TRUE(given_up.done());
-  EXPECT_EQ(kind_of([&] { given_up.get(); }), ErrorKind::kInvalid);
+  EXPECT_TRUE(discarded.done());
+  EXPECT_EQ(kind_of([&] { discarded.get(); }), ErrorKind::kInvalid);
 
   Batch batch = client->batch();
   const Future refused = batch.fetch_add(segment, 0, 1);
@@ -290,7 +291,7 @@ TEST_P(SmbConformance, TheLongestTimesAreNotOver) {
   client.close(milliseconds::max());
 }
 
-TEST_P(SmbConformance, ManySmallOperationsAtOnce) {
+TEST_P(SmbConformance, ManyShortOperationsTogether) {
   const auto client = connect();
   constexpr int kCells = 500;
   const Segment segment = client->alloc({.size = kCells * 8});
@@ -333,7 +334,7 @@ TEST_P(SmbConformance, ItBelongsToTheProcessThatMadeIt) {
   auto client = connect();
   const Segment segment = client->alloc({.size = 40 * kChunk});
   const auto bytes = random_bytes(segment.size(), test_seed());
-  client->write(segment, 0, bytes.data(), bytes.size());  // its threads run
+  client->write(segment, 0, bytes.data(), bytes.size());  // starts the threads of the client
   const pid_t child = fork();
   if (child == 0) {
     const bool refused =
@@ -481,18 +482,18 @@ TEST_F(InterruptedCopies, ReadsTakeNoTornElement) {
 
 // One box, clients of every transport here: each sees what the others did.
 TEST(SmbMixedTransports, ClientsShareOneBox) {
-  box::ServerOptions server_options;
+  ServerOptions server_options;
   server_options.listen = {setting("HBM_BOX_HOST", "127.0.0.1") + ":0"};
   server_options.memory = uint64_t{64} << 20;
   std::vector<std::string> names = {"shm", "tcp"};
   if (std::ranges::count(transports(), "verbs") > 0) {
     names.push_back("verbs");
-    server_options.verbs = box::VerbsChoice::kOn;
+    server_options.verbs = VerbsChoice::kOn;
   }
-  box::Server server(server_options);
+  Server server(server_options);
   std::vector<std::unique_ptr<Client>> clients;
   std::vector<Segment> segments;
-  const smb::Id key{.high = 0, .low = 77};
+  const protocol::Id key{.high = 0, .low = 77};
   for (const std::string& name : names) {
     ClientOptions options;
     options.url = server.url();
@@ -515,4 +516,4 @@ TEST(SmbMixedTransports, ClientsShareOneBox) {
 }
 
 }  // namespace
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -1,4 +1,4 @@
-// A connection with a box that does not keep to the protocol.
+// A connection with a box that violates the protocol.
 #include "box/transport/connection.h"
 
 #include <gtest/gtest.h>
@@ -13,12 +13,12 @@
 
 #include "expect_error.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
-using smb::Header;
-using smb::Opcode;
-using smb::Status;
+using protocol::Header;
+using protocol::Opcode;
+using protocol::Status;
 
 class Asker final : public Connection::Requester {
  public:
@@ -42,7 +42,7 @@ class RogueBox : public testing::Test {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     box_ = Descriptor(ends[1]);
     connection_ = std::make_unique<Connection>(
-        std::make_unique<smb::FrameStream>(Descriptor(ends[0])), "test:1", asker_);
+        std::make_unique<protocol::FrameStream>(Descriptor(ends[0])), "test:1", asker_);
   }
 
   void ask(Opcode opcode, uint32_t bytes = 0) {
@@ -60,7 +60,7 @@ class RogueBox : public testing::Test {
   }
 
   // The request that arrived first of those that were not taken yet.
-  Header take(size_t rest = sizeof(smb::Transfer)) {
+  Header take(size_t rest = sizeof(protocol::Transfer)) {
     Header header;
     EXPECT_EQ(recv(box_.get(), &header, sizeof(header), MSG_WAITALL),
               static_cast<ssize_t>(sizeof(header)));
@@ -83,7 +83,7 @@ class RogueBox : public testing::Test {
     EXPECT_EQ(asker_.requests + asker_.slices, 0);
   }
 
-  std::vector<std::byte> memory_ = std::vector<std::byte>(smb::kMaxPayload);
+  std::vector<std::byte> memory_ = std::vector<std::byte>(protocol::kMaxPayload);
   Asker asker_;
   Descriptor box_;
   std::unique_ptr<Connection> connection_;
@@ -112,7 +112,7 @@ TEST_F(RogueBox, MayRefuseInWords) {
 
 TEST_F(RogueBox, CannotAnswerWhatWasNotAsked) {
   answer(Header{.opcode = Opcode::kPing, .id = 1});
-  expect_malformed("nothing that was asked");
+  expect_malformed("replies to no request");
 }
 
 TEST_F(RogueBox, CannotAnswerTwice) {
@@ -121,9 +121,9 @@ TEST_F(RogueBox, CannotAnswerTwice) {
   answer(header, "a");
   connection_->receive();
   asker_.slices = 0;
-  ask(Opcode::kRead, 1);  // takes the place of the first
+  ask(Opcode::kRead, 1);  // reuses the index of the first
   answer(header, "b");
-  expect_malformed("nothing that was asked");
+  expect_malformed("replies to no request");
 }
 
 TEST_F(RogueBox, CannotAnswerAnotherKind) {
@@ -131,7 +131,7 @@ TEST_F(RogueBox, CannotAnswerAnotherKind) {
   Header header = take();
   header.opcode = Opcode::kWrite;
   answer(header);
-  expect_malformed("another kind");
+  expect_malformed("another opcode");
 }
 
 TEST_F(RogueBox, CannotWritePastTheBuffer) {
@@ -157,19 +157,19 @@ TEST_F(RogueBox, CannotFloodWithWords) {
 TEST_F(RogueBox, CannotSendAnotherBody) {
   TransportRequest request;
   request.opcode = Opcode::kFetchAdd;
-  request.body.resize(sizeof(smb::FetchAdd));
+  request.body.resize(sizeof(protocol::FetchAdd));
   ask(request);
-  answer(take(sizeof(smb::FetchAdd)), "", 4);
+  answer(take(sizeof(protocol::FetchAdd)), "", 4);
   expect_malformed("its body");
 }
 
 TEST_F(RogueBox, CannotTakeTheMemoryOfAWriteBeforeItIsSent) {
-  ask(Opcode::kWrite, smb::kMaxPayload);  // more than the socket holds
+  ask(Opcode::kWrite, protocol::kMaxPayload);  // more than the socket holds
   answer(take());
-  expect_malformed("not sent yet");
+  expect_malformed("not fully sent");
 }
 
-TEST_F(RogueBox, IsGoneWhenItCloses) {
+TEST_F(RogueBox, EndsWhenItCloses) {
   ask(Opcode::kRead, 5);
   take();
   box_ = Descriptor();
@@ -178,4 +178,4 @@ TEST_F(RogueBox, IsGoneWhenItCloses) {
 }
 
 }  // namespace
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -1,8 +1,8 @@
-// A server that is killed at random moments: whatever it was doing, afterwards each accumulate and
-// each fetch_add has been carried out exactly once.
+// A server that is killed at random times: each accumulate and each fetch_add is applied exactly
+// once afterwards.
 //
-// The child keeps no state of its own. It takes each session's `applied`, as a client that comes
-// back does, and goes on with the next number, so one lost or repeated update shows in the sums.
+// The child has no state of its own. It reads each session's `applied`, as a reconnecting client
+// does, and continues with the next number, so a lost or repeated update shows in the sums.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -25,29 +25,30 @@
 #include "smb_store_fixture.h"
 #include "stress.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 namespace {
 
 constexpr uint64_t kCount = 200'000;  // elements
 constexpr uint64_t kSessions = 2;
-constexpr RecordSizes kSizes{.sessions = 8, .operations = 3, .lanes = 4, .chunk = 64 << 10};
+constexpr storage::RecordSizes kSizes{
+    .sessions = 8, .operations = 3, .parts = 4, .chunk = 64 << 10};
 
 enum : uint64_t { kTarget = 1, kOnes, kCells, kSigns, kUnits, kSums, kCopies };
 
 struct Server {
   explicit Server(const std::string& directory) : store(open_store(directory, kSizes)) {
     for (const auto& one : store->take_found()) segments[one->key.low] = one;
-    for (SessionRecord* one : store->records().sessions()) sessions[one->id.low] = one;
+    for (storage::SessionRecord* one : store->records().sessions()) sessions[one->id.low] = one;
   }
-  BoxSegment& operator[](uint64_t key) { return *segments.at(key); }
+  storage::BoxSegment& operator[](uint64_t key) { return *segments.at(key); }
 
-  const std::unique_ptr<Store> store;
-  std::map<uint64_t, std::shared_ptr<BoxSegment>> segments;
-  std::map<uint64_t, SessionRecord*> sessions;
+  const std::unique_ptr<storage::Store> store;
+  std::map<uint64_t, std::shared_ptr<storage::BoxSegment>> segments;
+  std::map<uint64_t, storage::SessionRecord*> sessions;
 };
 
 void prepare(const std::string& directory) {
-  const std::unique_ptr<Store> store = open_store(directory, kSizes);
+  const std::unique_ptr<storage::Store> store = open_store(directory, kSizes);
   store->create(creation(kTarget, kCount * 8));
   const auto ones = store->create(creation(kOnes, kCount * 8));
   std::fill_n(contents<int64_t>(*ones), kCount, 1);
@@ -61,8 +62,8 @@ void prepare(const std::string& directory) {
   for (uint64_t id = 0; id < kSessions; ++id) store->records().open_session({0, id});
 }
 
-// The requests of a session. Those that add ones add to this range. The last two are of two types:
-// they add float32 to the session's sums of float64, and copy these to float32.
+// The requests of a session. Requests that add ones add to this range. The last two are of two
+// types: they add float32 to the session's sums of float64, and copy these to float32.
 enum class Kind { kAddOnes, kAddToCell, kFlipSigns, kAddUnits, kCopySums };
 
 Kind kind_of(uint64_t number) {
@@ -80,7 +81,7 @@ Range range_of(uint64_t session, uint64_t number) {
   return {std::min(first, last), std::max(first, last)};
 }
 
-void execute(Server& server, Accumulator& accumulator, uint64_t id, SessionRecord& session,
+void execute(Server& server, Accumulator& accumulator, uint64_t id, storage::SessionRecord& session,
              uint64_t number) {
   const auto [first, last] = range_of(id, number);
   const At signs{server[kSigns], id * kCount * 8};
@@ -115,10 +116,10 @@ void execute(Server& server, Accumulator& accumulator, uint64_t id, SessionRecor
   std::vector<std::thread> clients;
   for (auto& [id, session] : server.sessions) {
     clients.emplace_back([&server, &accumulator, ready, id = id, session = session] {
-      bool told = false;
+      bool notified = false;
       while (true) {
         execute(server, accumulator, id, *session, session->applied + 1);
-        if (!std::exchange(told, true) && write(ready, "r", 1) != 1) _exit(2);
+        if (!std::exchange(notified, true) && write(ready, "r", 1) != 1) _exit(2);
       }
     });
   }
@@ -138,7 +139,7 @@ void check(const std::string& directory) {
       const auto [first, last] = range_of(id, number);
       switch (kind_of(number)) {
         case Kind::kAddToCell:
-          if (const RequestOutcome* outcome = session->outcome(number)) {
+          if (const storage::RequestOutcome* outcome = session->outcome(number)) {
             ASSERT_EQ(outcome->value, cell);
           }
           ++cell;
@@ -196,7 +197,7 @@ void run_and_kill(const std::string& directory, std::mt19937_64& random, uint64_
 }
 
 // HBM_STRESS_KILLS=1000 kills it a thousand times.
-TEST(Crash, EveryOperationIsCarriedOutOnce) {
+TEST(Crash, EveryOperationIsAppliedOnce) {
   const int rounds = stress("HBM_STRESS_KILLS", 10);
   const Scratch scratch;
   prepare(scratch.store());
@@ -213,4 +214,4 @@ TEST(Crash, EveryOperationIsCarriedOutOnce) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server

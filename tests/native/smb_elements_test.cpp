@@ -1,5 +1,4 @@
-// Shared memory: what a frame stream, which moves payloads into it and out of it, makes of
-// elements.
+// Shared memory: a frame stream moves payloads in and out of it without tearing elements.
 #include "box/protocol/elements.h"
 
 #include <gtest/gtest.h>
@@ -16,21 +15,21 @@
 #include "seeds.h"
 #include "smb_socket_pairs.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 using Flow = FrameStream::Flow;
 
 constexpr uint64_t kOnes = ~uint64_t{0};
 
-// All 0 or all 1, and what else is found among them.
+// Elements of all 0 or all 1 bits, and the count of torn ones.
 class Elements {
  public:
   explicit Elements(size_t count) : values_(count) {}
 
   std::byte* bytes() { return reinterpret_cast<std::byte*>(values_.data()); }
   void fill(uint64_t value) { std::ranges::fill(values_, value); }
-  // Counts the torn elements among those that lie wholly in these bytes.
+  // Returns the number of torn elements entirely inside these bytes.
   ptrdiff_t torn(size_t begin, size_t end) const {
     return std::count_if(values_.begin() + static_cast<ptrdiff_t>((begin + 7) / 8),
                          values_.begin() + static_cast<ptrdiff_t>(end / 8),
@@ -41,17 +40,19 @@ class Elements {
   std::vector<uint64_t> values_;
 };
 
-class Placer : public FrameReceiver {
+class Destination : public FrameReceiver {
  public:
-  explicit Placer(std::byte* place) : place_(place) {}
+  explicit Destination(std::byte* destination) : destination_(destination) {}
   int frames = 0;
 
   const char* check(const Header& header) override { return malformed_reply(header); }
-  std::byte* place(const Header&, std::span<const std::byte>) override { return place_; }
+  std::byte* payload_destination(const Header&, std::span<const std::byte>) override {
+    return destination_;
+  }
   void frame(const Header&, std::span<const std::byte>, Descriptor) override { ++frames; }
 
  private:
-  std::byte* const place_;
+  std::byte* const destination_;
 };
 
 class SharedMemory : public testing::TestWithParam<Pair (*)()> {};
@@ -62,28 +63,28 @@ INSTANTIATE_TEST_SUITE_P(Sockets, SharedMemory, testing::Values(&unix_pair, &tcp
 TEST_P(SharedMemory, HasNoElementThatIsHalfWritten) {
   constexpr size_t kElements = 8192;
   for (const size_t begin : {0, 4, 5}) {
-    for (const size_t piece : {1, 12, 20'001}) {
-      const size_t end = begin + (piece == 1 ? 100 : 8 * kElements - 11);
+    for (const size_t chunk : {1, 12, 20'001}) {
+      const size_t end = begin + (chunk == 1 ? 100 : 8 * kElements - 11);
       auto [left, right] = GetParam()();
       FrameStream to(std::move(right), Payloads::kShared);
       Elements memory(kElements);
-      Placer placer(memory.bytes() + begin);
+      Destination destination(memory.bytes() + begin);
       Bytes wire(sizeof(Header) + end - begin, std::byte{0xFF});
       Header header = header_of(0);
       header.payload_bytes = static_cast<uint32_t>(end - begin);
       std::memcpy(wire.data(), &header, sizeof(header));
-      for (size_t sent = 0; sent < wire.size(); sent += std::min(piece, wire.size() - sent)) {
-        const size_t bytes = std::min(piece, wire.size() - sent);
+      for (size_t sent = 0; sent < wire.size(); sent += std::min(chunk, wire.size() - sent)) {
+        const size_t bytes = std::min(chunk, wire.size() - sent);
         ASSERT_EQ(send(left.get(), wire.data() + sent, bytes, 0), static_cast<ssize_t>(bytes));
         while (wait_for(to.fd(), POLLIN, {})) {
-          ASSERT_EQ(to.receive(placer, 1 << 20), Flow::kIdle);
+          ASSERT_EQ(to.receive(destination, 1 << 20), Flow::kIdle);
           ASSERT_EQ(memory.torn(begin, end), 0) << begin << ", after " << sent + bytes;
         }
       }
-      while (placer.frames == 0) {
+      while (destination.frames == 0) {
         ASSERT_TRUE(
             wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(60)));
-        to.receive(placer, 1 << 20);
+        to.receive(destination, 1 << 20);
       }
       Bytes expected(8 * kElements);
       std::fill_n(expected.begin() + static_cast<ptrdiff_t>(begin), end - begin, std::byte{0xFF});
@@ -96,8 +97,8 @@ TEST_P(SharedMemory, IsSentWithoutMixingElements) {
   constexpr size_t kElements = kMaxPayload / 8;
   constexpr size_t kHead = sizeof(Header) + 3;  // so that cuts at multiples of 8 tear, too
   auto [left, right] = GetParam()();
-  const int small = 50'000;
-  ASSERT_EQ(setsockopt(left.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)), 0);
+  const int buffer_bytes = 50'000;
+  ASSERT_EQ(setsockopt(left.get(), SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof(buffer_bytes)), 0);
   FrameStream from(std::move(left), Payloads::kShared);
   Elements memory(kElements);
   const Bytes body(3);
@@ -109,7 +110,7 @@ TEST_P(SharedMemory, IsSentWithoutMixingElements) {
     ASSERT_NE(from.flush(), Flow::kClosed);
     memory.fill(turn % 2 == 0 ? 0 : kOnes);
     const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
-    if (!wait_for(right.get(), POLLIN, soon)) continue;  // room may be told of late
+    if (!wait_for(right.get(), POLLIN, soon)) continue;  // the kernel may report free space late
     const ssize_t got = recv(right.get(), wire.data() + received,
                              std::min<size_t>(wire.size() - received, 20'001), MSG_DONTWAIT);
     ASSERT_GT(got, 0);
@@ -146,4 +147,4 @@ TEST(SharedElements, AreCopiedAtEveryAlignment) {
 }
 
 }  // namespace
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

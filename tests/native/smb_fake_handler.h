@@ -1,5 +1,5 @@
-// A handler for listeners to be tested at: one segment in plain memory, under the handle 1.
-// Requests are answered on the spot, or by a thread of the handler's own.
+// A handler for tests of listeners: one segment in plain memory, under the handle 1. It answers
+// requests immediately, or on a thread of its own.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace hbm::box {
 
-class FakeHandler final : public RequestHandler {
+class FakeHandler final : public server::RequestHandler {
  public:
   static constexpr uint32_t kHandle = 1;
 
@@ -43,7 +43,7 @@ class FakeHandler final : public RequestHandler {
   std::vector<std::byte>& memory() { return memory_; }
 
   // Sets the segment that kAlloc and kAttach grant.
-  void grant(std::shared_ptr<BoxSegment> segment, bool may_write) {
+  void grant(std::shared_ptr<server::storage::BoxSegment> segment, bool may_write) {
     granted_ = std::move(segment);
     may_write_ = may_write;
   }
@@ -55,35 +55,35 @@ class FakeHandler final : public RequestHandler {
   std::atomic<int> left_again{0};
   std::atomic<int> submitted{0};
   std::atomic<int> accesses{0};
-  std::atomic<int> last_small{0};  // the number of the latest access to no more than 4 KiB
+  std::atomic<int> last_short{0};  // number of the latest access to at most 4 KiB
   std::atomic<bool> sessions_ended{false};
   std::atomic<uint32_t> delay_us{0};  // of the thread's answers
 
-  smb::Id contents() const override { return {7, 8}; }
+  protocol::Id generation() const override { return {7, 8}; }
   uint32_t lease_ms() const override { return 30'000; }
 
-  Joining join(const smb::Join& join, smb::TransportKind) override {
-    Joining joining;
-    if (join.session == smb::Id{404, 404}) {
-      joining.status = smb::Status::kExpired;
+  server::Joining join(const protocol::Join& join, protocol::TransportKind) override {
+    server::Joining joining;
+    if (join.session == protocol::Id{404, 404}) {
+      joining.status = protocol::Status::kExpired;
       joining.cause = "the session is not known";
       return joining;
     }
     ++joined;
     // Listeners only hold a session, so anything will do.
     const auto session = std::make_shared<std::byte>();
-    joining.session = {session, reinterpret_cast<Session*>(session.get())};
-    joining.id = join.session ? join.session : smb::random_id();
+    joining.session = {session, reinterpret_cast<server::Session*>(session.get())};
+    joining.id = join.session ? join.session : protocol::random_id();
     joining.resumed = static_cast<bool>(join.session);
     return joining;
   }
 
-  void left(const std::shared_ptr<Session>&) override { ++left_again; }
+  void left(const std::shared_ptr<server::Session>&) override { ++left_again; }
 
-  void submit(const std::shared_ptr<Session>&, smb::Opcode opcode, std::span<const std::byte> body,
-              Answer answer) override {
+  void submit(const std::shared_ptr<server::Session>&, protocol::Opcode opcode,
+              std::span<const std::byte> body, server::Answer answer) override {
     ++submitted;
-    Reply reply = execute(opcode, body);
+    server::Reply reply = execute(opcode, body);
     if (answers_ == Answers::kAtOnce) return answer(std::move(reply));
     {
       const std::lock_guard lock(mutex_);
@@ -92,16 +92,17 @@ class FakeHandler final : public RequestHandler {
     posted_.notify_one();
   }
 
-  Access access(const std::shared_ptr<Session>&, const smb::Transfer& transfer, bool) override {
-    Access access;
+  server::Access access(const std::shared_ptr<server::Session>&, const protocol::Transfer& transfer,
+                        bool) override {
+    server::Access access;
     const int number = ++accesses;
-    if (transfer.bytes <= 4096) last_small = number;
+    if (transfer.bytes <= 4096) last_short = number;
     if (transfer.handle != kHandle) {
-      access.status = smb::Status::kNotAttached;
+      access.status = protocol::Status::kNotAttached;
       access.cause = "handle " + std::to_string(transfer.handle) + " is not attached";
     } else if (transfer.offset > memory_.size() ||
                transfer.bytes > memory_.size() - transfer.offset) {
-      access.status = smb::Status::kRange;
+      access.status = protocol::Status::kRange;
     } else {
       access.segment = segment_;
       access.at = memory_.data() + transfer.offset;
@@ -109,30 +110,30 @@ class FakeHandler final : public RequestHandler {
     return access;
   }
 
-  void on_new_segment(std::function<void(BoxSegment&)>) override {}
-  bool ended(const std::shared_ptr<Session>&) const override { return sessions_ended; }
+  void on_new_segment(std::function<void(server::storage::BoxSegment&)>) override {}
+  bool ended(const std::shared_ptr<server::Session>&) const override { return sessions_ended; }
 
  private:
-  Reply execute(smb::Opcode opcode, std::span<const std::byte> body) {
-    Reply reply;
+  server::Reply execute(protocol::Opcode opcode, std::span<const std::byte> body) {
+    server::Reply reply;
     const auto answer = [&reply](const auto& result) {
       const auto bytes = std::as_bytes(std::span(&result, 1));
       reply.body.assign(bytes.begin(), bytes.end());
     };
-    if (opcode == smb::Opcode::kAlloc || opcode == smb::Opcode::kAttach) {
-      answer(smb::Allocated{{1, 2}, memory_.size(), 1, 0, 0});
+    if (opcode == protocol::Opcode::kAlloc || opcode == protocol::Opcode::kAttach) {
+      answer(protocol::Allocated{{1, 2}, memory_.size(), 1, 0, 0});
       reply.granted = granted_;
       reply.may_write = may_write_;
-    } else if (opcode == smb::Opcode::kFetchAdd) {
-      smb::FetchAdd request;
+    } else if (opcode == protocol::Opcode::kFetchAdd) {
+      protocol::FetchAdd request;
       std::memcpy(&request, body.data(), sizeof(request));
-      answer(smb::Fetched{request.addend});
-    } else if (opcode == smb::Opcode::kStats) {
-      answer(smb::StatsQuery{});
+      answer(protocol::Fetched{request.addend});
+    } else if (opcode == protocol::Opcode::kStats) {
+      answer(protocol::StatsQuery{});
       reply.body.clear();
-      reply.payload.resize(sizeof(smb::StatsTotals));
-    } else if (opcode == smb::Opcode::kDelete) {
-      reply.status = smb::Status::kNoSuchKey;
+      reply.payload.resize(sizeof(protocol::StatsTotals));
+    } else if (opcode == protocol::Opcode::kDelete) {
+      reply.status = protocol::Status::kNoSuchKey;
       reply.cause = refusal_;
     }
     return reply;
@@ -154,15 +155,16 @@ class FakeHandler final : public RequestHandler {
   }
 
   std::vector<std::byte> memory_;
-  const std::shared_ptr<BoxSegment> segment_ = std::make_shared<BoxSegment>();
-  std::shared_ptr<BoxSegment> granted_;
+  const std::shared_ptr<server::storage::BoxSegment> segment_ =
+      std::make_shared<server::storage::BoxSegment>();
+  std::shared_ptr<server::storage::BoxSegment> granted_;
   bool may_write_ = false;
   std::string refusal_ = "no such key";
 
   const Answers answers_;
   std::mutex mutex_;  // guards all below
   std::condition_variable posted_;
-  std::deque<std::pair<Answer, Reply>> waiting_;
+  std::deque<std::pair<server::Answer, server::Reply>> waiting_;
   bool closing_ = false;
   std::thread thread_;
 };

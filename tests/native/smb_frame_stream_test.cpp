@@ -26,7 +26,7 @@
 #include "seeds.h"
 #include "smb_socket_pairs.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 using Flow = FrameStream::Flow;
@@ -46,7 +46,7 @@ class Collector : public FrameReceiver {
 
   const char* check(const Header& header) override { return malformed_reply(header); }
 
-  std::byte* place(const Header& header, std::span<const std::byte>) override {
+  std::byte* payload_destination(const Header& header, std::span<const std::byte>) override {
     if (drops) return nullptr;
     payload_.resize(header.payload_bytes);
     return payload_.data();
@@ -66,8 +66,8 @@ class Collector : public FrameReceiver {
 
 Deadline in_a_minute() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
 
-// Moves what `from` has queued until `count` frames have come, or none comes for a minute. The
-// kernel delivers over TCP some time after send() has returned, on loopback too.
+// Moves the queued frames of `from` until `count` frames have arrived, or none arrives for a
+// minute. The kernel delivers over TCP some time after send() has returned, on loopback too.
 void pump(FrameStream& from, FrameStream& to, Collector& collector, size_t count,
           uint64_t most = 1 << 20) {
   while (collector.frames.size() < count) {
@@ -105,44 +105,46 @@ void expect_same(const std::vector<Got>& got, const std::vector<Expected>& expec
   }
 }
 
-std::string name_of(Payloads payloads) { return payloads == Payloads::kOwn ? "Own" : "Shared"; }
+std::string name_of(Payloads payloads) { return payloads == Payloads::kPrivate ? "Own" : "Shared"; }
 
-enum class Sealed { kNo, kYes };
+enum class Authenticated { kNo, kYes };
 
-class FrameStreams : public testing::TestWithParam<std::tuple<Pair (*)(), Payloads, Sealed>> {
+class FrameStreams
+    : public testing::TestWithParam<std::tuple<Pair (*)(), Payloads, Authenticated>> {
  protected:
   static Pair pair() { return std::get<0>(GetParam())(); }
   static Payloads payloads() { return std::get<1>(GetParam()); }
-  static bool sealed() { return std::get<2>(GetParam()) == Sealed::kYes; }
+  static bool authenticated() { return std::get<2>(GetParam()) == Authenticated::kYes; }
 
   // Each is for one end of a pair.
-  static void seal_left(FrameStream& stream) {
-    if (sealed()) stream.seal(kOneWay, kOtherWay);
+  static void authenticate_left(FrameStream& stream) {
+    if (authenticated()) stream.authenticate(kLeftToRight, kRightToLeft);
   }
-  static void seal_right(FrameStream& stream) {
-    if (sealed()) stream.seal(kOtherWay, kOneWay);
+  static void authenticate_right(FrameStream& stream) {
+    if (authenticated()) stream.authenticate(kRightToLeft, kLeftToRight);
   }
 
-  static constexpr SealKey kOneWay{std::byte{1}};
-  static constexpr SealKey kOtherWay{std::byte{2}};
+  static constexpr MacKey kLeftToRight{std::byte{1}};
+  static constexpr MacKey kRightToLeft{std::byte{2}};
 };
 
 INSTANTIATE_TEST_SUITE_P(Sockets, FrameStreams,
                          testing::Combine(testing::Values(&unix_pair, &tcp_pair),
-                                          testing::Values(Payloads::kOwn, Payloads::kShared),
-                                          testing::Values(Sealed::kNo, Sealed::kYes)),
+                                          testing::Values(Payloads::kPrivate, Payloads::kShared),
+                                          testing::Values(Authenticated::kNo, Authenticated::kYes)),
                          [](const auto& info) {
                            return (std::get<0>(info.param) == &unix_pair ? "Unix" : "Tcp") +
                                   name_of(std::get<1>(info.param)) +
-                                  (std::get<2>(info.param) == Sealed::kYes ? "Sealed" : "");
+                                  (std::get<2>(info.param) == Authenticated::kYes ? "Authenticated"
+                                                                                  : "");
                          });
 
 TEST_P(FrameStreams, CarryRandomFrames) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
-  seal_left(from);
+  authenticate_left(from);
   FrameStream to(std::move(right), payloads());
-  seal_right(to);
+  authenticate_right(to);
   const auto frames = random_frames(200);
   Collector collector;
   for (size_t i = 0; i < frames.size(); ++i) {
@@ -157,9 +159,9 @@ TEST_P(FrameStreams, CarryRandomFrames) {
 TEST_P(FrameStreams, CarryFramesBothWaysAtOnce) {
   auto [left, right] = pair();
   const auto frames = random_frames(100);
-  const auto converse = [&frames](Descriptor socket, void (*seal)(FrameStream&)) {
+  const auto converse = [&frames](Descriptor socket, void (*authenticate)(FrameStream&)) {
     FrameStream stream(std::move(socket), payloads());
-    seal(stream);
+    authenticate(stream);
     Collector collector;
     for (size_t i = 0; i < frames.size(); ++i) {
       stream.queue(header_of(i), frames[i].body, frames[i].payload);
@@ -174,8 +176,8 @@ TEST_P(FrameStreams, CarryFramesBothWaysAtOnce) {
     }
     expect_same(collector.frames, frames);
   };
-  std::thread other(converse, std::move(right), seal_right);
-  converse(std::move(left), seal_left);
+  std::thread other(converse, std::move(right), authenticate_right);
+  converse(std::move(left), authenticate_left);
   other.join();
 }
 
@@ -186,17 +188,18 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
   {
     auto [left, right] = pair();
     FrameStream from(std::move(left), payloads());
-    seal_left(from);
+    authenticate_left(from);
     for (uint64_t id = 0; id < 2; ++id) from.queue(header_of(id), body, payload);
     ASSERT_EQ(from.flush(), Flow::kIdle);
-    const size_t sealing = sealed() ? sizeof(PieceHeader) + sizeof(Tag) : 0;  // of one piece
-    wire.resize(2 * (sizeof(Header) + 340) + sealing);
+    const size_t overhead =
+        authenticated() ? sizeof(RecordHeader) + sizeof(Tag) : 0;  // of one record
+    wire.resize(2 * (sizeof(Header) + 340) + overhead);
     ASSERT_EQ(recv(right.get(), wire.data(), wire.size(), MSG_WAITALL),
               static_cast<ssize_t>(wire.size()));
   }
   auto [left, right] = pair();
   FrameStream to(std::move(right), payloads());
-  seal_right(to);
+  authenticate_right(to);
   Collector collector;
   const auto pass = [&, sender = left.get()](const std::byte* from, size_t bytes) {
     ASSERT_EQ(send(sender, from, bytes, 0), static_cast<ssize_t>(bytes));
@@ -205,7 +208,7 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
   };
   for (size_t cut = 1; cut < wire.size(); ++cut) {
     collector.frames.clear();
-    seal_right(to);  // the pieces are counted anew
+    authenticate_right(to);  // record numbers start again at 0
     pass(wire.data(), cut);
     pass(wire.data() + cut, wire.size() - cut);
     while (collector.frames.size() < 2) {
@@ -221,9 +224,9 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
 TEST_P(FrameStreams, BlockAndGoOn) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
-  seal_left(from);
+  authenticate_left(from);
   FrameStream to(std::move(right), payloads());
-  seal_right(to);
+  authenticate_right(to);
   const auto payload = std::make_shared<const Bytes>(random_bytes(kMaxPayload, test_seed()));
   size_t count = 0;
   do {
@@ -244,12 +247,12 @@ TEST_P(FrameStreams, BlockAndGoOn) {
   for (const Got& got : collector.frames) EXPECT_TRUE(got.payload == *payload);
 }
 
-TEST_P(FrameStreams, TakeManySmallFramesInFewCalls) {
+TEST_P(FrameStreams, TakeManyShortFramesInFewCalls) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
-  seal_left(from);
+  authenticate_left(from);
   FrameStream to(std::move(right), payloads());
-  seal_right(to);
+  authenticate_right(to);
   constexpr uint64_t kCount = 500;
   for (uint64_t id = 0; id < kCount; ++id) from.queue(header_of(id), random_bytes(16, id));
   ASSERT_EQ(from.flush(), Flow::kIdle);
@@ -262,12 +265,12 @@ TEST_P(FrameStreams, TakeManySmallFramesInFewCalls) {
   }
 }
 
-TEST_P(FrameStreams, PauseWhenTold) {
+TEST_P(FrameStreams, PauseWhenAsked) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
-  seal_left(from);
+  authenticate_left(from);
   FrameStream to(std::move(right), payloads());
-  seal_right(to);
+  authenticate_right(to);
   for (uint64_t id = 0; id < 3; ++id) from.queue(header_of(id), {});
   ASSERT_EQ(from.flush(), Flow::kIdle);
   Collector collector;
@@ -280,12 +283,12 @@ TEST_P(FrameStreams, PauseWhenTold) {
   EXPECT_EQ(to.receive(collector, 1 << 20), Flow::kIdle);
 }
 
-TEST_P(FrameStreams, ReadPayloadsPastThatNobodyWants) {
+TEST_P(FrameStreams, SkipUnwantedPayloads) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
-  seal_left(from);
+  authenticate_left(from);
   FrameStream to(std::move(right), payloads());
-  seal_right(to);
+  authenticate_right(to);
   const Bytes payload(kMaxPayload);
   Collector collector;
   collector.drops = true;
@@ -297,13 +300,13 @@ TEST_P(FrameStreams, ReadPayloadsPastThatNobodyWants) {
 TEST_P(FrameStreams, SayThatTheOtherEndIsGone) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
-  seal_left(from);
+  authenticate_left(from);
   from.queue(header_of(0), {});
   ASSERT_EQ(from.flush(), Flow::kIdle);
   Collector collector;
   {
     FrameStream to(std::move(right), payloads());
-    seal_right(to);
+    authenticate_right(to);
     ASSERT_TRUE(wait_for(to.fd(), POLLIN, in_a_minute()));
     EXPECT_EQ(to.receive(collector, 1 << 20), Flow::kIdle);
   }
@@ -351,7 +354,8 @@ bool same_file(int left, int right) {
 
 class Descriptors : public testing::TestWithParam<Payloads> {};
 
-INSTANTIATE_TEST_SUITE_P(Payloads, Descriptors, testing::Values(Payloads::kOwn, Payloads::kShared),
+INSTANTIATE_TEST_SUITE_P(Payloads, Descriptors,
+                         testing::Values(Payloads::kPrivate, Payloads::kShared),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST_P(Descriptors, ComeWithTheirFrames) {
@@ -412,7 +416,7 @@ size_t open_descriptors() {
   return count;
 }
 
-TEST_P(Descriptors, AreNotTakenInNumbers) {
+TEST_P(Descriptors, AreRefusedTogether) {
   const size_t before = open_descriptors();
   {
     auto [left, right] = unix_pair();
@@ -458,9 +462,9 @@ TEST(Sockets, SayWhyTheyCannotConnect) {
                [&] { connect_to({"no-such-host.invalid", 7, ""}, deadline()); });
 }
 
-TEST(Sockets, ReplaceAFileThatNobodyListensOn) {
-  const Scratch folder("/tmp");
-  const std::string path = folder / "socket";
+TEST(Sockets, ReplaceAnOrphanedSocketFile) {
+  const Scratch directory("/tmp");
+  const std::string path = directory / "socket";
   {
     const Descriptor stale = listen_at({"", 0, path});
   }
@@ -483,4 +487,4 @@ TEST(Sockets, ListenOnEveryInterface) {
 }
 
 }  // namespace
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

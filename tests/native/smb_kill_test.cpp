@@ -1,8 +1,8 @@
-// A box with a store that is killed at random moments, by SIGKILL, while clients sum into
-// one segment, and convert sums of their own: afterwards every sum has been applied exactly once,
-// and no client has seen an error.
+// A box with a store is killed at random times by SIGKILL, while clients sum into one segment, and
+// convert sums of their own. Afterwards every sum is applied exactly once, and no client has seen
+// an error.
 //
-// The box is a process of its own: this program, started again with HBM_KILL_TEST_STORE set.
+// The box is a separate process: this program, started again with HBM_KILL_TEST_STORE set.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -36,27 +36,27 @@
 
 extern char** environ;
 
-namespace hbm::client {
+namespace hbm::box::client {
 namespace {
 
 constexpr uint64_t kNumbers = 200'000;  // int64: several chunks, shared by several threads
-constexpr smb::Id kTotal{.high = 0, .low = 1};
+constexpr protocol::Id kTotal{.high = 0, .low = 1};
 
 [[noreturn]] void serve(const char* store, const char* socket, const char* listen) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  box::ServerOptions options;
+  ServerOptions options;
   options.listen = {listen};
   options.socket_path = socket;
   options.memory = uint64_t{64} << 20;
   options.store = store;
-  box::Server server(options);
+  Server server(options);
   const std::string line = server.url() + "\n";
   if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(1);
   for (;;) pause();
 }
 
-// A port of 127.0.0.1 that nobody else is given, nor calls from, while the box is down: it is bound
-// and not listened on, which leaves it to the box (SO_REUSEADDR).
+// A port of 127.0.0.1 reserved while the box is down: it is bound without listening, so the kernel
+// gives it to no other socket, and the box can bind it (SO_REUSEADDR).
 class Port {
  public:
   Port() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -79,7 +79,7 @@ class Port {
 
 class BoxProcess {
  public:
-  explicit BoxProcess(const std::string& store) : store_(store), socket_(folder_ / "socket") {
+  explicit BoxProcess(const std::string& store) : store_(store), socket_(directory_ / "socket") {
     start();
   }
   ~BoxProcess() { end(); }
@@ -118,7 +118,7 @@ class BoxProcess {
   }
 
   const std::string store_;
-  const Scratch folder_{"/tmp"};  // for a short name
+  const Scratch directory_{"/tmp"};  // for a short name
   const std::string socket_;
   const Port port_;
   std::string url_;
@@ -137,16 +137,15 @@ ClientOptions options_for(const std::string& url, const std::string& transport) 
   return options;
 }
 
-// How many kills there are between two waits until every client has come through. A client tries to
-// connect again once a second at last, so without these waits one that finds the box dead each time
-// would be right to give it up.
+// Kills between two waits for progress of every client. A client finally retries once a second.
+// Without the waits it could find the box dead each time, and rightly become unreachable.
 constexpr int kKillsInARow = 10;
 
-// HBM_STRESS_KILLS=1000 kills it a thousand times.
+// HBM_STRESS_KILLS=1000 kills the box a thousand times.
 TEST(SmbKill, EverySumIsAppliedOnce) {
   const int most = stress("HBM_STRESS_KILLS", 10);
-  const Scratch folder;
-  BoxProcess box(folder.store());
+  const Scratch directory;
+  BoxProcess box(directory.store());
   const std::string url = box.url();
 
   constexpr const char* kTransports[] = {"shm", "tcp", "tcp"};
@@ -204,8 +203,8 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
   for (auto& client : clients) client.join();
 
   Client reader(options_for(url, "auto"));
-  const Segment total =
-      reader.alloc({.size = 8 * (kNumbers + 1), .key = kTotal, .mode = smb::AllocMode::kAttach});
+  const Segment total = reader.alloc(
+      {.size = 8 * (kNumbers + 1), .key = kTotal, .mode = protocol::AllocMode::kAttach});
   const int64_t sums = std::accumulate(rounds.begin(), rounds.end(), int64_t{0});
   std::vector<int64_t> found(kNumbers + 1);
   reader.read(total, 0, bytes_of(found), 8 * found.size());
@@ -215,12 +214,12 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
 }
 
 }  // namespace
-}  // namespace hbm::client
+}  // namespace hbm::box::client
 
 int main(int argc, char** argv) {
   if (const char* store = std::getenv("HBM_KILL_TEST_STORE")) {
-    hbm::client::serve(store, std::getenv("HBM_KILL_TEST_SOCKET"),
-                       std::getenv("HBM_KILL_TEST_LISTEN"));
+    hbm::box::client::serve(store, std::getenv("HBM_KILL_TEST_SOCKET"),
+                            std::getenv("HBM_KILL_TEST_LISTEN"));
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

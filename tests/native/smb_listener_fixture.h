@@ -18,19 +18,17 @@
 
 namespace hbm::box {
 
-using smb::bytes_of;
-using smb::Opcode;
-using smb::RawClient;
-using smb::Status;
+using protocol::Opcode;
+using protocol::Status;
 
 inline const std::string kToken = "the token";
 
-inline StreamListenerOptions options_with(const std::string& token = kToken) {
-  static const Scratch folder("/tmp");
+inline server::listener::StreamListenerOptions options_with(const std::string& token = kToken) {
+  static const Scratch directory("/tmp");
   static std::atomic<int> listeners{0};
-  StreamListenerOptions options;
+  server::listener::StreamListenerOptions options;
   options.listen = {{"127.0.0.1", 0, ""}};
-  options.socket_path = folder / std::to_string(listeners++);
+  options.socket_path = directory / std::to_string(listeners++);
   options.token = token;
   options.boot_id = "a-boot-id";
   options.verbs_port = 77;
@@ -40,33 +38,33 @@ inline StreamListenerOptions options_with(const std::string& token = kToken) {
 
 // A listener with a fake handler behind it.
 struct Box {
-  explicit Box(const StreamListenerOptions& given = options_with(),
+  explicit Box(const server::listener::StreamListenerOptions& given = options_with(),
                FakeHandler::Answers answers = FakeHandler::Answers::kAtOnce)
       : options(given), handler(4 << 20, answers), listener(std::in_place, handler, options) {}
 
-  smb::Address tcp() const { return listener->addresses().at(0); }
-  smb::Address local() const { return {"", 0, options.socket_path}; }
+  protocol::Address tcp() const { return listener->addresses().at(0); }
+  protocol::Address local() const { return {"", 0, options.socket_path}; }
 
-  const StreamListenerOptions options;
+  const server::listener::StreamListenerOptions options;
   FakeHandler handler;
-  std::optional<StreamListener> listener;
+  std::optional<server::listener::StreamListener> listener;
 };
 
-inline std::unique_ptr<RawClient> joined(const smb::Address& address,
+inline std::unique_ptr<RawClient> joined(const protocol::Address& address,
                                          const std::string& token = kToken) {
   auto client = std::make_unique<RawClient>(address);
   EXPECT_EQ(client->join(token).header.status, Status::kOk);
   return client;
 }
 
-inline smb::Transfer transfer_of(uint64_t offset, uint32_t bytes,
-                                 uint32_t handle = FakeHandler::kHandle) {
+inline protocol::Transfer transfer_of(uint64_t offset, uint32_t bytes,
+                                      uint32_t handle = FakeHandler::kHandle) {
   return {offset, bytes, handle};
 }
 
 // Waits until `condition` holds, at most a minute.
 inline bool eventually(const std::function<bool()>& condition) {
-  for (const auto limit = smb::soon(); std::chrono::steady_clock::now() < limit;) {
+  for (const auto limit = soon(); std::chrono::steady_clock::now() < limit;) {
     if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -78,9 +76,9 @@ inline void expect_served(const Box& box) {
 }
 
 // A test of both ways in.
-class StreamListenerTest : public testing::TestWithParam<smb::Address (Box::*)() const> {
+class StreamListenerTest : public testing::TestWithParam<protocol::Address (Box::*)() const> {
  protected:
-  smb::Address address(const Box& box) const { return (box.*GetParam())(); }
+  protocol::Address address(const Box& box) const { return (box.*GetParam())(); }
 };
 
 }  // namespace hbm::box

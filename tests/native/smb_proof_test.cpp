@@ -5,7 +5,7 @@
 #include <cstring>
 #include <set>
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 struct Conversation {
@@ -20,7 +20,7 @@ Conversation conversation() {
   all.join.nonce = random_nonce();
   all.join.session = {1, 2};
   all.joined.session = {1, 2};
-  all.joined.box = {3, 4};
+  all.joined.generation = {3, 4};
   return all;
 }
 
@@ -69,7 +69,7 @@ TEST(Proof, DependsOnAllThatIsClaimed) {
 
   const Proof server = server_proof("token", all.hello, all.join, all.joined);
   other = all;
-  other.joined.box.high ^= 1;
+  other.joined.generation.high ^= 1;
   EXPECT_FALSE(equal(server, server_proof("token", other.hello, other.join, other.joined)));
   other = all;
   other.joined.session.high ^= 1;
@@ -103,4 +103,4 @@ TEST(Random, DoesNotRepeat) {
 }
 
 }  // namespace
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -1,5 +1,4 @@
-// A client of a stream listener that may also break the rules: it sends frames, or bytes, one by
-// one.
+// A client of a stream listener that may violate the protocol: it sends single frames, or bytes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,15 +16,15 @@
 #include <vector>
 
 #include "base/error.h"
+#include "box/protocol/authenticator.h"
 #include "box/protocol/frame_stream.h"
 #include "box/protocol/proof.h"
-#include "box/protocol/seal.h"
 #include "box/protocol/socket.h"
 
-namespace hbm::smb {
+namespace hbm::box {
 
 struct Frame {
-  Header header;
+  protocol::Header header;
   std::vector<std::byte> body;
   std::vector<std::byte> payload;
   Descriptor descriptor;
@@ -33,7 +32,7 @@ struct Frame {
   std::string text() const {
     return {reinterpret_cast<const char*>(payload.data()), payload.size()};
   }
-  template <Body T>
+  template <protocol::Body T>
   T as() const {
     T read{};
     EXPECT_EQ(body.size(), sizeof(T));
@@ -42,34 +41,36 @@ struct Frame {
   }
 };
 
-template <Body T>
+template <protocol::Body T>
 std::span<const std::byte> bytes_of(const T& body) {
   return std::as_bytes(std::span(&body, 1));
 }
 
-inline std::vector<std::byte> sealed_piece(Seal& seal, std::span<const std::byte> bytes) {
-  const PieceHeader header{static_cast<uint32_t>(bytes.size())};
-  std::vector<std::byte> piece(sizeof(header) + bytes.size());
-  std::memcpy(piece.data(), &header, sizeof(header));
-  std::copy(bytes.begin(), bytes.end(), piece.begin() + sizeof(header));
-  const Tag tag = seal.next(piece);
-  piece.insert(piece.end(), tag.begin(), tag.end());
-  return piece;
+inline std::vector<std::byte> tagged_record(protocol::Authenticator& authenticator,
+                                            std::span<const std::byte> bytes) {
+  const protocol::RecordHeader header{static_cast<uint32_t>(bytes.size())};
+  std::vector<std::byte> record(sizeof(header) + bytes.size());
+  std::memcpy(record.data(), &header, sizeof(header));
+  std::copy(bytes.begin(), bytes.end(), record.begin() + sizeof(header));
+  const protocol::Tag tag = authenticator.next_tag(record);
+  record.insert(record.end(), tag.begin(), tag.end());
+  return record;
 }
 
-inline Deadline soon(std::chrono::milliseconds most = std::chrono::seconds(60)) {
+inline protocol::Deadline soon(std::chrono::milliseconds most = std::chrono::seconds(60)) {
   return std::chrono::steady_clock::now() + most;
 }
 
-class RawClient final : private FrameReceiver {
+class RawClient final : private protocol::FrameReceiver {
  public:
-  explicit RawClient(const Address& address) : stream_(connect_to(address, soon())) {}
+  explicit RawClient(const protocol::Address& address)
+      : stream_(protocol::connect_to(address, soon())) {}
 
-  FrameStream& stream() { return stream_; }
+  protocol::FrameStream& stream() { return stream_; }
 
-  void queue(Opcode opcode, std::span<const std::byte> body = {},
+  void queue(protocol::Opcode opcode, std::span<const std::byte> body = {},
              std::span<const std::byte> payload = {}) {
-    Header header;
+    protocol::Header header;
     header.opcode = opcode;
     header.id = ++last_id_;
     stream_.queue(header, body, payload);
@@ -77,26 +78,28 @@ class RawClient final : private FrameReceiver {
 
   void flush() {
     for (;;) {
-      const FrameStream::Flow flow = stream_.flush();
-      if (flow == FrameStream::Flow::kIdle) return;
-      if (flow == FrameStream::Flow::kClosed || !wait_for(stream_.fd(), POLLOUT, soon())) {
+      const protocol::FrameStream::Flow flow = stream_.flush();
+      if (flow == protocol::FrameStream::Flow::kIdle) return;
+      if (flow == protocol::FrameStream::Flow::kClosed ||
+          !protocol::wait_for(stream_.fd(), POLLOUT, soon())) {
         throw Error(ErrorKind::kNetwork, "the box takes no more");
       }
     }
   }
 
-  void send(Opcode opcode, std::span<const std::byte> body = {},
+  void send(protocol::Opcode opcode, std::span<const std::byte> body = {},
             std::span<const std::byte> payload = {}) {
     queue(opcode, body, payload);
     flush();
   }
 
-  // Any bytes, in sealed pieces if the connection is sealed; no frame was sent since the join.
+  // Sends any bytes, in records if the connection is authenticated. REQUIRES: no frame was sent
+  // since the join.
   void send_bytes(std::span<const std::byte> bytes) {
-    if (!seal_) return send_plain(bytes);
+    if (!authenticator_) return send_plain(bytes);
     while (!bytes.empty()) {
-      const auto part = bytes.first(std::min<size_t>(bytes.size(), kMostPieceBytes));
-      send_plain(sealed_piece(*seal_, part));
+      const auto part = bytes.first(std::min<size_t>(bytes.size(), protocol::kMostRecordBytes));
+      send_plain(tagged_record(*authenticator_, part));
       bytes = bytes.subspan(part.size());
     }
   }
@@ -106,7 +109,7 @@ class RawClient final : private FrameReceiver {
       const ssize_t sent = ::send(stream_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (sent >= 0) {
         bytes = bytes.subspan(static_cast<size_t>(sent));
-      } else if (errno != EAGAIN || !wait_for(stream_.fd(), POLLOUT, soon())) {
+      } else if (errno != EAGAIN || !protocol::wait_for(stream_.fd(), POLLOUT, soon())) {
         throw Error(ErrorKind::kNetwork, "the box takes no more");
       }
     }
@@ -114,12 +117,13 @@ class RawClient final : private FrameReceiver {
 
   // The next frame. Throws Error(kNetwork) when the box closes the connection.
   Frame next() {
-    const Deadline deadline = soon();
+    const protocol::Deadline deadline = soon();
     while (frames_.empty()) {
-      if (!wait_for(stream_.fd(), POLLIN, deadline)) {
+      if (!protocol::wait_for(stream_.fd(), POLLIN, deadline)) {
         throw Error(ErrorKind::kNetwork, "the box sends nothing");
       }
-      if (stream_.receive(*this, kMaxPayload) == FrameStream::Flow::kClosed && frames_.empty()) {
+      if (stream_.receive(*this, protocol::kMaxPayload) == protocol::FrameStream::Flow::kClosed &&
+          frames_.empty()) {
         throw Error(ErrorKind::kNetwork, "the box has closed the connection");
       }
     }
@@ -128,7 +132,7 @@ class RawClient final : private FrameReceiver {
     return frame;
   }
 
-  Frame ask(Opcode opcode, std::span<const std::byte> body = {},
+  Frame ask(protocol::Opcode opcode, std::span<const std::byte> body = {},
             std::span<const std::byte> payload = {}) {
     send(opcode, body, payload);
     Frame reply = next();
@@ -146,55 +150,60 @@ class RawClient final : private FrameReceiver {
     }
   }
 
-  Hello hello() { return next().as<Hello>(); }
+  protocol::Hello hello() { return next().as<protocol::Hello>(); }
 
-  static Join join_for(const Hello& hello, const std::string& token, Id session = {},
-                       uint32_t flags = 0) {
-    Join join{};
-    join.nonce = random_nonce();
+  static protocol::Join join_for(const protocol::Hello& hello, const std::string& token,
+                                 protocol::Id session = {}, uint32_t flags = 0) {
+    protocol::Join join{};
+    join.nonce = protocol::random_nonce();
     join.session = session;
-    join.flags = flags | (hello.sealed != 0 ? Join::kSealed : 0);
+    join.flags = flags | (hello.authenticated != 0 ? protocol::Join::kAuthenticated : 0);
     join.pid = 1;
-    join.proof = client_proof(token, hello, join);
+    join.proof = protocol::client_proof(token, hello, join);
     return join;
   }
 
-  // Both ends seal what follows, if the box does.
-  Frame join(const std::string& token, Id session = {}, uint32_t flags = 0) {
-    const Hello greeting = hello();
+  // Joins, and authenticates the connection if the box does.
+  Frame join(const std::string& token, protocol::Id session = {}, uint32_t flags = 0) {
+    const protocol::Hello greeting = hello();
     return join_as(greeting, token, join_for(greeting, token, session, flags));
   }
 
-  Frame join_as(const Hello& greeting, const std::string& token, const Join& join) {
-    Frame reply = ask(Opcode::kJoin, bytes_of(join));
-    if (reply.header.status == Status::kOk && (join.flags & Join::kSealed) != 0) {
-      const SealKeys keys = seal_keys(token, greeting, join);
-      stream_.seal(keys.to_box, keys.to_client);
-      seal_.emplace(keys.to_box);
+  Frame join_as(const protocol::Hello& greeting, const std::string& token,
+                const protocol::Join& join) {
+    Frame reply = ask(protocol::Opcode::kJoin, bytes_of(join));
+    if (reply.header.status == protocol::Status::kOk &&
+        (join.flags & protocol::Join::kAuthenticated) != 0) {
+      const protocol::MacKeys keys = protocol::mac_keys(token, greeting, join);
+      stream_.authenticate(keys.to_box, keys.to_client);
+      authenticator_.emplace(keys.to_box);
     }
     return reply;
   }
 
  private:
-  const char* check(const Header& header) override { return malformed_reply(header); }
+  const char* check(const protocol::Header& header) override {
+    return protocol::malformed_reply(header);
+  }
 
-  std::byte* place(const Header& header, std::span<const std::byte>) override {
+  std::byte* payload_destination(const protocol::Header& header,
+                                 std::span<const std::byte>) override {
     payload_.resize(header.payload_bytes);
     return payload_.data();
   }
 
-  void frame(const Header& header, std::span<const std::byte> body,
+  void frame(const protocol::Header& header, std::span<const std::byte> body,
              Descriptor descriptor) override {
     frames_.push_back(
         {header, {body.begin(), body.end()}, std::move(payload_), std::move(descriptor)});
     payload_.clear();
   }
 
-  FrameStream stream_;
-  std::optional<Seal> seal_;  // of send_bytes
+  protocol::FrameStream stream_;
+  std::optional<protocol::Authenticator> authenticator_;  // of send_bytes
   uint64_t last_id_ = 0;
   std::vector<std::byte> payload_;
   std::deque<Frame> frames_;
 };
 
-}  // namespace hbm::smb
+}  // namespace hbm::box

@@ -1,5 +1,5 @@
-// Somebody on the way between a client and a box, who passes everything on but the pieces of one
-// direction that he is told to change.
+// A relay between a client and a box, which forwards everything, and changes the records of one
+// direction.
 #pragma once
 
 #include <fcntl.h>
@@ -16,28 +16,28 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "box/protocol/authenticator.h"
 #include "box/protocol/protocol.h"
-#include "box/protocol/seal.h"
 #include "box/protocol/socket.h"
 #include "smb_socket_pairs.h"
 
-namespace hbm::smb {
+namespace hbm::box {
 
 class Relay {
  public:
   enum class Direction { kToBox, kToClient };
 
-  // Returns what to pass on instead of a piece, of which `number` counts those of the connection
-  // from 0. A thread of the relay calls it.
-  using Change = std::function<std::vector<Bytes>(uint64_t number, const Bytes& piece)>;
+  // Returns the bytes to forward instead of a record, whose `number` on the connection starts at 0.
+  // Called by a thread of the relay.
+  using Change = std::function<std::vector<Bytes>(uint64_t number, const Bytes& record)>;
 
-  // `sealed`: what follows the join is, else it is changed in frames.
-  Relay(uint16_t box_port, Direction direction, Change change, bool sealed = true)
+  // `authenticated`: true to change records after the join, false to change frames.
+  Relay(uint16_t box_port, Direction direction, Change change, bool authenticated = true)
       : box_port_(box_port),
         direction_(direction),
         change_(std::move(change)),
-        sealed_(sealed),
-        listener_(listen_at({"127.0.0.1", 0, ""})),
+        authenticated_(authenticated),
+        listener_(protocol::listen_at({"127.0.0.1", 0, ""})),
         acceptor_([this] { accept_clients(); }) {}
 
   ~Relay() {
@@ -52,7 +52,7 @@ class Relay {
     }
   }
 
-  uint16_t port() const { return local_port(listener_.get()); }
+  uint16_t port() const { return protocol::local_port(listener_.get()); }
 
  private:
   struct Connection {
@@ -62,16 +62,19 @@ class Relay {
     std::thread down;
   };
 
-  static Deadline soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
+  static protocol::Deadline soon() {
+    return std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  }
 
   void accept_clients() {
-    while (!stopping_ && wait_for(listener_.get(), POLLIN, soon() + std::chrono::hours(1))) {
+    while (!stopping_ &&
+           protocol::wait_for(listener_.get(), POLLIN, soon() + std::chrono::hours(1))) {
       int failure = 0;
-      Descriptor client = accept_from(listener_.get(), failure);
+      Descriptor client = protocol::accept_from(listener_.get(), failure);
       if (!client) continue;
       Connection& one = connections_.emplace_back();
       one.client = std::move(client);
-      one.box = connect_to({"127.0.0.1", box_port_, ""}, soon());
+      one.box = protocol::connect_to({"127.0.0.1", box_port_, ""}, soon());
       for (const int socket : {one.client.get(), one.box.get()}) {
         fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);
       }
@@ -88,10 +91,10 @@ class Relay {
       bool on = pass_frame(from, to);
       if (on && direction == Direction::kToClient) on = pass_frame(from, to);
       for (uint64_t number = 0; on; ++number) {
-        const Bytes piece = sealed_ ? piece_from(from) : frame_from(from);
-        on = !piece.empty();
+        const Bytes record = authenticated_ ? record_from(from) : frame_from(from);
+        on = !record.empty();
         if (!on) break;
-        for (const Bytes& instead : change_(number, piece)) on = on && send_all(to, instead);
+        for (const Bytes& instead : change_(number, record)) on = on && send_all(to, instead);
       }
     } else {
       Bytes some(1 << 16);
@@ -109,19 +112,19 @@ class Relay {
   }
 
   static Bytes frame_from(int from) {
-    Header header;
+    protocol::Header header;
     Bytes frame(sizeof(header));
     if (!receive_all(from, frame.data(), frame.size())) return {};
     std::memcpy(&header, frame.data(), sizeof(header));
     return rest_of(from, std::move(frame), header.body_bytes + header.payload_bytes);
   }
 
-  static Bytes piece_from(int from) {
-    PieceHeader header;
-    Bytes piece(sizeof(header));
-    if (!receive_all(from, piece.data(), piece.size())) return {};
-    std::memcpy(&header, piece.data(), sizeof(header));
-    return rest_of(from, std::move(piece), header.bytes + sizeof(Tag));
+  static Bytes record_from(int from) {
+    protocol::RecordHeader header;
+    Bytes record(sizeof(header));
+    if (!receive_all(from, record.data(), record.size())) return {};
+    std::memcpy(&header, record.data(), sizeof(header));
+    return rest_of(from, std::move(record), header.bytes + sizeof(protocol::Tag));
   }
 
   static Bytes rest_of(int from, Bytes begun, size_t bytes) {
@@ -141,11 +144,11 @@ class Relay {
   const uint16_t box_port_;
   const Direction direction_;
   const Change change_;
-  const bool sealed_;
+  const bool authenticated_;
   const Descriptor listener_;
   std::atomic<bool> stopping_{false};
   std::list<Connection> connections_;
   std::thread acceptor_;
 };
 
-}  // namespace hbm::smb
+}  // namespace hbm::box

@@ -1,4 +1,4 @@
-// A whole box: how it starts, what it refuses, and what it leaves behind.
+// A complete box: start, refused options, and leftovers.
 #include "box/server.h"
 
 #include <gtest/gtest.h>
@@ -57,12 +57,12 @@ class ServerTest : public testing::Test {
 // Connects, and takes the box's first frame.
 void expect_hello(const std::string& url) {
   const auto until = Clock::now() + 60s;
-  const Descriptor socket = smb::connect_to(smb::parse_url(url).front(), until);
-  ASSERT_TRUE(smb::wait_for(socket.get(), POLLIN, until));
-  smb::Header header;
+  const Descriptor socket = protocol::connect_to(protocol::parse_url(url).front(), until);
+  ASSERT_TRUE(protocol::wait_for(socket.get(), POLLIN, until));
+  protocol::Header header;
   ASSERT_EQ(read(socket.get(), &header, sizeof header), static_cast<ssize_t>(sizeof header));
-  EXPECT_EQ(header.magic, smb::kMagic);
-  EXPECT_EQ(header.opcode, smb::Opcode::kHello);
+  EXPECT_EQ(header.magic, protocol::kMagic);
+  EXPECT_EQ(header.opcode, protocol::Opcode::kHello);
 }
 
 TEST_F(ServerTest, StopsWithoutWaitingForALease) {
@@ -93,7 +93,7 @@ TEST_F(ServerTest, TwoInOneProcess) {
   for (const std::string& url : second.urls()) expect_hello(url);
 }
 
-TEST_F(ServerTest, ListensWhereItIsTold) {
+TEST_F(ServerTest, ListensAtTheGivenAddresses) {
   options_.listen = {};
   options_.socket_path = scratch_ / "here.socket";
   Server local(options_);
@@ -128,9 +128,9 @@ TEST_F(ServerTest, RemovesSocketsThatKilledBoxesLeft) {
   const fs::path alive = fs::directory_iterator(sockets())->path();
   const auto leave = [this](const std::string& name) {
     const fs::path path = sockets() + "/" + name;
-    smb::Address address;
+    protocol::Address address;
     address.path = path;
-    const Descriptor gone = smb::listen_at(address);
+    const Descriptor gone = protocol::listen_at(address);
     return path;
   };
   const fs::path old = leave("hbmcomm-box-1-0.socket");
@@ -144,7 +144,7 @@ TEST_F(ServerTest, RemovesSocketsThatKilledBoxesLeft) {
   for (const fs::path& path : {alive, young, foreign}) EXPECT_TRUE(fs::exists(path)) << path;
 }
 
-// Whoever could foresee the name of a box's socket could keep it from starting.
+// An attacker who could predict the name of the socket could keep the box from starting.
 TEST_F(ServerTest, StartsWhereOthersTookNamesThatCanBeForeseen) {
   for (int i = 0; i < 100; ++i) {
     std::ofstream(sockets() + "/hbmcomm-box-" + std::to_string(getpid()) + "-" + std::to_string(i) +

@@ -1,4 +1,4 @@
-// A box in memory, or in a directory, without listeners, and clients that call it as one would.
+// A box in memory, or in a directory, without listeners, and clients that call it as listeners do.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ namespace hbm::box {
 using namespace std::chrono_literals;
 
 struct BoxOptions {
-  ServiceOptions service{};
+  server::ServiceOptions service{};
   uint64_t capacity = 64u << 20;
   std::string store;
 };
@@ -34,27 +34,27 @@ class Box {
  public:
   explicit Box(BoxOptions options = {}) {
     pool = memory::Pool::create({.policy = memory::Policy::kDdr, .capacity = options.capacity});
-    StoreOptions opening;
+    server::storage::StoreOptions opening;
     opening.directory = options.store;
     opening.records.sessions = static_cast<uint32_t>(options.service.most_clients);
     opening.records.operations = options.service.handlers;
-    opening.records.lanes = options.service.accumulate_threads;
-    store = Store::open(opening, pool);
-    service = std::make_unique<Service>(options.service, *store, *pool);
+    opening.records.parts = options.service.accumulate_threads;
+    store = server::storage::Store::open(opening, pool);
+    service = std::make_unique<server::Service>(options.service, *store, *pool);
   }
 
   std::shared_ptr<memory::Pool> pool;
-  std::unique_ptr<Store> store;
-  std::unique_ptr<Service> service;
+  std::unique_ptr<server::storage::Store> store;
+  std::unique_ptr<server::Service> service;
 };
 
-template <smb::Body T>
+template <protocol::Body T>
 std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-template <smb::Body T>
-T as(const Reply& reply) {
+template <protocol::Body T>
+T as(const server::Reply& reply) {
   T value{};
   EXPECT_EQ(reply.body.size(), sizeof value) << reply.cause;
   if (reply.body.size() == sizeof value) std::memcpy(&value, reply.body.data(), sizeof value);
@@ -64,12 +64,13 @@ T as(const Reply& reply) {
 // One client, with one connection; sequenced requests get their numbers here.
 class Caller {
  public:
-  explicit Caller(Box& box, uint32_t flags = 0, smb::Id session = {}) : handler_(*box.service) {
-    smb::Join join{};
+  explicit Caller(Box& box, uint32_t flags = 0, protocol::Id session = {})
+      : handler_(*box.service) {
+    protocol::Join join{};
     join.session = session;
     join.flags = flags;
     join.pid = 7;
-    joining = handler_.join(join, smb::TransportKind::kTcp);
+    joining = handler_.join(join, protocol::TransportKind::kTcp);
     number_ = joining.applied;
   }
   ~Caller() { disconnect(); }
@@ -80,23 +81,24 @@ class Caller {
     if (auto session = std::exchange(joining.session, nullptr)) handler_.left(session);
   }
 
-  std::future<Reply> start(smb::Opcode opcode, std::span<const std::byte> body) {
-    auto promise = std::make_shared<std::promise<Reply>>();
+  std::future<server::Reply> start(protocol::Opcode opcode, std::span<const std::byte> body) {
+    auto promise = std::make_shared<std::promise<server::Reply>>();
     handler_.submit(joining.session, opcode, body,
-                    [promise](Reply reply) { promise->set_value(std::move(reply)); });
+                    [promise](server::Reply reply) { promise->set_value(std::move(reply)); });
     return promise->get_future();
   }
-  Reply call(smb::Opcode opcode, std::span<const std::byte> body = {}) {
+  server::Reply call(protocol::Opcode opcode, std::span<const std::byte> body = {}) {
     return start(opcode, body).get();
   }
 
   // All replies so far have come.
-  smb::Sequence next() {
+  protocol::Sequence next() {
     ++number_;
     return {number_, number_ - 1};
   }
 
-  smb::Alloc alloc_request(uint64_t size, smb::Id key, smb::AllocMode mode, uint32_t flags = 0) {
+  protocol::Alloc alloc_request(uint64_t size, protocol::Id key, protocol::AllocMode mode,
+                                uint32_t flags = 0) {
     return {.sequence = next(),
             .key = key,
             .size = size,
@@ -105,22 +107,22 @@ class Caller {
             .flags = flags,
             .reserved = 0};
   }
-  Reply alloc(uint64_t size, smb::Id key = {}, smb::AllocMode mode = smb::AllocMode::kAuto,
-              uint32_t flags = 0) {
-    return call(smb::Opcode::kAlloc, bytes_of(alloc_request(size, key, mode, flags)));
+  server::Reply alloc(uint64_t size, protocol::Id key = {},
+                      protocol::AllocMode mode = protocol::AllocMode::kAuto, uint32_t flags = 0) {
+    return call(protocol::Opcode::kAlloc, bytes_of(alloc_request(size, key, mode, flags)));
   }
-  Reply attach(uint32_t handle, smb::Id key, uint64_t size, uint32_t flags = 0) {
-    return call(smb::Opcode::kAttach, bytes_of(smb::Attach{key, size, handle, flags}));
+  server::Reply attach(uint32_t handle, protocol::Id key, uint64_t size, uint32_t flags = 0) {
+    return call(protocol::Opcode::kAttach, bytes_of(protocol::Attach{key, size, handle, flags}));
   }
-  Reply free(uint32_t handle) {
-    return call(smb::Opcode::kFree, bytes_of(smb::Release{next(), handle, 0}));
+  server::Reply free(uint32_t handle) {
+    return call(protocol::Opcode::kFree, bytes_of(protocol::Release{next(), handle, 0}));
   }
-  Reply remove(uint32_t handle) {
-    return call(smb::Opcode::kDelete, bytes_of(smb::Release{next(), handle, 0}));
+  server::Reply remove(uint32_t handle) {
+    return call(protocol::Opcode::kDelete, bytes_of(protocol::Release{next(), handle, 0}));
   }
 
-  smb::Accumulate accumulate_request(uint32_t target, uint32_t source, uint64_t bytes,
-                                     double scale = 1, Dtype dtype = Dtype::kFloat32) {
+  protocol::Accumulate accumulate_request(uint32_t target, uint32_t source, uint64_t bytes,
+                                          double scale = 1, Dtype dtype = Dtype::kFloat32) {
     return {.sequence = next(),
             .target_offset = 0,
             .source_offset = 0,
@@ -133,25 +135,25 @@ class Caller {
             .combine = static_cast<uint8_t>(Combine::kAdd),
             .reserved = {}};
   }
-  Reply accumulate(uint32_t target, uint32_t source, uint64_t bytes, double scale = 1,
-                   Dtype dtype = Dtype::kFloat32) {
+  server::Reply accumulate(uint32_t target, uint32_t source, uint64_t bytes, double scale = 1,
+                           Dtype dtype = Dtype::kFloat32) {
     return accumulate(accumulate_request(target, source, bytes, scale, dtype));
   }
-  Reply accumulate(const smb::Accumulate& request) {
-    return call(smb::Opcode::kAccumulate, bytes_of(request));
+  server::Reply accumulate(const protocol::Accumulate& request) {
+    return call(protocol::Opcode::kAccumulate, bytes_of(request));
   }
 
-  smb::FetchAdd fetch_add_request(uint32_t handle, uint64_t offset, int64_t addend) {
+  protocol::FetchAdd fetch_add_request(uint32_t handle, uint64_t offset, int64_t addend) {
     return {next(), offset, addend, handle, 0};
   }
-  Reply fetch_add(const smb::FetchAdd& request) {
-    return call(smb::Opcode::kFetchAdd, bytes_of(request));
+  server::Reply fetch_add(const protocol::FetchAdd& request) {
+    return call(protocol::Opcode::kFetchAdd, bytes_of(request));
   }
-  Reply fetch_add(uint32_t handle, uint64_t offset, int64_t addend) {
+  server::Reply fetch_add(uint32_t handle, uint64_t offset, int64_t addend) {
     return fetch_add(fetch_add_request(handle, offset, addend));
   }
 
-  Access access(uint32_t handle, uint64_t offset, uint32_t bytes, bool writing = false) {
+  server::Access access(uint32_t handle, uint64_t offset, uint32_t bytes, bool writing = false) {
     return handler_.access(joining.session, {offset, bytes, handle}, writing);
   }
   template <class T>
@@ -160,10 +162,10 @@ class Caller {
   }
 
   uint32_t handle() const { return handle_; }  // the last alloc's
-  Joining joining;
+  server::Joining joining;
 
  private:
-  RequestHandler& handler_;
+  server::RequestHandler& handler_;
   uint64_t number_ = 0;
   uint32_t handle_ = 0;
 };
@@ -171,7 +173,7 @@ class Caller {
 // Waits until `condition` holds, at most a minute.
 template <class Condition>
 bool eventually(Condition condition) {
-  for (const auto limit = Clock::now() + 60s; Clock::now() < limit;) {
+  for (const auto limit = server::Clock::now() + 60s; server::Clock::now() < limit;) {
     if (condition()) return true;
     std::this_thread::sleep_for(10ms);
   }

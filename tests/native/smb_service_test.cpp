@@ -1,4 +1,4 @@
-// Keys, attachments and rights: what clients may reach, and for how long.
+// Keys, attachments and rights: the access of clients, and its duration.
 #include "box/server/service.h"
 
 #include <gtest/gtest.h>
@@ -13,28 +13,28 @@
 #include "base/error.h"
 #include "smb_service_fixture.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 namespace {
 
-using smb::AllocMode;
-using smb::Opcode;
-using smb::Status;
+using protocol::AllocMode;
+using protocol::Opcode;
+using protocol::Status;
 
 constexpr uint64_t kSize = 1 << 16;
-constexpr smb::Id kKey{1, 2};
+constexpr protocol::Id kKey{1, 2};
 
 TEST(Service, PaperAllocationAndRelease) {
   Box box;
   Caller master(box), slave(box);
   // A1 to A4: the master asks, the box allocates, the master learns the key and tells the slaves.
   const Reply made = master.alloc(kSize, {}, AllocMode::kCreate);
-  const auto of_master = as<smb::Allocated>(made);
+  const auto of_master = as<protocol::Allocated>(made);
   EXPECT_EQ(of_master.created, 1u);
   EXPECT_EQ(of_master.size, kSize);
   ASSERT_TRUE(of_master.key);
   // A5 to A7: a slave asks with that key and the same size, and is let in.
   const Reply found = slave.alloc(kSize, of_master.key, AllocMode::kAttach);
-  EXPECT_EQ(as<smb::Allocated>(found).created, 0u);
+  EXPECT_EQ(as<protocol::Allocated>(found).created, 0u);
   EXPECT_EQ(found.granted, made.granted);
   master.memory<int>(1)[3] = 42;
   EXPECT_EQ(slave.memory<int>(1)[3], 42);
@@ -53,13 +53,13 @@ TEST(Service, ModesOfAllocation) {
   Box box;
   Caller first(box), second(box);
   EXPECT_EQ(first.alloc(kSize, kKey, AllocMode::kAttach).status, Status::kNoSuchKey);
-  EXPECT_EQ(as<smb::Allocated>(first.alloc(kSize, kKey, AllocMode::kAuto)).created, 1u);
-  EXPECT_EQ(as<smb::Allocated>(second.alloc(kSize, kKey, AllocMode::kAuto)).created, 0u);
+  EXPECT_EQ(as<protocol::Allocated>(first.alloc(kSize, kKey, AllocMode::kAuto)).created, 1u);
+  EXPECT_EQ(as<protocol::Allocated>(second.alloc(kSize, kKey, AllocMode::kAuto)).created, 0u);
   EXPECT_EQ(second.alloc(kSize, kKey, AllocMode::kCreate).status, Status::kExists);
   EXPECT_EQ(second.alloc(kSize + 1, kKey, AllocMode::kAttach).status, Status::kSizeMismatch);
   EXPECT_EQ(second.alloc(kSize + 1, kKey, AllocMode::kAuto).status, Status::kSizeMismatch);
-  const Reply any = second.alloc(0, kKey, AllocMode::kAttach, smb::Alloc::kAnySize);
-  EXPECT_EQ(as<smb::Allocated>(any).size, kSize);
+  const Reply any = second.alloc(0, kKey, AllocMode::kAttach, protocol::Alloc::kAnySize);
+  EXPECT_EQ(as<protocol::Allocated>(any).size, kSize);
   EXPECT_EQ(second.alloc(0, {}, AllocMode::kCreate).status, Status::kRange);
   EXPECT_EQ(second.alloc(uint64_t{1} << 50, {}, AllocMode::kCreate).status, Status::kExhausted);
   EXPECT_EQ(second.alloc(8, kKey, static_cast<AllocMode>(9)).status, Status::kMalformed);
@@ -75,7 +75,7 @@ TEST(Service, NewSegmentsAreZeroAndHandlesAreUsedOnce) {
   caller.free(1);
   ASSERT_EQ(caller.alloc(kSize).status, Status::kOk);
   EXPECT_EQ(caller.memory<int>(2)[0], 0);
-  smb::Alloc again = caller.alloc_request(kSize, {}, AllocMode::kCreate);
+  protocol::Alloc again = caller.alloc_request(kSize, {}, AllocMode::kCreate);
   again.handle = 2;
   EXPECT_EQ(caller.call(Opcode::kAlloc, bytes_of(again)).status, Status::kMalformed);
 }
@@ -96,7 +96,7 @@ TEST(Service, RangesAndTypes) {
   EXPECT_EQ(caller.accumulate(1, 2, 8).status, Status::kNotAttached);
   EXPECT_EQ(caller.accumulate(1, 1, 8, 1, Dtype::kComplex64).status, Status::kUnsupported);
   EXPECT_EQ(caller.accumulate(1, 1, 8, 1, static_cast<Dtype>(99)).status, Status::kMalformed);
-  smb::Accumulate shifted = caller.accumulate_request(1, 1, 16);
+  protocol::Accumulate shifted = caller.accumulate_request(1, 1, 16);
   shifted.source_offset = 8;
   EXPECT_EQ(caller.accumulate(shifted).status, Status::kUnsupported);
   shifted = caller.accumulate_request(1, 1, 16);
@@ -111,7 +111,7 @@ TEST(Service, RangesOfTwoTypes) {
   caller.alloc(48);
   const auto call = [&](uint32_t target, uint32_t source, Dtype dtype, Dtype source_dtype,
                         uint64_t bytes, uint64_t to, uint64_t from) {
-    smb::Accumulate request = caller.accumulate_request(target, source, bytes, 1, dtype);
+    protocol::Accumulate request = caller.accumulate_request(target, source, bytes, 1, dtype);
     request.source_dtype = static_cast<uint8_t>(source_dtype);
     request.combine = static_cast<uint8_t>(Combine::kAssign);
     request.target_offset = to;
@@ -140,14 +140,14 @@ TEST(Service, RangesOfTwoTypes) {
   EXPECT_EQ(call(1, 2, Dtype::kFloat16, kNarrow, 8, 0, 0), Status::kUnsupported);
   EXPECT_EQ(call(1, 2, kWide, Dtype::kInt32, 8, 0, 0), Status::kUnsupported);
   EXPECT_EQ(call(1, 2, kWide, static_cast<Dtype>(99), 8, 0, 0), Status::kMalformed);
-  smb::Accumulate neither = caller.accumulate_request(1, 2, 8);
+  protocol::Accumulate neither = caller.accumulate_request(1, 2, 8);
   neither.combine = 2;
   EXPECT_EQ(caller.accumulate(neither).status, Status::kMalformed);
 }
 
 TEST(Service, WhoMayNotWrite) {
   Box box;
-  Caller owner(box), reader(box, smb::Join::kReadOnlyClient);
+  Caller owner(box), reader(box, protocol::Join::kReadOnlyClient);
   owner.alloc(kSize, kKey, AllocMode::kCreate);
   EXPECT_EQ(reader.alloc(kSize, {}, AllocMode::kCreate).status, Status::kReadOnly);
   const Reply attached = reader.alloc(kSize, kKey);
@@ -160,7 +160,7 @@ TEST(Service, WhoMayNotWrite) {
   EXPECT_EQ(reader.remove(handle).status, Status::kReadOnly);
   EXPECT_EQ(reader.free(handle).status, Status::kOk);
 
-  owner.alloc(kSize, kKey, AllocMode::kAttach, smb::Alloc::kReadOnly);
+  owner.alloc(kSize, kKey, AllocMode::kAttach, protocol::Alloc::kReadOnly);
   EXPECT_EQ(owner.access(2, 0, 8, true).status, Status::kReadOnly);
   EXPECT_EQ(owner.accumulate(1, 2, 8).status, Status::kOk);
   EXPECT_EQ(owner.accumulate(2, 1, 8).status, Status::kReadOnly);
@@ -178,7 +178,7 @@ TEST(Service, DeletedWhileAttached) {
   EXPECT_EQ(second.memory<int>(1)[0], 7);
   // The key is free for another segment, which the old attachment does not touch.
   const Reply other = first.alloc(kSize, kKey, AllocMode::kCreate);
-  EXPECT_EQ(as<smb::Allocated>(other).created, 1u);
+  EXPECT_EQ(as<protocol::Allocated>(other).created, 1u);
   EXPECT_EQ(first.memory<int>(first.handle())[0], 0);
   EXPECT_EQ(second.free(1).status, Status::kOk);
   EXPECT_EQ(box.service->statistics().totals.segments, 1u);
@@ -187,7 +187,7 @@ TEST(Service, DeletedWhileAttached) {
 TEST(Service, TemporarySegmentsGoWithTheirLastAttachment) {
   Box box;
   Caller first(box), second(box);
-  first.alloc(kSize, kKey, AllocMode::kAuto, smb::Alloc::kTemporary);
+  first.alloc(kSize, kKey, AllocMode::kAuto, protocol::Alloc::kTemporary);
   second.alloc(kSize, kKey);
   first.free(1);
   EXPECT_EQ(box.service->statistics().totals.segments, 1u);
@@ -200,10 +200,11 @@ TEST(Service, AskingForAKeyNeitherKeepsNorEndsATemporarySegment) {
   Box box;
   Caller maker(box), asker(box);
   const auto exists = [&] {
-    return as<smb::KeyFound>(asker.call(Opcode::kExists, bytes_of(smb::KeyQuery{kKey}))).found;
+    return as<protocol::KeyFound>(asker.call(Opcode::kExists, bytes_of(protocol::KeyQuery{kKey})))
+        .found;
   };
   EXPECT_EQ(exists(), 0u);
-  maker.alloc(kSize, kKey, AllocMode::kAuto, smb::Alloc::kTemporary);
+  maker.alloc(kSize, kKey, AllocMode::kAuto, protocol::Alloc::kTemporary);
   EXPECT_EQ(exists(), 1u);
   EXPECT_EQ(exists(), 1u);
   maker.free(1);
@@ -220,7 +221,7 @@ TEST(Service, OneKeyIsCreatedOnceByManyAtOnce) {
     replies.push_back(caller->start(Opcode::kAlloc, bytes_of(request)));
   }
   uint32_t created = 0;
-  for (auto& reply : replies) created += as<smb::Allocated>(reply.get()).created;
+  for (auto& reply : replies) created += as<protocol::Allocated>(reply.get()).created;
   EXPECT_EQ(created, 1u);
   EXPECT_EQ(box.service->statistics().segments.front().attachments, 16u);
 }
@@ -228,7 +229,7 @@ TEST(Service, OneKeyIsCreatedOnceByManyAtOnce) {
 TEST(Service, ListenersPrepareEverySegmentOrItIsNotMade) {
   Box box;
   int prepared = 0;
-  box.service->on_new_segment([&](BoxSegment& segment) {
+  box.service->on_new_segment([&](storage::BoxSegment& segment) {
     if (segment.size == 13) throw Error(ErrorKind::kExhausted, "no more registrations");
     ++prepared;
   });
@@ -249,16 +250,16 @@ TEST(Service, StatisticsCountAndPage) {
   caller.access(1, 0, 50, true);
   caller.fetch_add(1, 0, 1);
   caller.accumulate(1, 1, 32);
-  smb::Accumulate conversion = caller.accumulate_request(1, 1, 32, 1, Dtype::kFloat64);
+  protocol::Accumulate conversion = caller.accumulate_request(1, 1, 32, 1, Dtype::kFloat64);
   conversion.source_dtype = static_cast<uint8_t>(Dtype::kFloat32);
   conversion.combine = static_cast<uint8_t>(Combine::kAssign);
   conversion.source_offset = 64;
   caller.accumulate(conversion);
-  const smb::StatsQuery query{0, 0};
+  const protocol::StatsQuery query{0, 0};
   const Reply reply = caller.call(Opcode::kStats, bytes_of(query));
-  smb::StatsTotals totals;
+  protocol::StatsTotals totals;
   ASSERT_EQ(reply.payload.size(),
-            sizeof totals + sizeof(smb::ClientStats) + sizeof(smb::SegmentStats));
+            sizeof totals + sizeof(protocol::ClientStats) + sizeof(protocol::SegmentStats));
   std::memcpy(&totals, reply.payload.data(), sizeof totals);
   EXPECT_EQ(totals.counts.read_bytes, 100u);
   EXPECT_EQ(totals.counts.written_bytes, 50u);
@@ -267,8 +268,8 @@ TEST(Service, StatisticsCountAndPage) {
   EXPECT_EQ(totals.counts.fetch_adds, 1u);
   EXPECT_EQ(totals.clients, 1u);
   EXPECT_EQ(totals.used_bytes, kSize);
-  smb::SegmentStats segment;
-  std::memcpy(&segment, reply.payload.data() + sizeof totals + sizeof(smb::ClientStats),
+  protocol::SegmentStats segment;
+  std::memcpy(&segment, reply.payload.data() + sizeof totals + sizeof(protocol::ClientStats),
               sizeof segment);
   EXPECT_EQ(segment.key, kKey);
   EXPECT_EQ(segment.counts.read_bytes, 100u);
@@ -276,11 +277,11 @@ TEST(Service, StatisticsCountAndPage) {
   Statistics many;
   many.clients.resize(20'000);
   many.segments.resize(20'000);
-  smb::StatsQuery next{0, 0};
+  protocol::StatsQuery next{0, 0};
   size_t pages = 0;
   while (next.first_client < many.clients.size() || next.first_segment < many.segments.size()) {
     const std::vector<std::byte> payload = page(many, next, {});
-    ASSERT_LE(payload.size(), smb::kMaxPayload);
+    ASSERT_LE(payload.size(), protocol::kMaxPayload);
     std::memcpy(&totals, payload.data(), sizeof totals);
     ASSERT_GT(totals.clients_here + totals.segments_here, 0u);
     next.first_client += totals.clients_here;
@@ -293,36 +294,37 @@ TEST(Service, StatisticsCountAndPage) {
 }
 
 struct Seen {
-  std::vector<smb::ClientStats> clients;
-  std::vector<smb::SegmentStats> segments;
+  std::vector<protocol::ClientStats> clients;
+  std::vector<protocol::SegmentStats> segments;
 };
 
 Seen seen_by(Caller& caller) {
-  const Reply reply = caller.call(Opcode::kStats, bytes_of(smb::StatsQuery{0, 0}));
-  smb::StatsTotals totals;
+  const Reply reply = caller.call(Opcode::kStats, bytes_of(protocol::StatsQuery{0, 0}));
+  protocol::StatsTotals totals;
   std::memcpy(&totals, reply.payload.data(), sizeof totals);
   Seen seen;
   seen.clients.resize(totals.clients_here);
   seen.segments.resize(totals.segments_here);
   const std::byte* const rows = reply.payload.data() + sizeof totals;
-  const size_t bytes = seen.clients.size() * sizeof(smb::ClientStats);
+  const size_t bytes = seen.clients.size() * sizeof(protocol::ClientStats);
   std::memcpy(seen.clients.data(), rows, bytes);
-  std::memcpy(seen.segments.data(), rows + bytes, seen.segments.size() * sizeof(smb::SegmentStats));
+  std::memcpy(seen.segments.data(), rows + bytes,
+              seen.segments.size() * sizeof(protocol::SegmentStats));
   return seen;
 }
 
-TEST(Service, StatisticsShowNobodyTheIdsOfOthers) {
+TEST(Service, StatisticsHideTheIdsOfOtherClients) {
   Box box;
   Caller owner(box), stranger(box);
   owner.alloc(kSize, kKey);
   owner.alloc(kSize, {9, 9});
   stranger.alloc(kSize, {9, 9});
-  const auto count = [](const auto& rows, const smb::Id& id, auto member) {
+  const auto count = [](const auto& rows, const protocol::Id& id, auto member) {
     return std::count_if(rows.begin(), rows.end(),
                          [&](const auto& row) { return row.*member == id; });
   };
-  const auto key = &smb::SegmentStats::key;
-  const auto session = &smb::ClientStats::session;
+  const auto key = &protocol::SegmentStats::key;
+  const auto session = &protocol::ClientStats::session;
 
   const Seen mine = seen_by(owner);
   EXPECT_EQ(count(mine.segments, kKey, key), 1);
@@ -370,4 +372,4 @@ TEST(Service, SegmentsLeaveDescriptorsForOthers) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server

@@ -1,4 +1,4 @@
-// Sessions: sequence numbers and their replays, leases, fairness, and what a closing box answers.
+// Sessions: sequence numbers and replays, leases, fairness, and the replies of a closing box.
 #include "box/server/session.h"
 
 #include <gtest/gtest.h>
@@ -16,19 +16,19 @@
 #include "smb_service_fixture.h"
 #include "stress.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 namespace {
 
-using smb::Opcode;
-using smb::Status;
+using protocol::Opcode;
+using protocol::Status;
 
 constexpr uint64_t kSize = 1 << 16;
-constexpr smb::Id kKey{3, 4};
+constexpr protocol::Id kKey{3, 4};
 
 TEST(Session, RequestsThatComeAgainAreAnsweredAndNotRepeated) {
   Box box;
   Caller caller(box);
-  const smb::Alloc alloc = caller.alloc_request(kSize, {}, smb::AllocMode::kCreate);
+  const protocol::Alloc alloc = caller.alloc_request(kSize, {}, protocol::AllocMode::kCreate);
   const Reply made = caller.call(Opcode::kAlloc, bytes_of(alloc));
   const Reply again = caller.call(Opcode::kAlloc, bytes_of(alloc));
   EXPECT_EQ(again.body, made.body);
@@ -36,17 +36,17 @@ TEST(Session, RequestsThatComeAgainAreAnsweredAndNotRepeated) {
   EXPECT_EQ(again.may_write, made.may_write);
   EXPECT_EQ(box.service->statistics().totals.segments, 1u);
 
-  const smb::FetchAdd add = caller.fetch_add_request(1, 0, 5);
-  EXPECT_EQ(as<smb::Fetched>(caller.fetch_add(add)).before, 0);
-  EXPECT_EQ(as<smb::Fetched>(caller.fetch_add(add)).before, 0);
+  const protocol::FetchAdd add = caller.fetch_add_request(1, 0, 5);
+  EXPECT_EQ(as<protocol::Fetched>(caller.fetch_add(add)).before, 0);
+  EXPECT_EQ(as<protocol::Fetched>(caller.fetch_add(add)).before, 0);
   EXPECT_EQ(caller.memory<int64_t>(1)[0], 5);
 
-  const smb::Accumulate sum = caller.accumulate_request(1, 1, 8, 1, Dtype::kInt64);
+  const protocol::Accumulate sum = caller.accumulate_request(1, 1, 8, 1, Dtype::kInt64);
   EXPECT_EQ(caller.accumulate(sum).status, Status::kOk);
   EXPECT_EQ(caller.accumulate(sum).status, Status::kOk);
   EXPECT_EQ(caller.memory<int64_t>(1)[0], 10);
 
-  const smb::FetchAdd wrong = caller.fetch_add_request(1, 4, 5);
+  const protocol::FetchAdd wrong = caller.fetch_add_request(1, 4, 5);
   const Reply refusal = caller.fetch_add(wrong);
   EXPECT_EQ(refusal.status, Status::kRange);
   EXPECT_EQ(caller.fetch_add(wrong).cause, refusal.cause);
@@ -65,21 +65,21 @@ TEST(Session, NumbersThatBreakTheRules) {
   EXPECT_EQ(add(2, 2), Status::kMalformed);  // answered before it was sent
   EXPECT_EQ(add(2, 0), Status::kOk);
   EXPECT_EQ(add(3, 2), Status::kOk);
-  EXPECT_EQ(add(2, 0), Status::kMalformed);  // its reply was confirmed
+  EXPECT_EQ(add(2, 0), Status::kMalformed);  // the reply was confirmed
   EXPECT_EQ(add(3, 2), Status::kOk);         // again
   EXPECT_EQ(caller.memory<int64_t>(1)[0], 2);
 }
 
-TEST(Session, WindowHoldsAsManyRepliesAsAClientMayLeaveUnconfirmed) {
+TEST(Session, CachesAsManyRepliesAsAClientMayLeaveUnconfirmed) {
   Box box;
   Caller caller(box);
   caller.alloc(kSize);
   const auto add = [&](uint64_t number) { return caller.fetch_add({{number, 1}, 0, 1, 1, 0}); };
-  const uint64_t last = 1 + smb::kWindow;
+  const uint64_t last = 1 + protocol::kSequencedInFlight;
   for (uint64_t number = 2; number <= last; ++number) EXPECT_EQ(add(number).status, Status::kOk);
   EXPECT_EQ(add(last + 1).status, Status::kMalformed);
   for (uint64_t number = 2; number <= last; ++number) {
-    EXPECT_EQ(as<smb::Fetched>(add(number)).before, static_cast<int64_t>(number - 2));
+    EXPECT_EQ(as<protocol::Fetched>(add(number)).before, static_cast<int64_t>(number - 2));
   }
 }
 
@@ -88,16 +88,16 @@ TEST(Session, ComesBackToItsAttachments) {
   auto first = std::make_unique<Caller>(box);
   first->alloc(kSize, kKey);
   first->memory<int>(1)[0] = 9;
-  const smb::Id id = first->joining.id;
-  Caller lane(box, smb::Join::kLane, id);
-  EXPECT_TRUE(lane.joining.resumed);
+  const protocol::Id id = first->joining.id;
+  Caller further(box, protocol::Join::kFurtherConnection, id);
+  EXPECT_TRUE(further.joining.resumed);
   first.reset();
   Caller back(box, 0, id);
   EXPECT_EQ(back.joining.status, Status::kOk);
   EXPECT_TRUE(back.joining.resumed);
   EXPECT_EQ(back.joining.applied, 1u);
   EXPECT_EQ(back.memory<int>(1)[0], 9);
-  EXPECT_EQ(as<smb::Allocated>(back.attach(1, kKey, kSize)).key, kKey);
+  EXPECT_EQ(as<protocol::Allocated>(back.attach(1, kKey, kSize)).key, kKey);
   EXPECT_EQ(back.attach(1, {9, 9}, kSize).status, Status::kMalformed);
   EXPECT_EQ(box.service->statistics().segments.front().attachments, 1u);
   EXPECT_EQ(box.service->statistics().clients.front().connected, 2u);
@@ -108,10 +108,11 @@ TEST(Session, JoinsThatAreRefused) {
   options.service.most_clients = 2;
   Box box(options);
   EXPECT_EQ(Caller(box, 0, {5, 5}).joining.status, Status::kExpired);
-  EXPECT_EQ(Caller(box, smb::Join::kLane).joining.status, Status::kMalformed);
+  EXPECT_EQ(Caller(box, protocol::Join::kFurtherConnection).joining.status, Status::kMalformed);
   EXPECT_EQ(Caller(box, 128).joining.status, Status::kMalformed);
-  Caller reader(box, smb::Join::kReadOnlyClient);
-  EXPECT_EQ(Caller(box, smb::Join::kLane, reader.joining.id).joining.status, Status::kMalformed);
+  Caller reader(box, protocol::Join::kReadOnlyClient);
+  EXPECT_EQ(Caller(box, protocol::Join::kFurtherConnection, reader.joining.id).joining.status,
+            Status::kMalformed);
   auto second = std::make_unique<Caller>(box);
   EXPECT_EQ(Caller(box).joining.status, Status::kExhausted);
   second->call(Opcode::kLeave);
@@ -143,7 +144,7 @@ TEST(Session, EndsWithItsLease) {
     Caller gone(box), alive(box);
     Pace pace;
     in_time = true;
-    gone.alloc(kSize, kKey, smb::AllocMode::kAuto, smb::Alloc::kTemporary);
+    gone.alloc(kSize, kKey, protocol::AllocMode::kAuto, protocol::Alloc::kTemporary);
     const auto start = Clock::now();
     ASSERT_TRUE(eventually([&] {
       in_time = pace.keeps([&] { alive.call(Opcode::kPing); }) && in_time;
@@ -163,7 +164,7 @@ TEST(Session, EndsWithItsLease) {
 }
 
 TEST(Session, ATimerThatCannotEndASessionTriesAgain) {
-  const auto records = Records::in_memory({.sessions = 4});
+  const auto records = storage::Records::in_memory({.sessions = 4});
   std::atomic<int> tries{0};
   Sessions sessions({.lease = 20ms,
                      .most = 4,
@@ -174,12 +175,12 @@ TEST(Session, ATimerThatCannotEndASessionTriesAgain) {
                          },
                      .settled = [] {}},
                     *records);
-  ASSERT_EQ(sessions.join({}, smb::TransportKind::kTcp).status, Status::kOk);
+  ASSERT_EQ(sessions.join({}, protocol::TransportKind::kTcp).status, Status::kOk);
   EXPECT_TRUE(eventually([&] { return sessions.all().front()->ended(); }));
   EXPECT_EQ(tries, 2);
 }
 
-// HBM_STRESS_SECONDS=600 goes on for ten minutes.
+// HBM_STRESS_SECONDS=600 runs for ten minutes.
 TEST(Session, LeavingWhileTheLeaseEnds) {
   BoxOptions options;
   options.service.lease = 2ms;
@@ -195,7 +196,7 @@ TEST(Session, LeavingWhileTheLeaseEnds) {
   }
 }
 
-TEST(Session, SlicesKeepTheLease) {
+TEST(Session, SlicesRenewTheLease) {
   BoxOptions options;
   options.service.lease = kLease;
   for (bool in_time = false; !in_time;) {
@@ -242,19 +243,19 @@ TEST(Session, SumsOfManyAreExact) {
   EXPECT_EQ(std::count(sum, sum + kCount, expected), static_cast<ptrdiff_t>(kCount));
 }
 
-TEST(Session, RequestsOfOneClientKeepTheirOrder) {
+TEST(Session, RequestsOfOneClientRunInOrder) {
   BoxOptions options;
   options.service.handlers = 4;
   Box box(options);
   Caller caller(box);
   caller.alloc(kSize);
   std::vector<std::future<Reply>> replies;
-  for (uint64_t i = 0; i < smb::kWindow; ++i) {
-    const smb::FetchAdd add{{2 + i, 1}, 0, 1, 1, 0};
+  for (uint64_t i = 0; i < protocol::kSequencedInFlight; ++i) {
+    const protocol::FetchAdd add{{2 + i, 1}, 0, 1, 1, 0};
     replies.push_back(caller.start(Opcode::kFetchAdd, bytes_of(add)));
   }
   for (size_t i = 0; i < replies.size(); ++i) {
-    EXPECT_EQ(as<smb::Fetched>(replies[i].get()).before, static_cast<int64_t>(i));
+    EXPECT_EQ(as<protocol::Fetched>(replies[i].get()).before, static_cast<int64_t>(i));
   }
 }
 
@@ -271,7 +272,7 @@ class HeldUp {
   std::promise<void> gate_;
 };
 
-TEST(Session, ALongQueueHoldsUpNobodyElse) {
+TEST(Session, ALongQueueDelaysNoOtherClient) {
   BoxOptions options;
   options.service.handlers = 1;
   Box box(options);
@@ -332,4 +333,4 @@ TEST(Session, AClosingBoxAnswersAll) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server

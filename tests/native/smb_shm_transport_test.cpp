@@ -1,4 +1,4 @@
-// Segments that a transport over shm maps, and the accesses that it does not let happen.
+// Segments that the shm transport maps, and the accesses that it prevents.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 #include "expect_error.h"
 #include "smb_transport_fixture.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
 TEST(ShmTransport, MapsWhatItIsGranted) {
@@ -34,7 +34,7 @@ TEST(ShmTransport, MapsWhatItIsGranted) {
 TEST(ShmTransport, MapsForReadingWhatItMayOnlyRead) {
   Box box;
   const OpenedTransport opened = open_shm(box.opening());
-  const auto grant = alloc(*opened.transport, 1, 4096, smb::Alloc::kReadOnly);
+  const auto grant = alloc(*opened.transport, 1, 4096, protocol::Alloc::kReadOnly);
   ASSERT_NE(grant->memory, nullptr);
   box.handler.segment(1)->block->base()[5] = std::byte{9};
   EXPECT_EQ(grant->memory[5], std::byte{9});
@@ -54,20 +54,20 @@ TEST(ShmTransport, KeepsSegmentsFromForkedChildren) {
 TEST(ShmTransport, LeavesASocketThatAnotherUserServes) {
   constexpr uid_t kNobody = 65534;
   if (geteuid() != 0) GTEST_SKIP() << "root alone can listen as another user";
-  const Scratch folder("/tmp");
-  std::filesystem::permissions(folder / "", std::filesystem::perms::all);
+  const Scratch directory("/tmp");
+  std::filesystem::permissions(directory / "", std::filesystem::perms::all);
   ASSERT_EQ(seteuid(kNobody), 0);
-  const Descriptor listener = smb::listen_at({"", 0, folder / "socket"});
+  const Descriptor listener = protocol::listen_at({"", 0, directory / "socket"});
   ASSERT_EQ(seteuid(0), 0);
   TransportOptions opening;
-  opening.path = folder / "socket";
+  opening.path = directory / "socket";
   expect_error(ErrorKind::kUnavailable, {opening.path, "user 65534", "own user (0)"},
                [&] { open_shm(opening); });
 }
 
-TEST(ShmTransport, TellsWhenItCannotBe) {
+TEST(ShmTransport, ReportsWhyItCannotBeUsed) {
   const Box box;
-  smb::Joined joined = open_tcp(box.opening()).joined;
+  protocol::Joined joined = open_tcp(box.opening()).joined;
   EXPECT_EQ(why_no_shm(joined), "");
   joined.socket_path[0] = '\0';
   EXPECT_EQ(why_no_shm(joined), "the box has no Unix socket");
@@ -78,4 +78,4 @@ TEST(ShmTransport, TellsWhenItCannotBe) {
 }
 
 }  // namespace
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -1,4 +1,4 @@
-// How a transfer is cut.
+// The division of a transfer into slices.
 #include "box/transport/slices.h"
 
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
 TEST(Slices, CutNoElementInTwo) {
@@ -18,7 +18,7 @@ TEST(Slices, CutNoElementInTwo) {
     for (const uint64_t bytes :
          {uint64_t{0}, uint64_t{3}, uint64_t{kSliceBytes}, kMost, kMost + 3}) {
       TransportRequest request;
-      request.opcode = smb::Opcode::kRead;
+      request.opcode = protocol::Opcode::kRead;
       request.grant = &grant;
       request.offset = begin;
       request.local = memory.data();
@@ -34,7 +34,7 @@ TEST(Slices, CutNoElementInTwo) {
         EXPECT_TRUE(count == 0 || slice->transfer.offset % 8 == 0) << bytes << " at " << begin;
         ++count;
         moved += slice->transfer.bytes;
-        slices.finish(*slice, smb::Status::kOk, "");
+        slices.finish(*slice, protocol::Status::kOk, "");
       }
       EXPECT_TRUE(request.finished());
       EXPECT_EQ(moved, bytes);
@@ -44,4 +44,4 @@ TEST(Slices, CutNoElementInTwo) {
 }
 
 }  // namespace
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -1,4 +1,4 @@
-// Connected sockets, and what goes through them.
+// Connected sockets, and transfers over them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include "box/protocol/protocol.h"
 #include "box/protocol/socket.h"
 
-namespace hbm::smb {
+namespace hbm::box {
 
 using Bytes = std::vector<std::byte>;
 
@@ -27,8 +27,8 @@ inline Bytes random_bytes(size_t count, uint64_t seed) {
   return bytes;
 }
 
-inline Header header_of(uint64_t id, Opcode opcode = Opcode::kRead) {
-  Header header;
+inline protocol::Header header_of(uint64_t id, protocol::Opcode opcode = protocol::Opcode::kRead) {
+  protocol::Header header;
   header.opcode = opcode;
   header.id = id;
   return header;
@@ -46,15 +46,16 @@ inline Pair unix_pair() {
 }
 
 inline Pair tcp_pair() {
-  const Descriptor listener = listen_at({"127.0.0.1", 0, ""});
+  const Descriptor listener = protocol::listen_at({"127.0.0.1", 0, ""});
   Pair pair;
-  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  pair.left = connect_to({"127.0.0.1", local_port(listener.get()), ""}, deadline);
-  EXPECT_TRUE(wait_for(listener.get(), POLLIN, deadline));
+  const protocol::Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  pair.left =
+      protocol::connect_to({"127.0.0.1", protocol::local_port(listener.get()), ""}, deadline);
+  EXPECT_TRUE(protocol::wait_for(listener.get(), POLLIN, deadline));
   int failure = 0;
-  pair.right = accept_from(listener.get(), failure);
+  pair.right = protocol::accept_from(listener.get(), failure);
   EXPECT_EQ(failure, 0);
   return pair;
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box

@@ -1,4 +1,4 @@
-// Stores as a killed box leaves them, or one that ended in order, to be damaged.
+// Stores in the state after a kill, or after an orderly end, to be damaged.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,8 @@
 
 namespace hbm::box {
 
-inline constexpr RecordSizes kFewRecords{.sessions = 4, .operations = 2, .lanes = 4, .chunk = 4096};
+inline constexpr server::storage::RecordSizes kFewRecords{
+    .sessions = 4, .operations = 2, .parts = 4, .chunk = 4096};
 inline constexpr uint64_t kStoredBytes = 10'000;  // of each segment
 
 inline std::string contents_of(const std::filesystem::path& path) {
@@ -32,7 +33,7 @@ inline void write_contents(const std::filesystem::path& path, const std::string&
   std::ofstream(path, std::ios::binary | std::ios::trunc) << contents;
 }
 
-// All that is in a directory: types, links and contents, by name.
+// Returns all entries of a directory: types, links and data, by name.
 inline std::map<std::string, std::string> snapshot(const std::filesystem::path& directory) {
   namespace fs = std::filesystem;
   std::map<std::string, std::string> found;
@@ -49,8 +50,8 @@ inline std::map<std::string, std::string> snapshot(const std::filesystem::path& 
   return found;
 }
 
-// A store in which three segments of random bytes were made, and a fourth was deleted, with a
-// session of which 70 requests were carried out.
+// A store with three segments of random bytes, a deleted fourth, and a session that has executed 70
+// requests.
 class FilledStore {
  public:
   explicit FilledStore(const std::string& directory, bool sync = false)
@@ -63,39 +64,39 @@ class FilledStore {
       std::copy(bytes.begin(), bytes.end(), contents<char>(*segments.back()));
     }
     store->remove(*store->create(creation(4, kStoredBytes)));
-    SessionRecord& session = store->records().open_session({3, 4});
+    server::storage::SessionRecord& session = store->records().open_session({3, 4});
     for (uint64_t number = 1; number <= 70; ++number) {
       store->records().finish(session, {.number = number, .value = static_cast<int64_t>(number)});
     }
   }
 
-  // What a box that is killed now leaves.
+  // Copies the state that a kill would leave now.
   void copy_to(const std::string& directory) const {
     std::filesystem::remove_all(directory);
     std::filesystem::copy(path_of(*store), directory, std::filesystem::copy_options::recursive);
   }
 
   // Expects the data, and the session, in a store that was opened.
-  void expect_in(Store& opened) const {
+  void expect_in(server::storage::Store& opened) const {
     std::map<uint64_t, std::string> found;
     for (const auto& segment : opened.take_found()) {
       found[segment->key.low] = {contents<char>(*segment), segment->size};
     }
     EXPECT_EQ(found, data);
-    const std::vector<SessionRecord*> sessions = opened.records().sessions();
+    const std::vector<server::storage::SessionRecord*> sessions = opened.records().sessions();
     ASSERT_EQ(sessions.size(), 1u);
-    EXPECT_EQ(sessions[0]->id, (smb::Id{3, 4}));
+    EXPECT_EQ(sessions[0]->id, (protocol::Id{3, 4}));
     EXPECT_EQ(sessions[0]->applied, 70u);
     ASSERT_NE(sessions[0]->outcome(69), nullptr);
     EXPECT_EQ(sessions[0]->outcome(69)->value, 69);
   }
 
-  std::unique_ptr<Store> store;
-  std::vector<std::shared_ptr<BoxSegment>> segments;
+  std::unique_ptr<server::storage::Store> store;
+  std::vector<std::shared_ptr<server::storage::BoxSegment>> segments;
   std::map<uint64_t, std::string> data;  // by key
 
  private:
-  std::string path_of(const Store&) const {
+  std::string path_of(const server::storage::Store&) const {
     return std::filesystem::path(segments[0]->stored->path).parent_path().parent_path();
   }
 };

@@ -1,5 +1,5 @@
-// Stores that no box can have left as they are: each is refused by the name of the file at fault,
-// and nothing in it is changed.
+// Stores in states that no box can leave: each is refused with the name of the damaged file, and
+// not changed.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@
 #include "seeds.h"
 #include "smb_store_copies.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -58,7 +58,7 @@ std::vector<Damage> damages() {
                      fs::remove(s / file);
                      fs::create_directory(s / file);
                    }});
-    if (file == "lock") continue;  // it is empty
+    if (file == "lock") continue;  // the file is empty
     all.push_back(
         {file + " empty", file, [=](const fs::path& s) { write_contents(s / file, ""); }});
     all.push_back({file + " flipped at its start", file, flip(file, 0)});
@@ -190,7 +190,7 @@ TEST(DamagedStore, ItsChecksumsAreThoseOfSha256sum) {
   EXPECT_EQ(std::ranges::count(contents_of(scratch / "store/checksums"), '\n'), 6);
 }
 
-// Its contents may change while there is no box.
+// Another process may change a mapped segment while there is no box.
 TEST(DamagedStore, ASegmentThatIsMappedHasNoChecksum) {
   const Scratch scratch;
   FilledStore filled(scratch.store());
@@ -202,8 +202,8 @@ TEST(DamagedStore, ASegmentThatIsMappedHasNoChecksum) {
   filled.expect_in(*open_store(scratch.store(), kFewRecords));
 }
 
-// What a kill leaves without a word of damage: the segments' contents have no checksum then.
-TEST(DamagedStore, ASegmentsContentsAreNotKnownAfterAKill) {
+// A kill leaves the data of segments without checksums.
+TEST(DamagedStore, SegmentDataIsUnverifiedAfterAKill) {
   const Scratch scratch;
   FilledStore filled(scratch.store());
   filled.copy_to(scratch / "copy");
@@ -221,4 +221,4 @@ TEST(DamagedStore, ASegmentsContentsAreNotKnownAfterAKill) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -14,24 +14,25 @@
 
 namespace hbm::box {
 
-inline std::unique_ptr<Store> open_store(const std::string& directory,
-                                         const RecordSizes& records = {}, bool sync = false) {
+inline std::unique_ptr<server::storage::Store> open_store(
+    const std::string& directory, const server::storage::RecordSizes& records = {},
+    bool sync = false) {
   memory::PoolOptions pool;
   pool.capacity = uint64_t{1} << 30;
-  return Store::open({.directory = directory, .sync = sync, .records = records},
-                     memory::Pool::create(pool));
+  return server::storage::Store::open({.directory = directory, .sync = sync, .records = records},
+                                      memory::Pool::create(pool));
 }
 
-inline Creation creation(uint64_t key, uint64_t size) {
+inline server::storage::Creation creation(uint64_t key, uint64_t size) {
   return {.key = {1, key}, .size = size, .temporary = false, .creator = {{7, 7}, key}};
 }
 
-inline Formula sum_of(Dtype dtype, double scale = 1) {
+inline kernels::Formula sum_of(Dtype dtype, double scale = 1) {
   return {.target = dtype, .source = dtype, .scale = scale};
 }
 
 template <class T>
-T* contents(const BoxSegment& segment) {
+T* contents(const server::storage::BoxSegment& segment) {
   return reinterpret_cast<T*>(segment.block->base());
 }
 

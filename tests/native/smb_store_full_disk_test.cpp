@@ -26,7 +26,7 @@ bool refuses(int fd, off_t end) {
 
 }  // namespace
 
-// In the place of libc's: files cannot grow.
+// Replaces libc's function: files cannot grow.
 extern "C" int fallocate(int fd, int mode, off_t offset, off_t length) {
   if (refuses(fd, offset + length)) return -1;
   return static_cast<int>(syscall(SYS_fallocate, fd, mode, offset, length));
@@ -39,7 +39,7 @@ extern "C" ssize_t write(int fd, const void* bytes, size_t size) {
   return syscall(SYS_write, fd, bytes, size);
 }
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 class FullDisk : public testing::Test {
@@ -65,7 +65,7 @@ TEST_F(FullDisk, ABoxOfOtherSizesStartsWithThoseThatThereAre) {
   filled.copy_to(scratch / "copy");
   disk_full = true;
   const auto store =
-      open_store(scratch / "copy", {.sessions = 9, .operations = 7, .lanes = 2, .chunk = 8192});
+      open_store(scratch / "copy", {.sessions = 9, .operations = 7, .parts = 2, .chunk = 8192});
   EXPECT_EQ(store->records().sizes(), kFewRecords);
   filled.expect_in(*store);
   EXPECT_FALSE(std::filesystem::exists(scratch / "copy/sessions.new"));
@@ -83,4 +83,4 @@ TEST_F(FullDisk, AnOrderlyEndIsAsAKill) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -1,5 +1,5 @@
-// The states that a stop at any instruction, of the box or of the machine, can leave a store in:
-// each is served. docs/memory-box.md lists them.
+// The states in which a stop of the box or of the machine can leave a store: each is served.
+// docs/memory-box.md lists them.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -14,7 +14,7 @@
 #include "expect_error.h"
 #include "smb_store_copies.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -22,12 +22,12 @@ namespace fs = std::filesystem;
 using Change = std::function<void(const fs::path&)>;
 
 // How another boot of the machine finds a store.
-void reboot(const fs::path& store, const smb::Id& contents, bool sync) {
-  StoreState state = read_state(store / "state", contents);
+void reboot(const fs::path& store, const protocol::Id& generation, bool sync) {
+  StoreState state = read_state(store / "state", generation);
   EXPECT_EQ(state.sync, sync);
   EXPECT_EQ(state.boot, boot_id());
   state.boot = "another";
-  write_state(store / "state", contents, state);
+  write_state(store / "state", generation, state);
 }
 
 class CrashStates : public testing::Test {
@@ -40,7 +40,7 @@ class CrashStates : public testing::Test {
   void expect_served(const FilledStore& filled, const Change& change, bool rebooted = false) {
     const fs::path copy = killed(filled);
     change(copy);
-    if (rebooted) reboot(copy, filled.store->contents(), filled.store->records().sync());
+    if (rebooted) reboot(copy, filled.store->generation(), filled.store->records().sync());
     filled.expect_in(*open_store(copy, kFewRecords));
   }
 
@@ -52,14 +52,14 @@ TEST_F(CrashStates, TheFirstStart) {
   const std::vector<std::string> order = {"lock",     "identity",   "state",  "segments",
                                           "sessions", "operations", "journal"};
   open_store(scratch / "made");
-  const smb::Id contents = open_store(scratch / "made")->contents();
+  const protocol::Id generation = open_store(scratch / "made")->generation();
   for (size_t made = 0; made <= order.size(); ++made) {
     const fs::path store = scratch / ("part" + std::to_string(made));
     fs::create_directory(store);
     for (size_t i = 0; i < made; ++i) {
       fs::copy(scratch / ("made/" + order[i]), store / order[i], fs::copy_options::recursive);
     }
-    if (made > 2) write_state(store / "state", contents, StoreState());
+    if (made > 2) write_state(store / "state", generation, StoreState());
     if (made < order.size()) write_contents(store / (order[made] + ".new"), "half");
     if (made == 0 || order[made == order.size() ? 0 : made] == "segments") {
       fs::remove(store / (order[made] + ".new"));
@@ -71,7 +71,7 @@ TEST_F(CrashStates, TheFirstStart) {
   }
 }
 
-TEST_F(CrashStates, AKillAtAnyMoment) {
+TEST_F(CrashStates, AKillAtAnyTime) {
   const FilledStore filled(scratch.store());
   expect_served(filled, [](const fs::path&) {});
   for (const std::string file :
@@ -79,12 +79,12 @@ TEST_F(CrashStates, AKillAtAnyMoment) {
     SCOPED_TRACE(file);
     expect_served(filled, [&](const fs::path& s) { write_contents(s / (file + ".new"), "half"); });
   }
-  // An orderly end that was not finished.
+  // An unfinished orderly end.
   expect_served(filled, [](const fs::path& s) { write_contents(s / "checksums", "anything"); });
-  // A segment that was being made, before and after its room and its label.
-  const fs::path label = scratch / "label";
-  fs::copy_file(segment_file(scratch.store(), 1), label);
-  const std::string bytes = contents_of(label);
+  // A segment that was being created, before and after its disk space and its footer.
+  const fs::path footer = scratch / "footer";
+  fs::copy_file(segment_file(scratch.store(), 1), footer);
+  const std::string bytes = contents_of(footer);
   const std::string name = "0000000000000001000000000000000a.0000000000000009";
   for (const std::string& half :
        {std::string(), std::string(bytes.size(), '\0'),
@@ -141,22 +141,22 @@ TEST_F(CrashStates, AStopOfTheMachineWithSyncing) {
       filled,
       [&](const fs::path& s) { write_contents(s / "journal", catalogue + std::string(72, '\0')); },
       true);
-  // What was on the disk before each reply must be there.
+  // Data that were on the disk before each reply must be present.
   const fs::path copy = killed(filled);
   fs::remove(segment_file(copy, 2));
-  reboot(copy, filled.store->contents(), true);
+  reboot(copy, filled.store->generation(), true);
   expect_error(ErrorKind::kUnavailable, {"damaged", "2.0000"},
                [&] { open_store(copy, kFewRecords, true); });
 }
 
-// The kernel writes in any order: the last records may be lost, or the files that they speak of,
-// and pages of `sessions`. What is left is served, and what is not is said.
+// The kernel writes in any order: the last records may be lost, or the files that they name, and
+// pages of `sessions`. The remaining data are served, and the losses are logged.
 TEST_F(CrashStates, AStopOfTheMachineWithoutSyncing) {
   const FilledStore filled(scratch.store());
   const auto open_lossy = [&](const Change& change) {
     const fs::path copy = killed(filled);
     change(copy);
-    reboot(copy, filled.store->contents(), false);
+    reboot(copy, filled.store->generation(), false);
     testing::internal::CaptureStderr();
     const auto store = open_store(copy, kFewRecords);
     const std::string said = testing::internal::GetCapturedStderr();
@@ -199,4 +199,4 @@ TEST_F(CrashStates, AnOrderlyEnd) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

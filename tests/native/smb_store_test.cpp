@@ -1,4 +1,4 @@
-// The store: what is there again after a restart, and what becomes of damage.
+// The store: recovery after a restart, and detection of damage.
 #include "box/server/storage/store.h"
 
 #include <gtest/gtest.h>
@@ -27,19 +27,19 @@ namespace {
 std::atomic<bool> disk_fails{false};
 }
 
-// In the place of libc's.
+// Replaces libc's function.
 extern "C" int msync(void* at, size_t bytes, int flags) {
   if (!disk_fails) return static_cast<int>(syscall(SYS_msync, at, bytes, flags));
   errno = EIO;
   return -1;
 }
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr RecordSizes kSizes{.sessions = 4, .operations = 2, .lanes = 4, .chunk = 4096};
+constexpr RecordSizes kSizes{.sessions = 4, .operations = 2, .parts = 4, .chunk = 4096};
 
 class StoreTest : public testing::Test {
  protected:
@@ -56,9 +56,9 @@ class StoreTest : public testing::Test {
     store.reset();
   }
 
-  size_t files(const std::string& folder = "segments") const {
-    if (!fs::exists(directory + "/" + folder)) return 0;
-    return std::distance(fs::directory_iterator(directory + "/" + folder), {});
+  size_t files(const std::string& name = "segments") const {
+    if (!fs::exists(directory + "/" + name)) return 0;
+    return std::distance(fs::directory_iterator(directory + "/" + name), {});
   }
   std::string catalogue() const { return directory + "/journal"; }
 
@@ -77,13 +77,13 @@ void flip_byte(const std::string& path, uint64_t at) {
 }
 
 TEST_F(StoreTest, SegmentsComeBack) {
-  const smb::Id contents_id = store->contents();
+  const protocol::Id generation = store->generation();
   Creation temporary = creation(2, 100'000);
   temporary.temporary = true;
   *contents<uint64_t>(*store->create(creation(1, 5000))) = 11;
   contents<char>(*store->create(temporary))[99'999] = 'x';
   open();
-  EXPECT_EQ(store->contents(), contents_id);
+  EXPECT_EQ(store->generation(), generation);
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found[1]->size, 5000u);
   EXPECT_FALSE(found[1]->temporary);
@@ -138,7 +138,7 @@ TEST_F(StoreTest, AHalfMadeSegmentIsRemoved) {
   EXPECT_EQ(files("lost"), 0u);
 }
 
-TEST_F(StoreTest, ATornRecordIsDroppedAndItsFileKept) {
+TEST_F(StoreTest, ATornRecordIsDroppedAndItsFilePreserved) {
   store->create(creation(1, 5000));
   store->create(creation(2, 5000));
   close();
@@ -164,7 +164,7 @@ TEST_F(StoreTest, ARecordOfNonsenseEndsTheCatalogue) {
 TEST_F(StoreTest, AnyDamageToTheCatalogueIsFound) {
   for (uint64_t key : {1, 2, 3}) store->create(creation(key, 5000));
   store->remove(*store->create(creation(4, 5000)));
-  const smb::Id id = store->contents();
+  const protocol::Id id = store->generation();
   close();
   std::string good(fs::file_size(catalogue()), '\0');
   std::ifstream(catalogue(), std::ios::binary).read(good.data(), good.size());
@@ -177,7 +177,7 @@ TEST_F(StoreTest, AnyDamageToTheCatalogueIsFound) {
   }
 }
 
-TEST_F(StoreTest, TheCatalogueIsWrittenAnew) {
+TEST_F(StoreTest, TheCatalogueIsCompacted) {
   const uint64_t empty = fs::file_size(catalogue());
   for (uint64_t key = 1; key <= 50; ++key) store->remove(*store->create(creation(key, 5000)));
   EXPECT_GT(fs::file_size(catalogue()), empty);
@@ -185,7 +185,7 @@ TEST_F(StoreTest, TheCatalogueIsWrittenAnew) {
   EXPECT_EQ(fs::file_size(catalogue()), empty);
 }
 
-TEST_F(StoreTest, ACatalogueThatCannotBeWrittenAnewGoesOn) {
+TEST_F(StoreTest, ACatalogueThatCannotBeCompactedContinues) {
   close();
   store = Store::open({.directory = directory, .sync = true, .records = kSizes, .dead_records = 10},
                       memory::Pool::create({.capacity = 1 << 20}));
@@ -252,15 +252,15 @@ TEST_F(StoreTest, SessionsComeBackWithTheirOutcomes) {
   SessionRecord& session = store->records().open_session({3, 4});
   store->records().release_session(store->records().open_session({5, 6}));
   store->records().finish(session, {.number = 1, .value = 42});
-  store->records().finish(session, {.number = 2, .value = 0, .status = smb::Status::kRange});
+  store->records().finish(session, {.number = 2, .value = 0, .status = protocol::Status::kRange});
   // Opened with room for fewer, and with operations of other sizes.
-  open({.sessions = 1, .operations = 7, .lanes = 2, .chunk = 8192});
+  open({.sessions = 1, .operations = 7, .parts = 2, .chunk = 8192});
   const std::vector<SessionRecord*> sessions = store->records().sessions();
   ASSERT_EQ(sessions.size(), 1u);
-  EXPECT_EQ(sessions[0]->id, (smb::Id{3, 4}));
+  EXPECT_EQ(sessions[0]->id, (protocol::Id{3, 4}));
   EXPECT_EQ(sessions[0]->applied, 2u);
   EXPECT_EQ(sessions[0]->outcome(1)->value, 42);
-  EXPECT_EQ(sessions[0]->outcome(2)->status, smb::Status::kRange);
+  EXPECT_EQ(sessions[0]->outcome(2)->status, protocol::Status::kRange);
   EXPECT_EQ(sessions[0]->outcome(3), nullptr);
 }
 
@@ -313,19 +313,19 @@ class InterruptedTest : public StoreTest {
     std::fill_n(contents<int32_t>(*target), 5 * 1024, 100);
     std::fill_n(contents<int32_t>(*source), 5 * 1024, 1);
     session = &store->records().open_session({3, 4});
-    const BoxOperation what{.opcode = smb::Opcode::kAccumulate,
-                            .lanes = 2,
+    const BoxOperation what{.opcode = protocol::Opcode::kAccumulate,
+                            .parts = 2,
                             .number = 1,
                             .target = {target->stored->serial, 0},
                             .source = {source->stored->serial, 0},
                             .bytes = 5 * 4096,
                             .formula = sum_of(Dtype::kInt32)};
     begun = store->records().begin(*session, what);
-    // Lane 0 has steps 0 and 1 and has done the first; lane 1 is in the midst of step 2.
+    // Part 0 has steps 0 and 1 and has done the first; part 1 is executing step 2.
     std::fill_n(contents<int32_t>(*target), 1024, 101);
-    begun.lanes[0].progress = 2;
+    begun.parts[0].progress = 2;
     std::fill_n(reinterpret_cast<int32_t*>(begun.undo + 4096), 1024, 100);
-    begun.lanes[1].progress = 1;
+    begun.parts[1].progress = 1;
     std::fill_n(contents<int32_t>(*target) + 2048, 1024, -7);
   }
 
@@ -353,7 +353,7 @@ class InterruptedTest : public StoreTest {
   Recorded begun;
 };
 
-TEST_F(InterruptedTest, IsCarriedOut) {
+TEST_F(InterruptedTest, IsExecuted) {
   restart();
   expect_target(101);
   ASSERT_EQ(store->records().sessions().size(), 1u);
@@ -362,7 +362,7 @@ TEST_F(InterruptedTest, IsCarriedOut) {
   expect_target(101);
 }
 
-TEST_F(InterruptedTest, IsNotCarriedOutAgain) {
+TEST_F(InterruptedTest, IsNotExecutedAgain) {
   std::fill_n(contents<int32_t>(*target), 5 * 1024, 101);
   store->records().finish(*session, {.number = 1});  // and the record is still active
   restart();
@@ -386,7 +386,7 @@ TEST_F(InterruptedTest, IsDroppedWithItsTarget) {
   restart();
   EXPECT_FALSE(found.contains(1));
   EXPECT_EQ(store->records().sessions()[0]->applied, 1u);
-  EXPECT_EQ(store->records().sessions()[0]->outcome(1)->status, smb::Status::kInternal);
+  EXPECT_EQ(store->records().sessions()[0]->outcome(1)->status, protocol::Status::kInternal);
 }
 
 TEST_F(InterruptedTest, IsRefusedWhenDamaged) {
@@ -411,13 +411,13 @@ TEST_F(InterruptedTest, IsRefusedWhenItsSourceIsTooShort) {
 }
 
 // Two types, and an assign: a chunk of the target is half of one of the source.
-TEST_F(InterruptedTest, AConversionIsCarriedOut) {
+TEST_F(InterruptedTest, AConversionIsExecuted) {
   constexpr uint64_t kCount = 2500, kAt = 100;
   const auto narrow = store->create(creation(3, 3 * 4096));
   const auto wide = store->create(creation(4, 3 * 8192));
   std::fill_n(contents<uint16_t>(*narrow), 6144, 7);
   for (uint64_t i = 0; i < 6144; ++i) contents<float>(*wide)[i] = static_cast<float>(i);
-  const BoxOperation what{.opcode = smb::Opcode::kAccumulate,
+  const BoxOperation what{.opcode = protocol::Opcode::kAccumulate,
                           .number = 1,
                           .target = {narrow->stored->serial, 2 * kAt},
                           .source = {wide->stored->serial, 0},
@@ -429,7 +429,7 @@ TEST_F(InterruptedTest, AConversionIsCarriedOut) {
   const Recorded conversion = store->records().begin(store->records().open_session({3, 5}), what);
   // In the midst of the first step, which reaches to the end of the chunk.
   std::memcpy(conversion.undo, contents<uint16_t>(*narrow) + kAt, 4096 - 2 * kAt);
-  conversion.lanes[0].progress = 1;
+  conversion.parts[0].progress = 1;
   std::fill_n(contents<uint16_t>(*narrow) + kAt, 500, 9);
   restart();
   for (uint64_t i = 0; i < 6144; ++i) {
@@ -440,16 +440,16 @@ TEST_F(InterruptedTest, AConversionIsCarriedOut) {
   }
 }
 
-TEST_F(InterruptedTest, LanesBeyondTheirEndAreDamage) {
-  begun.lanes[1].progress = 99;
+TEST_F(InterruptedTest, PartsBeyondTheirEndAreDamage) {
+  begun.parts[1].progress = 99;
   expect_refused("operations");
 }
 
-TEST(MemoryStore, KeepsNothing) {
+TEST(MemoryStore, PreservesNothing) {
   const std::unique_ptr<Store> store = open_store("");
   EXPECT_FALSE(store->durable());
-  EXPECT_TRUE(store->contents());
-  EXPECT_NE(store->contents(), open_store("")->contents());
+  EXPECT_TRUE(store->generation());
+  EXPECT_NE(store->generation(), open_store("")->generation());
   const auto segment = store->create(creation(1, 5000));
   EXPECT_EQ(segment->stored, nullptr);
   EXPECT_EQ(contents<char>(*segment)[4999], 0);
@@ -458,4 +458,4 @@ TEST(MemoryStore, KeepsNothing) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -12,7 +12,7 @@
 
 #include "smb_listener_fixture.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 namespace {
 
 // How many the limits allow, each with two descriptors in this process.
@@ -29,7 +29,7 @@ TEST(StreamListener, ServesOthersWhileThousandsAreSilent) {
   std::vector<Descriptor> silent;
   silent.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    silent.push_back(smb::connect_to(box.tcp(), smb::soon()));
+    silent.push_back(protocol::connect_to(box.tcp(), soon()));
     if (i % 100 != 0) continue;
     const auto reply = good->ask(Opcode::kRead, bytes_of(transfer_of(0, 4096)));
     ASSERT_EQ(reply.header.status, Status::kOk);
@@ -38,7 +38,7 @@ TEST(StreamListener, ServesOthersWhileThousandsAreSilent) {
   EXPECT_EQ(box.handler.left_again, static_cast<int>((count + 999) / 1000));
 }
 
-TEST(StreamListener, GoesOnWhenDescriptorsRunOut) {
+TEST(StreamListener, ContinuesWhenDescriptorsRunOut) {
   Box box;
   const auto good = joined(box.tcp());
   rlimit before{};
@@ -52,8 +52,8 @@ TEST(StreamListener, GoesOnWhenDescriptorsRunOut) {
     fillers.push_back(std::move(filler));
   }
   fillers.pop_back();  // for the end here; there is none for the listener's
-  Descriptor waiting = smb::connect_to(box.tcp(), smb::soon());
-  // Spinning is looked for again, since other threads of this process may work for a moment.
+  Descriptor waiting = protocol::connect_to(box.tcp(), soon());
+  // Check for spinning repeatedly: other threads of this process may work for a short time.
   EXPECT_TRUE(eventually([] {
     const clock_t begin = clock();
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -62,33 +62,33 @@ TEST(StreamListener, GoesOnWhenDescriptorsRunOut) {
   EXPECT_EQ(good->ask(Opcode::kPing).header.status, Status::kOk);
   fillers.clear();
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_TRUE(smb::wait_for(waiting.get(), POLLIN, smb::soon()));  // its Hello
+  EXPECT_TRUE(protocol::wait_for(waiting.get(), POLLIN, soon()));  // the Hello of the box
   expect_served(box);
 }
 
-TEST(StreamListener, DoesNotReadWhoDoesNotTakeReplies) {
+TEST(StreamListener, StopsReadingUntilRepliesAreTaken) {
   StreamListenerOptions options = options_with();
   options.threads = 1;
   Box box(options);
   const auto slow = joined(box.tcp());
   const auto other = joined(box.tcp());
-  const auto transfer = transfer_of(0, smb::kMaxPayload);
+  const auto transfer = transfer_of(0, protocol::kMaxPayload);
   constexpr int kCount = 100;
   for (int i = 0; i < kCount; ++i) slow->queue(Opcode::kRead, bytes_of(transfer));
   slow->flush();
   for (int i = 0; i < 50; ++i) {
-    ASSERT_EQ(other->ask(Opcode::kRead, bytes_of(transfer)).payload.size(), smb::kMaxPayload);
+    ASSERT_EQ(other->ask(Opcode::kRead, bytes_of(transfer)).payload.size(), protocol::kMaxPayload);
   }
   for (int i = 0; i < kCount; ++i) {
-    ASSERT_EQ(slow->next().payload.size(), smb::kMaxPayload) << i;
+    ASSERT_EQ(slow->next().payload.size(), protocol::kMaxPayload) << i;
   }
 }
 
-// Three times kAhead of the greedy ones' requests wait at any time; a modest one overtakes most. It
-// is counted in the box: here a thread may wait for a processor when its reply has come. A correct
-// box fails if this thread loses its processor between a look and the request in half of 50 turns:
-// if it does so in one turn of ten, with a chance of 1e-11.
-TEST(StreamListener, StarvesNobody) {
+// At any time three times kAhead requests of greedy clients wait; a modest client overtakes most of
+// them. The box counts, because this thread may wait for a processor after its reply has arrived. A
+// correct box fails only if this thread loses its processor between the count and the request in
+// half of 50 turns. With one loss in ten turns the chance is 1e-11.
+TEST(StreamListener, StarvesNoClient) {
   StreamListenerOptions options = options_with();
   options.threads = 1;
   Box box(options);
@@ -99,7 +99,7 @@ TEST(StreamListener, StarvesNobody) {
   for (int i = 0; i < kGreedy; ++i) {
     greedy.emplace_back([&box, &stop, &served] {
       const auto client = joined(box.tcp());
-      const auto transfer = transfer_of(0, smb::kMaxPayload);
+      const auto transfer = transfer_of(0, protocol::kMaxPayload);
       for (int k = 0; k < kAhead; ++k) client->queue(Opcode::kRead, bytes_of(transfer));
       client->flush();
       while (!stop) {
@@ -115,7 +115,7 @@ TEST(StreamListener, StarvesNobody) {
   for (int i = 0; i < 50; ++i) {
     const int before = box.handler.accesses;
     ASSERT_EQ(modest->ask(Opcode::kRead, bytes_of(transfer_of(0, 4096))).payload.size(), 4096U);
-    overtaken_by.push_back(box.handler.last_small - before - 1);
+    overtaken_by.push_back(box.handler.last_short - before - 1);
   }
   stop = true;
   for (std::thread& thread : greedy) thread.join();
@@ -125,4 +125,4 @@ TEST(StreamListener, StarvesNobody) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

@@ -1,4 +1,4 @@
-// Clients that a stream listener does not let in, and acts that cost a client its connection.
+// Clients that a stream listener refuses, and violations that close a connection.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -16,14 +16,14 @@
 
 #include "smb_listener_fixture.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Addresses, StreamListenerTest, testing::Values(&Box::tcp, &Box::local),
                          [](const auto& info) { return info.index == 0 ? "Tcp" : "Unix"; });
 
 void expect_refused(RawClient& client, Status status, const std::string& cause) {
-  const smb::Frame reply = client.next();
+  const Frame reply = client.next();
   EXPECT_EQ(reply.header.status, status);
   EXPECT_NE(reply.text().find(cause), std::string::npos) << reply.text();
   EXPECT_TRUE(client.closed());
@@ -33,7 +33,7 @@ TEST_P(StreamListenerTest, RefusesAWrongOrMissingToken) {
   Box box;
   for (const std::string token : {"", "wrong", "the token "}) {
     RawClient client(address(box));
-    const smb::Hello hello = client.hello();
+    const protocol::Hello hello = client.hello();
     client.send(Opcode::kJoin, bytes_of(RawClient::join_for(hello, token)));
     expect_refused(client, Status::kDenied, token.empty() ? "has none" : "not the box's");
   }
@@ -44,15 +44,15 @@ TEST_P(StreamListenerTest, RefusesAWrongOrMissingToken) {
 TEST_P(StreamListenerTest, LetsEveryoneInWithoutAToken) {
   Box box(options_with(""));
   RawClient client(address(box));
-  const smb::Hello hello = client.hello();
+  const protocol::Hello hello = client.hello();
   EXPECT_EQ(hello.token_required, 0U);
   const auto reply = client.ask(Opcode::kJoin, bytes_of(RawClient::join_for(hello, "any")));
-  EXPECT_TRUE(smb::equal(reply.as<smb::Joined>().proof, smb::Proof{}));
+  EXPECT_TRUE(protocol::equal(reply.as<protocol::Joined>().proof, protocol::Proof{}));
 }
 
 TEST_P(StreamListenerTest, RefusesAJoinOfAnEarlierConnection) {
   Box box;
-  smb::Join overheard;
+  protocol::Join overheard;
   {
     RawClient client(address(box));
     overheard = RawClient::join_for(client.hello(), kToken);
@@ -68,18 +68,18 @@ TEST_P(StreamListenerTest, RefusesAJoinOfAnEarlierConnection) {
 TEST_P(StreamListenerTest, SaysWhyTheHandlerRefuses) {
   Box box;
   RawClient client(address(box));
-  const smb::Hello hello = client.hello();
+  const protocol::Hello hello = client.hello();
   client.send(Opcode::kJoin, bytes_of(RawClient::join_for(hello, kToken, {404, 404})));
   expect_refused(client, Status::kExpired, "the session is not known");
 }
 
-TEST_P(StreamListenerTest, TellsTheFirst64KiBOfACause) {
+TEST_P(StreamListenerTest, SendsTheFirst64KiBOfACause) {
   constexpr size_t kMost = 64 << 10;
   Box box;
   const auto client = joined(address(box));
   for (const size_t bytes : {kMost, kMost + 1, 3 * kMost}) {
     box.handler.refuse_with(std::string(bytes, 'x'));
-    const smb::Frame reply = client->ask(Opcode::kDelete, bytes_of(smb::Release{}));
+    const Frame reply = client->ask(Opcode::kDelete, bytes_of(protocol::Release{}));
     EXPECT_EQ(reply.header.status, Status::kNoSuchKey);
     EXPECT_EQ(reply.text(), std::string(kMost, 'x'));
   }
@@ -91,7 +91,7 @@ TEST_P(StreamListenerTest, TakesNothingButAJoinFirst) {
     RawClient client(address(box));
     client.hello();
     const std::vector<std::byte> body(
-        static_cast<size_t>(std::max(0, smb::request_body_bytes(opcode))));
+        static_cast<size_t>(std::max(0, protocol::request_body_bytes(opcode))));
     client.send(opcode, body);
     expect_refused(client, Status::kMalformed, "has not joined");
   }
@@ -102,7 +102,7 @@ TEST_P(StreamListenerTest, TakesNothingButAJoinFirst) {
 TEST_P(StreamListenerTest, TakesNoSecondJoin) {
   Box box;
   const auto client = joined(address(box));
-  client->send(Opcode::kJoin, bytes_of(smb::Join{}));
+  client->send(Opcode::kJoin, bytes_of(protocol::Join{}));
   expect_refused(*client, Status::kMalformed, "joined before");
   EXPECT_EQ(box.handler.joined, 1);
 }
@@ -110,7 +110,8 @@ TEST_P(StreamListenerTest, TakesNoSecondJoin) {
 TEST_P(StreamListenerTest, ClosesOnMalformedFrames) {
   Box box;
   const auto bystander = joined(address(box));
-  const auto spoiled = [&](const std::string& cause, const std::function<void(smb::Header&)>& spoil,
+  const auto spoiled = [&](const std::string& cause,
+                           const std::function<void(protocol::Header&)>& spoil,
                            bool before_joining) {
     RawClient client(address(box));
     if (before_joining) {
@@ -118,56 +119,56 @@ TEST_P(StreamListenerTest, ClosesOnMalformedFrames) {
     } else {
       ASSERT_EQ(client.join(kToken).header.status, Status::kOk);
     }
-    smb::Header header;
+    protocol::Header header;
     header.opcode = before_joining ? Opcode::kJoin : Opcode::kWrite;
-    header.body_bytes = before_joining ? sizeof(smb::Join) : sizeof(smb::Transfer);
+    header.body_bytes = before_joining ? sizeof(protocol::Join) : sizeof(protocol::Transfer);
     spoil(header);
     struct {
-      smb::Header header;
-      smb::Transfer transfer;
+      protocol::Header header;
+      protocol::Transfer transfer;
     } const frame{header, transfer_of(0, 16)};
     client.send_bytes(std::as_bytes(std::span(&frame, 1)));
     expect_refused(client, Status::kMalformed, cause);
   };
   for (const bool before : {true, false}) {
-    spoiled("version", [](smb::Header& header) { header.version = 9; }, before);
-    spoiled("SMB1", [](smb::Header& header) { header.magic = 0x20544547; }, before);
-    spoiled("opcode", [](smb::Header& header) { header.opcode = Opcode{99}; }, before);
-    spoiled("no request", [](smb::Header& header) { header.opcode = Opcode::kHello; }, before);
-    spoiled("body", [](smb::Header& header) { header.body_bytes = UINT32_MAX; }, before);
-    spoiled("body", [](smb::Header& header) { header.body_bytes -= 1; }, before);
-    spoiled("payload", [](smb::Header& header) { header.payload_bytes = UINT32_MAX; }, before);
-    spoiled("status", [](smb::Header& header) { header.status = Status::kRange; }, before);
+    spoiled("version", [](protocol::Header& header) { header.version = 9; }, before);
+    spoiled("SMB1", [](protocol::Header& header) { header.magic = 0x20544547; }, before);
+    spoiled("opcode", [](protocol::Header& header) { header.opcode = Opcode{99}; }, before);
+    spoiled("no request", [](protocol::Header& header) { header.opcode = Opcode::kHello; }, before);
+    spoiled("body", [](protocol::Header& header) { header.body_bytes = UINT32_MAX; }, before);
+    spoiled("body", [](protocol::Header& header) { header.body_bytes -= 1; }, before);
+    spoiled("payload", [](protocol::Header& header) { header.payload_bytes = UINT32_MAX; }, before);
+    spoiled("status", [](protocol::Header& header) { header.status = Status::kRange; }, before);
   }
-  spoiled("payload", [](smb::Header& header) { header.payload_bytes = 1; }, true);
-  spoiled("another size", [](smb::Header& header) { header.payload_bytes = 17; }, false);
-  spoiled("another size", [](smb::Header&) {}, false);
+  spoiled("payload", [](protocol::Header& header) { header.payload_bytes = 1; }, true);
+  spoiled("another size", [](protocol::Header& header) { header.payload_bytes = 17; }, false);
+  spoiled("another size", [](protocol::Header&) {}, false);
 
   const auto greedy = joined(address(box));
-  greedy->send(Opcode::kRead, bytes_of(transfer_of(0, smb::kMaxPayload + 1)));
+  greedy->send(Opcode::kRead, bytes_of(transfer_of(0, protocol::kMaxPayload + 1)));
   expect_refused(*greedy, Status::kMalformed, "more than a payload");
   EXPECT_EQ(bystander->ask(Opcode::kPing).header.status, Status::kOk);
 }
 
 TEST_P(StreamListenerTest, OutlivesTruncatedFrames) {
   Box box;
-  for (size_t bytes = 0; bytes < sizeof(smb::Header) + sizeof(smb::Join); bytes += 5) {
+  for (size_t bytes = 0; bytes < sizeof(protocol::Header) + sizeof(protocol::Join); bytes += 5) {
     RawClient client(address(box));
     client.hello();
-    smb::Header header;
+    protocol::Header header;
     header.opcode = Opcode::kJoin;
-    header.body_bytes = sizeof(smb::Join);
-    std::vector<std::byte> frame(sizeof(header) + sizeof(smb::Join));
+    header.body_bytes = sizeof(protocol::Join);
+    std::vector<std::byte> frame(sizeof(header) + sizeof(protocol::Join));
     std::memcpy(frame.data(), &header, sizeof(header));
     client.send_bytes({frame.data(), bytes});
   }
   for (const size_t bytes : {10, 30, 5000, 500'000}) {
     const auto client = joined(address(box));
-    smb::Header header;
+    protocol::Header header;
     header.opcode = Opcode::kWrite;
-    header.body_bytes = sizeof(smb::Transfer);
-    header.payload_bytes = smb::kMaxPayload;
-    const auto transfer = transfer_of(0, smb::kMaxPayload);
+    header.body_bytes = sizeof(protocol::Transfer);
+    header.payload_bytes = protocol::kMaxPayload;
+    const auto transfer = transfer_of(0, protocol::kMaxPayload);
     std::vector<std::byte> frame(bytes + sizeof(header) + sizeof(transfer));
     std::memcpy(frame.data(), &header, sizeof(header));
     std::memcpy(frame.data() + sizeof(header), &transfer, sizeof(transfer));
@@ -177,20 +178,20 @@ TEST_P(StreamListenerTest, OutlivesTruncatedFrames) {
   expect_served(box);
 }
 
-TEST(StreamListener, SendsAwayWhoDoesNotJoinInTime) {
+TEST(StreamListener, ClosesConnectionsThatDoNotJoinInTime) {
   StreamListenerOptions options = options_with();
   options.join_within = std::chrono::milliseconds(100);
   Box box(options);
   const auto member = joined(box.tcp());
   RawClient silent(box.tcp());
   RawClient slow(box.local());
-  slow.send_bytes(bytes_of(smb::kMagic));
+  slow.send_bytes(bytes_of(protocol::kMagic));
   EXPECT_TRUE(silent.closed());
   EXPECT_TRUE(slow.closed());
   EXPECT_EQ(member->ask(Opcode::kPing).header.status, Status::kOk);
 }
 
-TEST(StreamListener, HasRoomForSoManyWhoHaveNotJoined) {
+TEST(StreamListener, BoundsConnectionsThatHaveNotJoined) {
   StreamListenerOptions options = options_with();
   options.most_joining = 3;
   Box box(options);
@@ -200,11 +201,11 @@ TEST(StreamListener, HasRoomForSoManyWhoHaveNotJoined) {
     silent.back()->hello();
   }
   EXPECT_TRUE(silent.front()->closed());
-  expect_served(box);  // which has taken the next one's place
+  expect_served(box);  // its connections displace the next one
   EXPECT_TRUE(silent[1]->closed());
 }
 
-// Runs `action` in a child that is another user, and returns what it returns.
+// Runs `action` in a child process of another user. Returns its result.
 int as_another_user(const std::function<int()>& action) {
   const pid_t child = fork();
   if (child == 0) {
@@ -223,14 +224,14 @@ int as_another_user(const std::function<int()>& action) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(StreamListener, LetsInTheUsersThatItWasTold) {
+TEST(StreamListener, AdmitsTheUsersInTheOptions) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
-  const auto folder = std::filesystem::path(options_with().socket_path).parent_path();
-  ASSERT_EQ(chmod(folder.c_str(), 0711), 0);  // the socket's mode shall decide
+  const auto directory = std::filesystem::path(options_with().socket_path).parent_path();
+  ASSERT_EQ(chmod(directory.c_str(), 0711), 0);  // the socket's mode shall decide
   const auto call = [](const std::string& path) {
     return as_another_user([&path] {
-      RawClient client(smb::Address{"", 0, path});
-      const smb::Frame first = client.next();
+      RawClient client(protocol::Address{"", 0, path});
+      const Frame first = client.next();
       return first.header.opcode == Opcode::kHello ? static_cast<int>(first.header.status) : 103;
     });
   };
@@ -248,4 +249,4 @@ TEST(StreamListener, LetsInTheUsersThatItWasTold) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

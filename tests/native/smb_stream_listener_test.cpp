@@ -1,4 +1,4 @@
-// The service of a stream listener to clients that it has let in.
+// The service of a stream listener to admitted clients.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 #include "memory/pool.h"
 #include "smb_listener_fixture.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Addresses, StreamListenerTest, testing::Values(&Box::tcp, &Box::local),
@@ -29,14 +29,14 @@ std::vector<std::byte> pattern(size_t bytes, unsigned seed) {
 TEST_P(StreamListenerTest, ProvesTheTokenBothWays) {
   Box box;
   RawClient client(address(box));
-  const smb::Hello hello = client.hello();
+  const protocol::Hello hello = client.hello();
   EXPECT_EQ(hello.token_required, 1U);
-  const smb::Join join = RawClient::join_for(hello, kToken);
-  const smb::Frame reply = client.ask(Opcode::kJoin, bytes_of(join));
+  const protocol::Join join = RawClient::join_for(hello, kToken);
+  const Frame reply = client.ask(Opcode::kJoin, bytes_of(join));
   ASSERT_EQ(reply.header.status, Status::kOk) << reply.text();
-  const auto joined = reply.as<smb::Joined>();
-  EXPECT_TRUE(smb::equal(joined.proof, smb::server_proof(kToken, hello, join, joined)));
-  EXPECT_EQ(joined.box, (smb::Id{7, 8}));
+  const auto joined = reply.as<protocol::Joined>();
+  EXPECT_TRUE(protocol::equal(joined.proof, protocol::server_proof(kToken, hello, join, joined)));
+  EXPECT_EQ(joined.generation, (protocol::Id{7, 8}));
   EXPECT_EQ(joined.lease_ms, 30'000U);
   EXPECT_EQ(joined.verbs_port, 77);
   EXPECT_STREQ(joined.boot_id, "a-boot-id");
@@ -47,12 +47,12 @@ TEST_P(StreamListenerTest, WritesAndReadsTheSegment) {
   Box box;
   const auto client = joined(address(box));
   unsigned seed = 0;
-  for (const uint32_t bytes : {0U, 1U, 4096U, 65'536U, 100'001U, smb::kMaxPayload}) {
+  for (const uint32_t bytes : {0U, 1U, 4096U, 65'536U, 100'001U, protocol::kMaxPayload}) {
     const auto data = pattern(bytes, ++seed);
     const auto transfer = transfer_of(4097, bytes);
     EXPECT_EQ(client->ask(Opcode::kWrite, bytes_of(transfer), data).header.status, Status::kOk);
     EXPECT_TRUE(std::equal(data.begin(), data.end(), box.handler.memory().begin() + 4097));
-    const smb::Frame reply = client->ask(Opcode::kRead, bytes_of(transfer));
+    const Frame reply = client->ask(Opcode::kRead, bytes_of(transfer));
     EXPECT_EQ(reply.header.status, Status::kOk);
     EXPECT_TRUE(reply.payload == data) << bytes;
   }
@@ -63,27 +63,27 @@ TEST_P(StreamListenerTest, RefusesTransfersTheHandlerRefuses) {
   const auto client = joined(address(box));
   const auto data = pattern(100'000, 1);
   for (const bool writing : {false, true}) {
-    const auto ask = [&](const smb::Transfer& transfer) {
+    const auto ask = [&](const protocol::Transfer& transfer) {
       return writing ? client->ask(Opcode::kWrite, bytes_of(transfer), data)
                      : client->ask(Opcode::kRead, bytes_of(transfer));
     };
-    const smb::Frame missing = ask(transfer_of(0, 100'000, 9));
+    const Frame missing = ask(transfer_of(0, 100'000, 9));
     EXPECT_EQ(missing.header.status, Status::kNotAttached);
     EXPECT_EQ(missing.text(), "handle 9 is not attached");
-    const smb::Frame outside = ask(transfer_of(UINT64_MAX, 100'000));
+    const Frame outside = ask(transfer_of(UINT64_MAX, 100'000));
     EXPECT_EQ(outside.header.status, Status::kRange);
     EXPECT_EQ(outside.text(), "range");
   }
   EXPECT_EQ(client->ask(Opcode::kPing).header.status, Status::kOk);
 }
 
-TEST_P(StreamListenerTest, PassesAnswersOnWhoeverGivesThem) {
+TEST_P(StreamListenerTest, SendsRepliesOfAnyThread) {
   for (const auto answers : {FakeHandler::Answers::kAtOnce, FakeHandler::Answers::kByThread}) {
     Box box(options_with(), answers);
     const auto client = joined(address(box));
     constexpr int64_t kCount = 500;  // more than may be unanswered at a time
     for (int64_t i = 0; i < kCount; ++i) {
-      smb::FetchAdd request{};
+      protocol::FetchAdd request{};
       request.addend = i;
       client->queue(Opcode::kFetchAdd, bytes_of(request));
       const auto transfer = transfer_of(0, 4096);
@@ -92,23 +92,23 @@ TEST_P(StreamListenerTest, PassesAnswersOnWhoeverGivesThem) {
     client->flush();
     int64_t fetched = 0;
     for (int64_t i = 0; i < kCount + (kCount + 2) / 3; ++i) {
-      const smb::Frame reply = client->next();
+      const Frame reply = client->next();
       ASSERT_EQ(reply.header.status, Status::kOk);
       if (reply.header.opcode == Opcode::kFetchAdd) {
-        EXPECT_EQ(reply.as<smb::Fetched>().before, fetched++);
+        EXPECT_EQ(reply.as<protocol::Fetched>().before, fetched++);
       }
     }
     EXPECT_EQ(fetched, kCount);
-    const smb::Frame refused = client->ask(Opcode::kDelete, bytes_of(smb::Release{}));
+    const Frame refused = client->ask(Opcode::kDelete, bytes_of(protocol::Release{}));
     EXPECT_EQ(refused.header.status, Status::kNoSuchKey);
     EXPECT_EQ(refused.text(), "no such key");
     EXPECT_TRUE(refused.body.empty());
-    EXPECT_EQ(client->ask(Opcode::kStats, bytes_of(smb::StatsQuery{})).payload.size(),
-              sizeof(smb::StatsTotals));
+    EXPECT_EQ(client->ask(Opcode::kStats, bytes_of(protocol::StatsQuery{})).payload.size(),
+              sizeof(protocol::StatsTotals));
   }
 }
 
-TEST_P(StreamListenerTest, TellsTheHandlerWhoLeaves) {
+TEST_P(StreamListenerTest, NotifiesTheHandlerOfDisconnects) {
   Box box;
   {
     const auto client = joined(address(box));
@@ -137,7 +137,7 @@ TEST_P(StreamListenerTest, ClosesTheConnectionsOfEndedSessions) {
   expect_served(box);
 }
 
-TEST_P(StreamListenerTest, EndsWhileAnswersAreOnTheirWay) {
+TEST_P(StreamListenerTest, EndsWithRepliesInFlight) {
   for (int round = 0; round < 20; ++round) {
     Box box(options_with(), FakeHandler::Answers::kByThread);
     std::vector<std::unique_ptr<RawClient>> clients;
@@ -152,7 +152,7 @@ TEST_P(StreamListenerTest, EndsWhileAnswersAreOnTheirWay) {
   }
 }
 
-TEST(StreamListener, DrainsWhatWasRead) {
+TEST(StreamListener, DrainsRequestsThatWereRead) {
   Box box(options_with(), FakeHandler::Answers::kByThread);
   box.handler.delay_us = 1000;
   const auto client = joined(box.tcp());
@@ -179,10 +179,10 @@ TEST(StreamListener, DrainsForSoLongAlone) {
   EXPECT_GE(took, std::chrono::milliseconds(100));
 }
 
-std::shared_ptr<BoxSegment> pool_segment() {
+std::shared_ptr<storage::BoxSegment> pool_segment() {
   memory::PoolOptions options;
   options.capacity = 1 << 20;
-  auto segment = std::make_shared<BoxSegment>();
+  auto segment = std::make_shared<storage::BoxSegment>();
   segment->size = 8192;
   segment->block = memory::Pool::create(options)->allocate(8192);
   return segment;
@@ -195,14 +195,14 @@ TEST(StreamListener, PassesTheSegmentsDescriptorOnAUnixSocket) {
   for (const bool may_write : {true, false}) {
     box.handler.grant(segment, may_write);
     const auto near = joined(box.local());
-    const smb::Frame reply = near->ask(Opcode::kAttach, bytes_of(smb::Attach{}));
-    EXPECT_EQ(reply.as<smb::Allocated>().key, (smb::Id{1, 2}));
+    const Frame reply = near->ask(Opcode::kAttach, bytes_of(protocol::Attach{}));
+    EXPECT_EQ(reply.as<protocol::Allocated>().key, (protocol::Id{1, 2}));
     ASSERT_GE(reply.descriptor.get(), 0);
     char got = 0;
     EXPECT_EQ(pread(reply.descriptor.get(), &got, 1, 4096), 1);
     EXPECT_EQ(got, 'x');
     EXPECT_EQ(pwrite(reply.descriptor.get(), "y", 1, 0), may_write ? 1 : -1);
-    const smb::Frame far = joined(box.tcp())->ask(Opcode::kAttach, bytes_of(smb::Attach{}));
+    const Frame far = joined(box.tcp())->ask(Opcode::kAttach, bytes_of(protocol::Attach{}));
     EXPECT_LT(far.descriptor.get(), 0);
   }
 }
@@ -235,4 +235,4 @@ TEST(StreamListener, RemovesItsSocket) {
 }
 
 }  // namespace
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

@@ -1,4 +1,4 @@
-// Transfers over tcp, with any number of lanes.
+// Transfers over tcp, with any number of connections.
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -10,15 +10,16 @@
 #include "smb_transport_fixture.h"
 
 #ifdef __SANITIZE_THREAD__
-// A box thread sends a segment's bytes, the client has them all, and has another lane, hence
-// another thread, write there. The order is the network's: ThreadSanitizer notes the bytes that
-// sendmsg reads after its release of the socket, and so takes nothing to be between the two.
+// A box thread sends bytes of a segment. The client receives them all, then writes there over
+// another connection, so on another box thread. The network orders the two accesses.
+// ThreadSanitizer records the read of sendmsg after its release of the socket, and misses the
+// order.
 extern "C" const char* __tsan_default_suppressions() {
-  return "race:^hbm::smb::FrameOutput::flush\n";
+  return "race:^hbm::box::protocol::FrameOutput::flush\n";
 }
 #endif
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
 class TcpTransfers : public testing::TestWithParam<uint32_t> {
@@ -28,7 +29,7 @@ class TcpTransfers : public testing::TestWithParam<uint32_t> {
   Transport& transport_ = *opened_.transport;
 };
 
-INSTANTIATE_TEST_SUITE_P(Lanes, TcpTransfers, testing::Values(1, 2, 4, 16));
+INSTANTIATE_TEST_SUITE_P(Connections, TcpTransfers, testing::Values(1, 2, 4, 16));
 
 TEST_P(TcpTransfers, MovesAnySize) {
   constexpr uint64_t kOffset = 13;
@@ -60,7 +61,7 @@ TEST_P(TcpTransfers, MovesManyAtOnce) {
     std::vector<std::byte>& local = opcode == Opcode::kWrite ? data : back;
     std::vector<std::unique_ptr<TransportRequest>> requests;
     for (uint64_t i = 0; i < kCount; ++i) {
-      const uint64_t head = i % 3 == 0 ? kSpan : 1000;  // large and small ones
+      const uint64_t head = i % 3 == 0 ? kSpan : 1000;  // long and short ones
       const std::span part(local.data() + i * kSpan, kSpan);
       requests.push_back(transfer(opcode, *grant, i * kSpan, part.first(head)));
       transport_.post(*requests.back());
@@ -123,7 +124,7 @@ uint64_t segments_sent(int socket) {
   return info.tcpi_data_segs_out;
 }
 
-TEST(TcpTransport, GathersSmallRequests) {
+TEST(TcpTransport, GathersShortRequests) {
   Box box;
   const OpenedTransport opened = open_tcp(box.opening(1));
   const auto grant = alloc(*opened.transport, 1, 1 << 20);
@@ -138,7 +139,7 @@ TEST(TcpTransport, GathersSmallRequests) {
   EXPECT_LT(segments_sent(opened.transport->liveness_fd()) - before, 60u);
 }
 
-TEST(TcpTransport, SharesALargeTransferAmongTheLanes) {
+TEST(TcpTransport, SharesALargeTransferAmongTheConnections) {
   Box box;
   const OpenedTransport opened = open_tcp(box.opening(4));
   const auto grant = alloc(*opened.transport, 1, 64 << 20);
@@ -148,4 +149,4 @@ TEST(TcpTransport, SharesALargeTransferAmongTheLanes) {
 }
 
 }  // namespace
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

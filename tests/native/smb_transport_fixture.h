@@ -23,16 +23,16 @@
 #include "seeds.h"
 #include "smb_transport_handler.h"
 
-namespace hbm::transport {
+namespace hbm::box {
 
 using namespace std::chrono_literals;
-using smb::Opcode;
-using smb::Status;
-using smb::TransportKind;
+using protocol::Opcode;
+using protocol::Status;
+using protocol::TransportKind;
 
 inline constexpr char kToken[] = "a token of the test";
 
-template <smb::Body T>
+template <protocol::Body T>
 std::vector<std::byte> bytes_of(const T& value) {
   const auto* const first = reinterpret_cast<const std::byte*>(&value);
   return {first, first + sizeof(value)};
@@ -54,40 +54,40 @@ inline bool same(const std::vector<std::byte>& data, const std::byte* other) {
 class Box {
  public:
   explicit Box(const std::string& token = kToken, bool seal = true) {
-    static const Scratch folder("/tmp");
+    static const Scratch directory("/tmp");
     static std::atomic<int> count{0};
-    box::StreamListenerOptions options;
-    options.listen = {smb::parse_host_and_port("127.0.0.1:0")};
-    options.socket_path = folder / std::to_string(count.fetch_add(1));
+    server::listener::StreamListenerOptions options;
+    options.listen = {protocol::parse_host_and_port("127.0.0.1:0")};
+    options.socket_path = directory / std::to_string(count.fetch_add(1));
     options.token = token;
     options.seal = seal;
     options.boot_id = boot_id();
     path_ = options.socket_path;
-    listener_ = std::make_unique<box::StreamListener>(handler, options);
+    listener_ = std::make_unique<server::listener::StreamListener>(handler, options);
     port_ = listener_->addresses().front().port;
   }
 
-  TransportOptions opening(uint32_t lanes = 4) const {
-    TransportOptions opening;
+  transport::TransportOptions opening(uint32_t connections = 4) const {
+    transport::TransportOptions opening;
     opening.host = "127.0.0.1";
     opening.port = port_;
     opening.path = path_;
     opening.token = kToken;
-    opening.lanes = lanes;
+    opening.connections = connections;
     return opening;
   }
 
   void die() { listener_.reset(); }
 
-  box::TransportHandler handler;
+  TransportHandler handler;
 
  private:
   std::string path_;
   uint16_t port_ = 0;
-  std::unique_ptr<box::StreamListener> listener_;
+  std::unique_ptr<server::listener::StreamListener> listener_;
 };
 
-inline void finish(Transport& transport, const TransportRequest& request) {
+inline void finish(transport::Transport& transport, const transport::TransportRequest& request) {
   const auto deadline = std::chrono::steady_clock::now() + 60s;
   while (!request.finished()) {
     ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "not finished";
@@ -95,30 +95,32 @@ inline void finish(Transport& transport, const TransportRequest& request) {
   }
 }
 
-inline std::unique_ptr<TransportRequest> make_request(Opcode opcode,
-                                                      std::vector<std::byte> body = {}) {
-  auto request = std::make_unique<TransportRequest>();
+inline std::unique_ptr<transport::TransportRequest> make_request(Opcode opcode,
+                                                                 std::vector<std::byte> body = {}) {
+  auto request = std::make_unique<transport::TransportRequest>();
   request->opcode = opcode;
   request->body = std::move(body);
   return request;
 }
 
-inline std::unique_ptr<TransportRequest> fetch_add(int64_t addend) {
-  smb::FetchAdd asked{};
+inline std::unique_ptr<transport::TransportRequest> fetch_add(int64_t addend) {
+  protocol::FetchAdd asked{};
   asked.addend = addend;
   return make_request(Opcode::kFetchAdd, bytes_of(asked));
 }
 
-inline int64_t fetched(const TransportRequest& request) {
-  smb::Fetched fetched{};
+inline int64_t fetched(const transport::TransportRequest& request) {
+  protocol::Fetched fetched{};
   EXPECT_EQ(request.reply.size(), sizeof(fetched));
   std::memcpy(&fetched, request.reply.data(), std::min(request.reply.size(), sizeof(fetched)));
   return fetched.before;
 }
 
-inline std::unique_ptr<TransportRequest> transfer(Opcode opcode, const Grant& grant,
-                                                  uint64_t offset, std::span<std::byte> local) {
-  auto request = std::make_unique<TransportRequest>();
+inline std::unique_ptr<transport::TransportRequest> transfer(Opcode opcode,
+                                                             const transport::Grant& grant,
+                                                             uint64_t offset,
+                                                             std::span<std::byte> local) {
+  auto request = std::make_unique<transport::TransportRequest>();
   request->opcode = opcode;
   request->grant = &grant;
   request->offset = offset;
@@ -127,9 +129,9 @@ inline std::unique_ptr<TransportRequest> transfer(Opcode opcode, const Grant& gr
   return request;
 }
 
-inline std::shared_ptr<Grant> alloc(Transport& transport, uint32_t handle, uint64_t size,
-                                    uint32_t flags = 0) {
-  smb::Alloc asked{};
+inline std::shared_ptr<transport::Grant> alloc(transport::Transport& transport, uint32_t handle,
+                                               uint64_t size, uint32_t flags = 0) {
+  protocol::Alloc asked{};
   asked.sequence.number = handle;
   asked.size = size;
   asked.handle = handle;
@@ -141,12 +143,12 @@ inline std::shared_ptr<Grant> alloc(Transport& transport, uint32_t handle, uint6
   return request->granted;
 }
 
-inline void move(Transport& transport, Opcode opcode, const Grant& grant, uint64_t offset,
-                 std::span<std::byte> local) {
+inline void move(transport::Transport& transport, Opcode opcode, const transport::Grant& grant,
+                 uint64_t offset, std::span<std::byte> local) {
   const auto request = transfer(opcode, grant, offset, local);
   transport.post(*request);
   finish(transport, *request);
   EXPECT_EQ(request->status, Status::kOk) << request->cause;
 }
 
-}  // namespace hbm::transport
+}  // namespace hbm::box

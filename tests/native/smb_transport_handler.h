@@ -1,5 +1,5 @@
-// A handler for tests of transports: segments in a pool, answers at once or when the test says so,
-// and no sessions worth the name.
+// A handler for tests of transports: segments in a pool, replies that are immediate or on demand,
+// and trivial sessions.
 #pragma once
 
 #include <atomic>
@@ -17,38 +17,42 @@
 #include "box/server/storage/segment.h"
 #include "memory/pool.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 
 class Session {};
 
-class TransportHandler final : public RequestHandler {
+}  // namespace hbm::box::server
+
+namespace hbm::box {
+
+class TransportHandler final : public server::RequestHandler {
  public:
   static constexpr uint64_t kCapacity = uint64_t{1} << 30;
 
   TransportHandler() : pool_(memory::Pool::create({memory::Policy::kPreferred, kCapacity})) {}
 
-  smb::Id contents() const override { return {7, 7}; }
+  protocol::Id generation() const override { return {7, 7}; }
   uint32_t lease_ms() const override { return 30000; }
 
-  Joining join(const smb::Join& join, smb::TransportKind) override {
+  server::Joining join(const protocol::Join& join, protocol::TransportKind) override {
     const std::lock_guard lock(mutex_);
     ++joins;
-    Joining joining;
-    if (refuse != smb::Status::kOk) {
+    server::Joining joining;
+    if (refuse != protocol::Status::kOk) {
       joining.status = refuse;
       joining.cause = "the handler refuses";
       return joining;
     }
-    joining.session = std::make_shared<Session>();
-    joining.id = join.session ? join.session : smb::Id{1, ++sessions_};
+    joining.session = std::make_shared<server::Session>();
+    joining.id = join.session ? join.session : protocol::Id{1, ++sessions_};
     return joining;
   }
 
-  void left(const std::shared_ptr<Session>&) override { ++gone; }
+  void left(const std::shared_ptr<server::Session>&) override { ++gone; }
 
-  void submit(const std::shared_ptr<Session>&, smb::Opcode opcode, std::span<const std::byte> body,
-              Answer answer) override {
-    Reply reply = answer_to(opcode, body);
+  void submit(const std::shared_ptr<server::Session>&, protocol::Opcode opcode,
+              std::span<const std::byte> body, server::Answer answer) override {
+    server::Reply reply = answer_to(opcode, body);
     const std::lock_guard lock(mutex_);
     submitted.push_back(opcode);
     if (hold_answers) {
@@ -73,18 +77,18 @@ class TransportHandler final : public RequestHandler {
     return held_.size();
   }
 
-  Access access(const std::shared_ptr<Session>&, const smb::Transfer& transfer,
-                bool writing) override {
+  server::Access access(const std::shared_ptr<server::Session>&, const protocol::Transfer& transfer,
+                        bool writing) override {
     ++(writing ? writes : reads);
     const std::lock_guard lock(mutex_);
-    Access access;
+    server::Access access;
     const auto found = segments_.find(transfer.handle);
     if (found == segments_.end()) {
-      access.status = smb::Status::kNotAttached;
+      access.status = protocol::Status::kNotAttached;
       access.cause = "no such handle";
     } else if (transfer.offset > found->second->size ||
                transfer.bytes > found->second->size - transfer.offset) {
-      access.status = smb::Status::kRange;
+      access.status = protocol::Status::kRange;
       access.cause = "past the end of the segment";
     } else {
       access.segment = found->second;
@@ -93,10 +97,10 @@ class TransportHandler final : public RequestHandler {
     return access;
   }
 
-  void on_new_segment(std::function<void(BoxSegment&)>) override {}
+  void on_new_segment(std::function<void(server::storage::BoxSegment&)>) override {}
 
   // The segment of a handle, for checks.
-  std::shared_ptr<BoxSegment> segment(uint32_t handle) {
+  std::shared_ptr<server::storage::BoxSegment> segment(uint32_t handle) {
     const std::lock_guard lock(mutex_);
     return segments_.at(handle);
   }
@@ -105,8 +109,8 @@ class TransportHandler final : public RequestHandler {
   std::atomic<int> gone{0};
   std::atomic<uint64_t> reads{0};  // slices
   std::atomic<uint64_t> writes{0};
-  smb::Status refuse = smb::Status::kOk;
-  std::vector<smb::Opcode> submitted;  // read when nothing is under way
+  protocol::Status refuse = protocol::Status::kOk;
+  std::vector<protocol::Opcode> submitted;  // read while no request is in flight
   std::atomic<bool> hold_answers{false};
 
  private:
@@ -117,27 +121,27 @@ class TransportHandler final : public RequestHandler {
   }
 
   static std::vector<std::byte> totals() {
-    smb::StatsTotals totals{};
+    protocol::StatsTotals totals{};
     totals.segments = 3;
     return bytes_of(totals);
   }
 
-  Reply answer_to(smb::Opcode opcode, std::span<const std::byte> body) {
-    Reply reply;
+  server::Reply answer_to(protocol::Opcode opcode, std::span<const std::byte> body) {
+    server::Reply reply;
     switch (opcode) {
-      case smb::Opcode::kAlloc:
+      case protocol::Opcode::kAlloc:
         return alloc(body);
-      case smb::Opcode::kFetchAdd: {
-        smb::FetchAdd request;
+      case protocol::Opcode::kFetchAdd: {
+        protocol::FetchAdd request;
         std::memcpy(&request, body.data(), sizeof(request));
-        reply.body = bytes_of(smb::Fetched{request.addend});
+        reply.body = bytes_of(protocol::Fetched{request.addend});
         return reply;
       }
-      case smb::Opcode::kStats:
+      case protocol::Opcode::kStats:
         reply.payload = totals();
         return reply;
-      case smb::Opcode::kDelete:
-        reply.status = smb::Status::kNotAttached;
+      case protocol::Opcode::kDelete:
+        reply.status = protocol::Status::kNotAttached;
         reply.cause = "no such handle";
         return reply;
       default:
@@ -145,17 +149,17 @@ class TransportHandler final : public RequestHandler {
     }
   }
 
-  Reply alloc(std::span<const std::byte> body) {
-    smb::Alloc request;
+  server::Reply alloc(std::span<const std::byte> body) {
+    protocol::Alloc request;
     std::memcpy(&request, body.data(), sizeof(request));
-    auto segment = std::make_shared<BoxSegment>();
+    auto segment = std::make_shared<server::storage::BoxSegment>();
     segment->key = {2, request.handle};
     segment->size = request.size;
     segment->block = pool_->allocate(request.size);
-    Reply reply;
-    reply.body = bytes_of(smb::Allocated{segment->key, request.size, 1, 0, 0});
+    server::Reply reply;
+    reply.body = bytes_of(protocol::Allocated{segment->key, request.size, 1, 0, 0});
     reply.granted = segment;
-    reply.may_write = (request.flags & smb::Alloc::kReadOnly) == 0;
+    reply.may_write = (request.flags & protocol::Alloc::kReadOnly) == 0;
     const std::lock_guard lock(mutex_);
     segments_[request.handle] = std::move(segment);
     return reply;
@@ -164,8 +168,8 @@ class TransportHandler final : public RequestHandler {
   const std::shared_ptr<memory::Pool> pool_;
   std::mutex mutex_;  // guards all below, and `submitted`
   uint64_t sessions_ = 0;
-  std::map<uint32_t, std::shared_ptr<BoxSegment>> segments_;
-  std::vector<std::pair<Answer, Reply>> held_;
+  std::map<uint32_t, std::shared_ptr<server::storage::BoxSegment>> segments_;
+  std::vector<std::pair<server::Answer, server::Reply>> held_;
 };
 
 }  // namespace hbm::box

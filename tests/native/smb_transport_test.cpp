@@ -12,14 +12,14 @@
 #include "expect_error.h"
 #include "smb_transport_fixture.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
-OpenedTransport open_one(smb::TransportKind transport, const TransportOptions& opening) {
-  return transport == smb::TransportKind::kShm ? open_shm(opening) : open_tcp(opening);
+OpenedTransport open_one(protocol::TransportKind transport, const TransportOptions& opening) {
+  return transport == protocol::TransportKind::kShm ? open_shm(opening) : open_tcp(opening);
 }
 
-class EveryStreamTransport : public testing::TestWithParam<smb::TransportKind> {
+class EveryStreamTransport : public testing::TestWithParam<protocol::TransportKind> {
  protected:
   Box box_;
   OpenedTransport opened_ = open_one(GetParam(), box_.opening());
@@ -27,30 +27,31 @@ class EveryStreamTransport : public testing::TestWithParam<smb::TransportKind> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Transports, EveryStreamTransport,
-                         testing::Values(smb::TransportKind::kTcp, smb::TransportKind::kShm),
+                         testing::Values(protocol::TransportKind::kTcp,
+                                         protocol::TransportKind::kShm),
                          [](const auto& info) {
-                           return info.param == smb::TransportKind::kTcp ? "tcp" : "shm";
+                           return info.param == protocol::TransportKind::kTcp ? "tcp" : "shm";
                          });
 
-TEST_P(EveryStreamTransport, TellsWhatTheBoxSaid) {
+TEST_P(EveryStreamTransport, ReportsTheTextOfTheBox) {
   EXPECT_EQ(transport_.kind(), GetParam());
-  EXPECT_EQ(opened_.joined.box, box_.handler.contents());
-  EXPECT_EQ(opened_.joined.session, (smb::Id{1, 1}));
+  EXPECT_EQ(opened_.joined.generation, box_.handler.generation());
+  EXPECT_EQ(opened_.joined.session, (protocol::Id{1, 1}));
   EXPECT_EQ(opened_.joined.lease_ms, box_.handler.lease_ms());
-  EXPECT_EQ(box_.handler.joins, GetParam() == smb::TransportKind::kTcp ? 4 : 1);
+  EXPECT_EQ(box_.handler.joins, GetParam() == protocol::TransportKind::kTcp ? 4 : 1);
   EXPECT_EQ(why_no_shm(opened_.joined), "");
 }
 
 TEST_P(EveryStreamTransport, CarriesRequestsAndReplies) {
   const auto add = fetch_add(-5);
-  const auto stats = make_request(Opcode::kStats, bytes_of(smb::StatsQuery{}));
-  const auto refused = make_request(Opcode::kDelete, bytes_of(smb::Release{}));
+  const auto stats = make_request(Opcode::kStats, bytes_of(protocol::StatsQuery{}));
+  const auto refused = make_request(Opcode::kDelete, bytes_of(protocol::Release{}));
   for (const auto* request : {&add, &stats, &refused}) transport_.post(**request);
   for (const auto* request : {&add, &stats, &refused}) finish(transport_, **request);
 
   EXPECT_EQ(fetched(*add), -5);
 
-  smb::StatsTotals totals{};
+  protocol::StatsTotals totals{};
   ASSERT_EQ(stats->payload.size(), sizeof(totals));
   std::memcpy(&totals, stats->payload.data(), sizeof(totals));
   EXPECT_EQ(totals.segments, 3u);
@@ -166,27 +167,27 @@ TEST(StreamTransport, SaysWhyItCannotConnect) {
   box.die();
   expect_error(ErrorKind::kNetwork, {"127.0.0.1", "refused"}, [&] { open_tcp(opening); });
   expect_error(ErrorKind::kNetwork, {opening.path}, [&] { open_shm(opening); });
-  for (uint32_t lanes : {0, 17}) {
-    opening.lanes = lanes;
+  for (uint32_t connections : {0, 17}) {
+    opening.connections = connections;
     expect_error(ErrorKind::kInvalid, {"lanes", "16"}, [&] { open_tcp(opening); });
   }
 }
 
 TEST(StreamTransport, GivesUpOnASilentPeer) {
-  const Descriptor listener = smb::listen_at(smb::parse_host_and_port("127.0.0.1:0"));
+  const Descriptor listener = protocol::listen_at(protocol::parse_host_and_port("127.0.0.1:0"));
   TransportOptions opening;
   opening.host = "127.0.0.1";
-  opening.port = smb::local_port(listener.get());
+  opening.port = protocol::local_port(listener.get());
   opening.timeout = 50ms;
   expect_error(ErrorKind::kNetwork, {"hello", "did not come in time"}, [&] { open_tcp(opening); });
 }
 
-TEST(StreamTransport, JoinsTheSessionItIsToldTo) {
+TEST(StreamTransport, JoinsTheGivenSession) {
   Box box;
   TransportOptions opening = box.opening(3);
   opening.join.session = {5, 6};
-  EXPECT_EQ(open_tcp(opening).joined.session, (smb::Id{5, 6}));
+  EXPECT_EQ(open_tcp(opening).joined.session, (protocol::Id{5, 6}));
 }
 
 }  // namespace
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

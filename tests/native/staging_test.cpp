@@ -37,7 +37,7 @@ TEST(Staging, ReusesBlocksWithoutTheHeap) {
         }
       }
       EXPECT_EQ(heap->stats().allocations, 15u) << "one block a size class";
-      EXPECT_EQ(pool->stats().kept_bytes, pool->stats().reserved_bytes);
+      EXPECT_EQ(pool->stats().cached_bytes, pool->stats().reserved_bytes);
       pool->trim();
       EXPECT_EQ(pool->stats().reserved_bytes, 0u);
       EXPECT_EQ(heap->stats().in_use_bytes, 0u);
@@ -115,7 +115,7 @@ TEST(Staging, KeptBlocksMakeRoomForOtherSizes) {
     StagingBuffer small = pool->acquire(64);
     EXPECT_EQ(pool->stats().reserved_bytes, 64u);
     pool->acquire(kMiB / 2);
-    EXPECT_EQ(pool->stats().kept_bytes, kMiB / 2);
+    EXPECT_EQ(pool->stats().cached_bytes, kMiB / 2);
   });
 }
 
@@ -131,7 +131,7 @@ TEST(Staging, LargeBlocksGoBackToTheHeap) {
   });
 }
 
-// A part's blocks, and those of the next, which needs no more.
+// Takes the blocks of a part, then the blocks of the next part, which needs no more.
 void expect_next_part(StagingPool& pool, const std::vector<size_t>& sizes) {
   std::vector<StagingBuffer> part;
   for (const size_t bytes : sizes) part.push_back(pool.acquire(bytes));
@@ -150,10 +150,10 @@ void expect_next_part(StagingPool& pool, const std::vector<size_t>& sizes) {
     EXPECT_EQ(pool.stats().reserved_bytes, reserved);
   }
   part.clear();
-  EXPECT_EQ(pool.stats().reserved_bytes, pool.stats().kept_bytes);
+  EXPECT_EQ(pool.stats().reserved_bytes, pool.stats().cached_bytes);
 }
 
-TEST(Staging, AHoldKeepsWhatItsThreadReleases) {
+TEST(Staging, HoldKeepsReleasedBlocks) {
   with_hbm([] {
     const auto pool = make_pool(Policy::kBind, kMiB);
     expect_next_part(*pool, {kMiB});
@@ -164,26 +164,26 @@ TEST(Staging, AHoldKeepsWhatItsThreadReleases) {
   });
 }
 
-TEST(Staging, AHoldGivesBackWhatNobodyAcquires) {
+TEST(Staging, HoldReturnsUnusedBlocks) {
   with_hbm([] {
     const auto pool = make_pool(Policy::kBind, kMiB);
     const auto other = make_pool(Policy::kBind, kMiB);
     {
       const StagingHold hold;
       pool->acquire(kMiB);
-      EXPECT_EQ(pool->stats().kept_bytes, 0u);
+      EXPECT_EQ(pool->stats().cached_bytes, 0u);
       EXPECT_TRUE(other->acquire(kMiB / 2)) << "a hold serves the pool that a block is of";
       for (int round = 0; round < 3; ++round) {
         std::vector<StagingBuffer> many;
         for (int each = 0; each < 20; ++each) many.push_back(other->acquire(64));
       }
     }
-    EXPECT_EQ(pool->stats().kept_bytes, kMiB);
-    EXPECT_EQ(other->stats().kept_bytes, other->stats().reserved_bytes);
+    EXPECT_EQ(pool->stats().cached_bytes, kMiB);
+    EXPECT_EQ(other->stats().cached_bytes, other->stats().reserved_bytes);
     {
       const StagingHold hold;
       pool->acquire(kMiB / 2);
-      EXPECT_TRUE(pool->acquire(kMiB)) << "what is held makes room for a larger block";
+      EXPECT_TRUE(pool->acquire(kMiB)) << "held blocks make room for a larger block";
     }
   });
 }
@@ -216,7 +216,7 @@ TEST(Staging, AForkedChildNeitherTakesNorReturns) {
     });
     EXPECT_EQ(static_cast<char*>(held.data())[kKiB - 1], 7);
     EXPECT_EQ(pool->stats().reserved_bytes, kKiB);
-    EXPECT_EQ(pool->stats().kept_bytes, 0u);
+    EXPECT_EQ(pool->stats().cached_bytes, 0u);
   });
 }
 
@@ -240,7 +240,7 @@ TEST(Staging, ThreadsShareAPool) {
     for (std::thread& thread : threads) thread.join();
     const StagingStats stats = pool->stats();
     EXPECT_LE(stats.reserved_bytes, kMiB / 2);
-    EXPECT_EQ(stats.kept_bytes, stats.reserved_bytes);
+    EXPECT_EQ(stats.cached_bytes, stats.reserved_bytes);
     EXPECT_EQ(stats.overflow_bytes, 0u);
   });
 }

@@ -1,4 +1,4 @@
-// How long a test goes on that shows more the longer it runs.
+// The duration of a test that finds more the longer it runs.
 #pragma once
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// The machine's memory and where blocks lie; the binding of ranks to processors.
+// The machine's memory, the location of blocks, and the binding of ranks to processors.
 #include "memory/topology.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@
 namespace hbm::memory {
 namespace {
 
-TEST(Where, CountsTouchedBytesAlone) {
+TEST(Location, CountsTouchedBytesAlone) {
   constexpr size_t kPages = 3000;  // more than a batch
   char* pages = static_cast<char*>(
       mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -40,7 +40,7 @@ TEST(Where, CountsTouchedBytesAlone) {
   munmap(pages, kPages * kPage);
 }
 
-TEST(Where, CountsSharedPagesThatAnotherProcessFilled) {
+TEST(Location, CountsSharedPagesThatAnotherProcessFilled) {
   char* pages = static_cast<char*>(
       mmap(nullptr, 8 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(pages, MAP_FAILED);
@@ -69,8 +69,9 @@ TEST(Topology, ReportsNodesAndHowHbmWasFound) {
   });
 }
 
-// A machine of two CPUs in flat SNC-2 mode, as hwloc reads it from a file in place of the real one:
-// the even nodes have cores and DDR, and each odd one is the fast memory beside them.
+// Writes a machine of two CPUs in flat SNC-2 mode to a file, which hwloc reads instead of the real
+// machine. The even nodes have cores and DDR; each odd node is the fast memory attached to these
+// cores.
 void write_snc2_machine(const char* path) {
   hwloc_topology_t raw = nullptr;
   ASSERT_EQ(hwloc_topology_init(&raw), 0);

@@ -21,11 +21,11 @@
 #include "expect_error.h"
 #include "seeds.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs {
 namespace {
 
-using smb::Opcode;
-using smb::Status;
+using protocol::Opcode;
+using protocol::Status;
 using Message = std::vector<std::byte>;
 
 // The bytes of an opcode's request and reply, without payload, and whether its reply has a payload.
@@ -51,7 +51,7 @@ class VerbsMessages : public testing::Test {
 
   size_t below(size_t bound) { return random_() % bound; }
 
-  static Message message_of(const smb::Header& header, const Message& rest) {
+  static Message message_of(const protocol::Header& header, const Message& rest) {
     Message message(sizeof(header));
     std::memcpy(message.data(), &header, sizeof(header));
     message.insert(message.end(), rest.begin(), rest.end());
@@ -61,50 +61,50 @@ class VerbsMessages : public testing::Test {
   std::mt19937_64 random_ = test_random();
 };
 
-TEST_F(VerbsMessages, RequestsAreTakenApart) {
+TEST_F(VerbsMessages, RequestsAreParsed) {
   for (const auto& [opcode, kind] : kKinds) {
-    smb::Header header;
+    protocol::Header header;
     header.opcode = opcode;
     header.body_bytes = static_cast<uint32_t>(kind.request);
     header.id = random_();
     const Message body = random_bytes(kind.request);
     const Message message = message_of(header, body);
-    const RequestMessage request = parse_request(message);
+    const server::RequestMessage request = server::parse_request(message);
     EXPECT_EQ(request.header.id, header.id);
     EXPECT_TRUE(std::ranges::equal(request.body, body));
-    // Where docs/design/wire-protocol.md has the handle.
+    // The offsets of the handle in docs/design/wire-protocol.md.
     const std::map<Opcode, size_t> handles{
         {Opcode::kAlloc, 40}, {Opcode::kAttach, 24}, {Opcode::kFree, 16}};
     uint32_t handle = 0;
     if (handles.contains(opcode)) std::memcpy(&handle, &body[handles.at(opcode)], sizeof(handle));
-    EXPECT_EQ(request.handle, handle) << smb::opcode_name(opcode);
+    EXPECT_EQ(request.handle, handle) << protocol::opcode_name(opcode);
     for (size_t bytes = 0; bytes < message.size(); ++bytes) {
-      EXPECT_THROW(parse_request(std::span(message).first(bytes)), Error);
+      EXPECT_THROW(server::parse_request(std::span(message).first(bytes)), Error);
     }
   }
 }
 
-TEST_F(VerbsMessages, OnlyRequestsAreTaken) {
+TEST_F(VerbsMessages, OnlyRequestsAreAccepted) {
   for (int round = 0; round < 20'000; ++round) {
-    smb::Header header;
+    protocol::Header header;
     header.opcode = static_cast<Opcode>(below(20));
     const auto kind = kKinds.find(header.opcode);
     const size_t usual = kind == kKinds.end() ? 16 : kind->second.request;
     header.body_bytes = static_cast<uint32_t>(below(4) == 0 ? below(300) : usual);
     if (below(8) == 0) header.payload_bytes = static_cast<uint32_t>(below(3));
     if (below(8) == 0) header.status = static_cast<Status>(below(3));
-    if (below(16) == 0) header.version = static_cast<uint8_t>(below(smb::kVersion + 2));
+    if (below(16) == 0) header.version = static_cast<uint8_t>(below(protocol::kVersion + 2));
     if (below(16) == 0) header.magic ^= 1u << below(32);
     const size_t rest = below(8) == 0 ? below(300) : header.body_bytes;
     const bool good = kind != kKinds.end() && header.body_bytes == usual &&
                       header.payload_bytes == 0 && header.status == Status::kOk &&
-                      header.version == smb::kVersion && header.magic == smb::kMagic &&
+                      header.version == protocol::kVersion && header.magic == protocol::kMagic &&
                       rest == usual;
     const Message message = message_of(header, random_bytes(rest));
     if (good) {
-      EXPECT_EQ(parse_request(message).body.size(), usual);
+      EXPECT_EQ(server::parse_request(message).body.size(), usual);
     } else {
-      EXPECT_THROW(parse_request(message), Error);
+      EXPECT_THROW(server::parse_request(message), Error);
     }
   }
 }
@@ -125,9 +125,9 @@ class VerbsReplies : public VerbsMessages, public testing::WithParamInterface<bo
     assembly_.emplace();
     asked_.clear();
     if (!GetParam()) return;
-    smb::SealKey key;
+    protocol::MacKey key;
     for (std::byte& one : key) one = std::byte(random_());
-    assembly_->seal(key);
+    assembly_->authenticate(key);
     sender_.emplace(key);
   }
 
@@ -135,7 +135,7 @@ class VerbsReplies : public VerbsMessages, public testing::WithParamInterface<bo
     const auto kind = std::next(kKinds.begin(), static_cast<long>(below(kKinds.size())));
     Asked& asked = *asked_.emplace_back(std::make_unique<Asked>());
     asked.request.opcode = kind->first;
-    smb::Header header;
+    protocol::Header header;
     header.opcode = kind->first;
     header.id = assembly_->expect(asked.request);
     const bool good = below(4) != 0;
@@ -152,14 +152,14 @@ class VerbsReplies : public VerbsMessages, public testing::WithParamInterface<bo
   transport::TransportRequest* send(std::span<const std::byte> part) {
     Message message(part.begin(), part.end());
     if (sender_) {
-      const smb::Tag tag = sender_->next(message);
+      const protocol::Tag tag = sender_->next_tag(message);
       message.insert(message.end(), tag.begin(), tag.end());
     }
     return assembly_->take(message);
   }
 
-  std::optional<smb::Seal> sender_;
-  std::optional<ReplyAssembly> assembly_;
+  std::optional<protocol::Authenticator> sender_;
+  std::optional<client::ReplyAssembly> assembly_;
   std::vector<std::unique_ptr<Asked>> asked_;
 };
 
@@ -171,7 +171,7 @@ TEST_P(VerbsReplies, AreGivenToTheirRequestsWhateverTheirOrderAndParts) {
     std::span<const std::byte> left(asked->frame);
     while (!left.empty()) {
       ASSERT_EQ(answered, nullptr) << "before its reply was whole";
-      const size_t least = left.size() == asked->frame.size() ? sizeof(smb::Header) : 1;
+      const size_t least = left.size() == asked->frame.size() ? sizeof(protocol::Header) : 1;
       const auto part = left.first(std::min(left.size(), least + below(4096)));
       answered = send(part);
       left = left.subspan(part.size());
@@ -191,7 +191,7 @@ TEST_P(VerbsReplies, OthersBreakTheConnection) {
     connect();
     ask();
     Message frame = asked_.front()->frame;
-    smb::Header header;
+    protocol::Header header;
     std::memcpy(&header, frame.data(), sizeof(header));
     const size_t wrong = below(6);
     if (wrong == 0) header.id += 1 + below(5);
@@ -205,15 +205,16 @@ TEST_P(VerbsReplies, OthersBreakTheConnection) {
   }
 }
 
-TEST_P(VerbsReplies, TellTheFirst64KiBOfACause) {
+TEST_P(VerbsReplies, SendTheFirst64KiBOfACause) {
   constexpr size_t kMost = 64 << 10;
   for (const size_t bytes : {size_t{0}, below(kMost), kMost, kMost + 1, kMost + below(kMost)}) {
     connect();
     transport::TransportRequest request;
     request.opcode = Opcode::kAlloc;
     const std::string cause(bytes, static_cast<char>('a' + below(26)));
-    const box::Reply refused = box::refused(Status::kExhausted, cause);
-    const Message frame = reply_message(assembly_->expect(request), Opcode::kAlloc, refused);
+    const box::server::Reply refused = box::server::refused(Status::kExhausted, cause);
+    const Message frame =
+        server::reply_message(assembly_->expect(request), Opcode::kAlloc, refused);
     ASSERT_EQ(send(frame), &request);
     EXPECT_EQ(request.status, Status::kExhausted);
     EXPECT_EQ(request.cause, cause.substr(0, kMost));
@@ -229,8 +230,8 @@ TEST_P(VerbsReplies, CutNoCharacterOfACause) {
       connect();
       transport::TransportRequest request;
       request.opcode = Opcode::kAlloc;
-      const box::Reply refused = box::refused(Status::kExhausted, cause);
-      send(reply_message(assembly_->expect(request), Opcode::kAlloc, refused));
+      const box::server::Reply refused = box::server::refused(Status::kExhausted, cause);
+      send(server::reply_message(assembly_->expect(request), Opcode::kAlloc, refused));
       const size_t whole = kMost - (kMost - before) % character.size();
       EXPECT_EQ(request.cause, cause.substr(0, whole));
     }
@@ -240,7 +241,7 @@ TEST_P(VerbsReplies, CutNoCharacterOfACause) {
 TEST_P(VerbsReplies, ALongerCauseBreaksTheConnection) {
   transport::TransportRequest request;
   request.opcode = Opcode::kFree;
-  smb::Header header;
+  protocol::Header header;
   header.opcode = Opcode::kFree;
   header.status = Status::kNotAttached;
   header.id = assembly_->expect(request);
@@ -255,143 +256,145 @@ TEST_P(VerbsReplies, AreAnsweredOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Verbs, VerbsReplies, testing::Bool(), [](const auto& each) {
-  return std::string(each.param ? "sealed" : "unsealed");
+  return std::string(each.param ? "authenticated" : "plain");
 });
 
 TEST_F(VerbsMessages, ATagThatIsNotTheNextBreaksTheConnection) {
-  smb::SealKey key{};
-  ReplyAssembly assembly;
-  assembly.seal(key);
+  protocol::MacKey key{};
+  client::ReplyAssembly assembly;
+  assembly.authenticate(key);
   EXPECT_THROW(assembly.take(random_bytes(100)), transport::Broken);
   EXPECT_THROW(assembly.take(random_bytes(3)), transport::Broken);
 }
 
-TEST_F(VerbsMessages, ASegmentHasAKeyForEachLane) {
-  for (size_t lanes = 1; lanes <= 16; ++lanes) {
+TEST_F(VerbsMessages, ASegmentHasAKeyForEachQueuePair) {
+  for (size_t queue_pairs = 1; queue_pairs <= 16; ++queue_pairs) {
     transport::TransportRequest request;
-    const smb::Allocated allocated{{1, 2}, random_(), 1, 0, random_()};
+    const protocol::Allocated allocated{{1, 2}, random_(), 1, 0, random_()};
     request.reply.resize(sizeof(allocated));
     std::memcpy(request.reply.data(), &allocated, sizeof(allocated));
-    request.payload = random_bytes(lanes * sizeof(uint32_t));
-    const RemoteSegment segment = granted_segment(request, lanes);
+    request.payload = random_bytes(queue_pairs * sizeof(uint32_t));
+    const client::RemoteSegment segment = client::granted_segment(request, queue_pairs);
     EXPECT_EQ(segment.address, allocated.address);
     EXPECT_EQ(segment.size, allocated.size);
     EXPECT_EQ(std::memcmp(segment.rkeys.data(), request.payload.data(), request.payload.size()), 0);
-    EXPECT_THROW(granted_segment(request, lanes + 1), transport::Broken);
+    EXPECT_THROW(client::granted_segment(request, queue_pairs + 1), transport::Broken);
     request.reply.pop_back();
-    EXPECT_THROW(granted_segment(request, lanes), transport::Broken);
+    EXPECT_THROW(client::granted_segment(request, queue_pairs), transport::Broken);
   }
 }
 
 // The handshake.
 
-CallMessage call(const ChallengeMessage& challenge, uint32_t lane, uint32_t lanes) {
-  CallMessage made{};
-  made.magic = CallMessage::kMagic;
-  made.ticket = challenge.ticket;
-  made.lane = static_cast<uint8_t>(lane);
-  made.lanes = static_cast<uint8_t>(lanes);
-  if (challenge.hello.sealed != 0) made.flags = smb::Join::kSealed;
+common::CallMessage call(const common::ChallengeMessage& challenge, uint32_t queue_pair,
+                         uint32_t queue_pairs) {
+  common::CallMessage made{};
+  made.magic = common::CallMessage::kMagic;
+  made.challenge_id = challenge.challenge_id;
+  made.queue_pair = static_cast<uint8_t>(queue_pair);
+  made.queue_pairs = static_cast<uint8_t>(queue_pairs);
+  if (challenge.hello.authenticated != 0) made.flags = protocol::Join::kAuthenticated;
   return made;
 }
 
-void expect_refused(Status status, Challenges& challenges, const CallMessage& call) {
+void expect_refused(Status status, server::Challenges& challenges,
+                    const common::CallMessage& call) {
   try {
     challenges.met_by(call);
     ADD_FAILURE() << "it was let in";
-  } catch (const box::Refusal& refusal) {
+  } catch (const box::server::Refusal& refusal) {
     EXPECT_EQ(refusal.status(), status) << refusal.what();
   }
 }
 
-TEST(VerbsChallenges, LetEachLaneInOnceAndInOrder) {
-  Challenges challenges("", /*seal=*/true, /*max_lanes=*/4);
-  for (uint32_t lanes = 1; lanes <= 4; ++lanes) {
-    const ChallengeMessage challenge = challenges.issue();
+TEST(VerbsChallenges, AdmitEachQueuePairOnceAndInOrder) {
+  server::Challenges challenges("", /*seal=*/true, /*max_queue_pairs=*/4);
+  for (uint32_t queue_pairs = 1; queue_pairs <= 4; ++queue_pairs) {
+    const common::ChallengeMessage challenge = challenges.issue();
     EXPECT_EQ(challenge.hello.token_required, 0u);
-    for (uint32_t lane = 0; lane < lanes; ++lane) {
+    for (uint32_t queue_pair = 0; queue_pair < queue_pairs; ++queue_pair) {
       for (uint32_t other = 0; other < 6; ++other) {
-        if (other == lane) continue;
-        expect_refused(Status::kMalformed, challenges, call(challenge, other, lanes));
+        if (other == queue_pair) continue;
+        expect_refused(Status::kMalformed, challenges, call(challenge, other, queue_pairs));
       }
-      challenges.met_by(call(challenge, lane, lanes));
-      challenges.let_in(call(challenge, lane, lanes));
+      challenges.met_by(call(challenge, queue_pair, queue_pairs));
+      challenges.admitted(call(challenge, queue_pair, queue_pairs));
     }
-    expect_refused(Status::kDenied, challenges, call(challenge, 0, lanes));
+    expect_refused(Status::kDenied, challenges, call(challenge, 0, queue_pairs));
   }
   expect_refused(Status::kMalformed, challenges, call(challenges.issue(), 0, 5));
 }
 
-// The box has reserved room for as many lanes as the first call named.
-TEST(VerbsChallenges, AClientKeepsToItsNumberOfLanes) {
-  Challenges challenges("", /*seal=*/true, /*max_lanes=*/16);
-  const ChallengeMessage challenge = challenges.issue();
-  challenges.let_in(call(challenge, 0, 2));
+// The box has reserved room for the queue pairs that the first call announced.
+TEST(VerbsChallenges, AClientKeepsToItsNumberOfQueuePairs) {
+  server::Challenges challenges("", /*seal=*/true, /*max_queue_pairs=*/16);
+  const common::ChallengeMessage challenge = challenges.issue();
+  challenges.admitted(call(challenge, 0, 2));
   expect_refused(Status::kMalformed, challenges, call(challenge, 1, 16));
   challenges.met_by(call(challenge, 1, 2));
 }
 
 TEST(VerbsChallenges, AskForTheToken) {
   const std::string token = "sesame";
-  Challenges challenges(token, /*seal=*/true, /*max_lanes=*/4);
-  const ChallengeMessage challenge = challenges.issue();
+  server::Challenges challenges(token, /*seal=*/true, /*max_queue_pairs=*/4);
+  const common::ChallengeMessage challenge = challenges.issue();
   EXPECT_EQ(challenge.hello.token_required, 1u);
-  EXPECT_EQ(challenge.hello.sealed, 1u);
-  CallMessage proved = call(challenge, 0, 2);
+  EXPECT_EQ(challenge.hello.authenticated, 1u);
+  common::CallMessage proved = call(challenge, 0, 2);
   prove(proved, token, challenge.hello);
   challenges.met_by(proved);
-  challenges.let_in(proved);
+  challenges.admitted(proved);
 
-  CallMessage guessed = call(challenge, 1, 2);
+  common::CallMessage guessed = call(challenge, 1, 2);
   prove(guessed, "guess", challenge.hello);
   expect_refused(Status::kDenied, challenges, guessed);
   prove(guessed, token, challenge.hello);  // too late
   expect_refused(Status::kDenied, challenges, guessed);
 }
 
-TEST(VerbsChallenges, BothEndsSealOrNeither) {
+TEST(VerbsChallenges, BothEndsAuthenticateOrNeither) {
   const std::string token = "sesame";
   for (const bool seal : {false, true}) {
-    Challenges challenges(token, seal, /*max_lanes=*/4);
-    const ChallengeMessage challenge = challenges.issue();
-    CallMessage other = call(challenge, 0, 1);
-    other.flags ^= smb::Join::kSealed;
+    server::Challenges challenges(token, seal, /*max_queue_pairs=*/4);
+    const common::ChallengeMessage challenge = challenges.issue();
+    common::CallMessage other = call(challenge, 0, 1);
+    other.flags ^= protocol::Join::kAuthenticated;
     prove(other, token, challenge.hello);
     expect_refused(Status::kUnsupported, challenges, other);
   }
 }
 
 TEST(VerbsChallenges, TheOldestIsForgotten) {
-  Challenges challenges("", /*seal=*/true, /*max_lanes=*/4);
-  const ChallengeMessage first = challenges.issue();
-  const ChallengeMessage second = challenges.issue();
-  for (size_t i = 2; i <= kMostChallenges; ++i) challenges.issue();
+  server::Challenges challenges("", /*seal=*/true, /*max_queue_pairs=*/4);
+  const common::ChallengeMessage first = challenges.issue();
+  const common::ChallengeMessage second = challenges.issue();
+  for (size_t i = 2; i <= common::kMostChallenges; ++i) challenges.issue();
   expect_refused(Status::kDenied, challenges, call(first, 0, 1));
   challenges.met_by(call(second, 0, 1));
 }
 
 TEST(WholeCharacters, AreLeftOfAText) {
-  EXPECT_EQ(smb::whole_characters("", 0), "");
-  EXPECT_EQ(smb::whole_characters("\u20ac", 3), "\u20ac");
-  EXPECT_EQ(smb::whole_characters("\u20ac", 2), "");
-  EXPECT_EQ(smb::whole_characters("a\u20acb", 3), "a");
-  EXPECT_EQ(smb::whole_characters("a\u20acb", 4), "a\u20ac");
+  EXPECT_EQ(protocol::whole_characters("", 0), "");
+  EXPECT_EQ(protocol::whole_characters("\u20ac", 3), "\u20ac");
+  EXPECT_EQ(protocol::whole_characters("\u20ac", 2), "");
+  EXPECT_EQ(protocol::whole_characters("a\u20acb", 3), "a");
+  EXPECT_EQ(protocol::whole_characters("a\u20acb", 4), "a\u20ac");
   const std::string no_text(9, '\x80');
-  EXPECT_EQ(smb::whole_characters(no_text, 7), no_text.substr(2));
+  EXPECT_EQ(protocol::whole_characters(no_text, 7), no_text.substr(2));
 }
 
 TEST(VerbsHandshake, ARefusalCutsNoCharacter) {
   std::string cause(136, 'x');
-  EXPECT_EQ(cause_of(refusal(Status::kDenied, cause + "\u00e9")), cause);
+  EXPECT_EQ(cause_of(common::refusal(Status::kDenied, cause + "\u00e9")), cause);
 }
 
 TEST(VerbsHandshake, ARefusalNeedsNoEnd) {
-  const RefusalMessage sent = refusal(Status::kDenied, std::string(300, 'x'));
+  const common::RefusalMessage sent = common::refusal(Status::kDenied, std::string(300, 'x'));
   EXPECT_EQ(cause_of(sent), std::string(137, 'x'));
-  RefusalMessage endless = sent;
+  common::RefusalMessage endless = sent;
   std::ranges::fill(endless.cause, 'y');
   EXPECT_EQ(cause_of(endless), std::string(138, 'y'));
 }
 
 }  // namespace
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs

@@ -1,5 +1,5 @@
-// When a wait spins and when it sleeps at once. A processor that was away is a pause between two
-// looks at the clock, so a sleep stands for one.
+// A wait spins, or sleeps immediately. A preemption is a pause between two readings of the clock,
+// so a sleep stands for a preemption.
 #include "base/waiting.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 
 constexpr std::chrono::hours kLong{1};
 
-// Waits until spinning pays again after what the test before has lost.
+// Waits until spinning pays again after the losses of the previous test.
 void wait_until_it_pays() {
   while (!SpinBudget().pays()) std::this_thread::sleep_for(milliseconds(1));
 }
@@ -23,10 +23,10 @@ void wait_until_it_pays() {
 void lose_the_processor(SpinBudget& budget, milliseconds away) {
   budget.skip();
   std::this_thread::sleep_for(away);
-  budget.look();
+  budget.check();
 }
 
-TEST(SpinBudget, CoversNoMoreThanItIsAskedFor) {
+TEST(SpinBudget, CoversAtMostTheRequestedTime) {
   wait_until_it_pays();
   SpinBudget budget;
   std::this_thread::sleep_for(microseconds(20));
@@ -43,7 +43,7 @@ TEST(SpinBudget, IsSpentWhenTheProcessorWasAway) {
   EXPECT_FALSE(budget.covers(kLong));
 }
 
-TEST(SpinBudget, LaterWaitsOfAnyThreadSleepAtOnceForAWhile) {
+TEST(SpinBudget, LaterWaitsSleepImmediatelyForAWhile) {
   wait_until_it_pays();
   bool pays = true;
   // A processor that is away between the loss and the question hides the answer: ask again.
@@ -64,13 +64,13 @@ TEST(SpinBudget, WorkOfTheCallersIsNoLoss) {
   EXPECT_TRUE(budget.pays());
 }
 
-TEST(Spin, LooksUntilItIsTrue) {
-  int looks = 0;
-  EXPECT_TRUE(spin([&looks] { return ++looks == 1; }));
-  EXPECT_EQ(looks, 1);
+TEST(Spin, PollsUntilReady) {
+  int polls = 0;
+  EXPECT_TRUE(spin([&polls] { return ++polls == 1; }));
+  EXPECT_EQ(polls, 1);
 }
 
-TEST(Spin, GivesUpAfterAWhile) {
+TEST(Spin, StopsAfterAWhile) {
   EXPECT_FALSE(spin([] { return false; }));
 }
 

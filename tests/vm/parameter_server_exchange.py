@@ -15,13 +15,13 @@ import verbs_workers
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.exchange import BoundedExchange, Exchange
-from torch_hbmcomm.parameter_server.layout import PIECE_BYTES, Layout, lay_out
+from torch_hbmcomm.parameter_server.layout import SHARD_BYTES, Layout, lay_out
+from torch_hbmcomm.parameter_server.membership import MembershipTable
 from torch_hbmcomm.parameter_server.packing import TensorSpec
-from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.sharding import JobSegments, Shards
+from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedValues
 
 WORKERS, PUSHES = 3, 4
-COUNTS = [1, 997, PIECE_BYTES // 4 + 1]  # elements
+COUNTS = [1, 997, SHARD_BYTES // 4 + 1]  # elements
 
 
 def layout() -> Layout:
@@ -40,34 +40,34 @@ def work(number: int, url: str) -> None:
     delays = random.Random(number)
     plan = layout()
     with smb.connect(url, verbs_workers.TOKEN, transport="verbs", connect_timeout=300) as box:
-        roster = Roster(box, "exchange", timeout=600, temporary=True)
-        leads = roster.leads()
+        membership = MembershipTable(box, "exchange", timeout=600, temporary=True)
+        leads = membership.leads()
         mode: Literal["auto", "attach"] = "auto" if leads else "attach"
-        segments = JobSegments([box], "exchange", plan.weights_bytes, plan.slot_bytes)
-        weights = Shards(segments, plan, "weights", mode)
+        segments = JobSegments([box], "exchange", plan.weights_bytes, plan.delta_bytes)
+        weights = ShardedValues(segments, plan, "weights", mode)
         transfers = Exchange(segments, weights)
         if leads:
             weights.mark(1)
-            roster.publish(1)
-        weights.check_mark(roster.ready())
-        exchange = BoundedExchange(transfers, roster, plan.changing, versions=None, staleness=1)
-        exchange.count_from(roster.activate())
-        roster.wait_for_workers(WORKERS)
-        for piece in plan.changing:
-            transfers.slot(piece)[:] = floats(number + 1, piece.count)
+            membership.publish(1)
+        weights.check_mark(membership.ready())
+        exchange = BoundedExchange(transfers, membership, plan.changing, versions=None, staleness=1)
+        exchange.count_from(membership.activate())
+        membership.wait_for_workers(WORKERS)
+        for shard in plan.changing:
+            transfers.delta_buffer(shard)[:] = floats(number + 1, shard.count)
         for _ in range(PUSHES):
             time.sleep(delays.random() / 20)
             exchange.end(plan.changing, exchange.start(plan.changing, {"parameter": 1.0}))
-        roster.wait_pushed(PUSHES)
+        membership.wait_pushed(PUSHES)
         exchange.prefetch(plan.changing)
         wanted = PUSHES * sum(range(1, WORKERS + 1))
-        for piece in plan.changing:
-            found, dtype = transfers.fresh(piece)
+        for shard in plan.changing:
+            found, dtype = transfers.fresh(shard)
             assert dtype == "float32"
-            assert found == floats(wanted, piece.count), piece
+            assert found == floats(wanted, shard.count), shard
         assert box.transport == "verbs"
-        roster.wait_pulled(PUSHES)
-        roster.leave()
+        membership.wait_pulled(PUSHES)
+        membership.leave()
         segments.free()
 
 

@@ -27,7 +27,7 @@ def data(step: int, worker: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def alone() -> list[torch.Tensor]:
-    """Each step on the batches of all workers."""
+    """Train each step on the batches of all workers."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""The virtual machine itself: what comes out of it, and that failures are seen."""
+"""The virtual machine itself: its output, and the detection of failures."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The memory that collectives use lies on HBM, each rank's on its own node: tensors, hbm's segment,
-and the buffers that are handed to MPI."""
+"""The memory that collectives use is on HBM, each rank's on its own node: tensors, hbm's segment,
+and the buffers passed to MPI."""
 
 from __future__ import annotations
 

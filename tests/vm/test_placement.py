@@ -1,4 +1,4 @@
-"""The NUMA nodes on which memory lies, by the kernel's word, in machines that have HBM."""
+"""The NUMA nodes of memory, as the kernel reports them, on machines with HBM."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ POLICIES = (*HBM_POLICIES, "ddr")
 
 
 def take(policy: str, cpu: int, block: int, total: int, *sources: str) -> str:
-    """The command of a process on one CPU that takes memory from each source in turn."""
+    """Return the command of a process on one CPU that allocates from each source in turn."""
     # Bound before it starts: libraries touch memory before main().
     program = shlex.quote(str(boot.PROGRAMS / "vm_placement"))
     return f"taskset -c {cpu} {program} {policy} {block} {total} {' '.join(sources)}"
 
 
-def run(topology: str, script: Iterable[str], folder: Path) -> list[Report]:
+def run(topology: str, script: Iterable[str], directory: Path) -> list[Report]:
     """Return the reports of a shell script's processes; none of them may fail or be killed."""
     # memkind needs the nodes' names: it interleaves over the closest node alone without them.
     nodes = ",".join(map(str, TOPOLOGIES[topology].hbm_nodes))
     environment = {"MEMKIND_HBW_NODES": nodes} if topology == "snc4" else {}
     command = ["sh", "-ec", "\n".join(script)]
-    result = boot.run(topology, command, folder, environment=environment)
+    result = boot.run(topology, command, directory, environment=environment)
     assert result.oom_kills == []
     return parse_reports(result.stdout)
 
@@ -83,7 +83,7 @@ MACHINE = TOPOLOGIES["hbm"]
 DDR, HBM = 0, MACHINE.hbm_of(0)
 SPILL = 32 * MIB  # past all of HBM
 MORE_THAN_HBM = MACHINE.hbm_mib * MIB + SPILL
-MOST = 0.6 * MACHINE.hbm_mib * MIB  # the rest is the kernel's, and the margin of room.h
+MOST = 0.6 * MACHINE.hbm_mib * MIB  # the kernel uses the rest, and the margin of room.h
 BLOCK = 4 * MIB
 
 

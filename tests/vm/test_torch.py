@@ -1,4 +1,4 @@
-"""What needs PyTorch, in one guest, because PyTorch takes it minutes to import: where tensors lie,
+"""The tests that need PyTorch, in one guest, where its import takes minutes: the nodes of tensors,
 and the asynchronous parameter server over RDMA."""
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The output of each program, by its name."""
+    """Return the output of each program, by its name."""
     program = Path(__file__).with_name("torch_programs.py")
     output = verbs.run([sys.executable, program], tmp_path_factory.mktemp("torch"))
     parts = output.split("--- ")[1:]
-    return {name: told for name, _, told in (part.partition("\n") for part in parts)}
+    return {name: text for name, _, text in (part.partition("\n") for part in parts)}
 
 
 def test_tensors_and_buckets(outputs: dict[str, str]) -> None:
-    """The tensors of memory.empty, and the buckets in which DDP reduces gradients."""
+    """Check the tensors of memory.empty, and the buckets in which DDP reduces gradients."""
     reports = parse_reports(outputs["torch_tensors"])
     assert [report.name for report in reports] == list(EXPECTED)
     for report in reports:
@@ -43,5 +43,5 @@ def test_tensors_and_buckets(outputs: dict[str, str]) -> None:
 
 
 def test_two_workers_train(outputs: dict[str, str]) -> None:
-    told = outputs["parameter_server_training"]
-    assert sorted(told.splitlines()) == [f"worker {i} agrees over verbs" for i in range(2)]
+    output = outputs["parameter_server_training"]
+    assert sorted(output.splitlines()) == [f"worker {i} agrees over verbs" for i in range(2)]

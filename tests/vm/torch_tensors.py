@@ -1,4 +1,4 @@
-"""Reports, as pages.cpp does, where tensors lie: part of torch_programs.py."""
+"""Reports the nodes of tensors, as pages.cpp does: part of torch_programs.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main() -> None:
     dist.init_process_group("hbm", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     layer = torch.nn.Linear(1024, 1024)
     model = DistributedDataParallel(layer, gradient_as_bucket_view=True)
-    for step in range(2):  # DDP makes its buckets anew after the first step
+    for step in range(2):  # DDP rebuilds its buckets after the first step
         model(torch.ones(1, 1024)).sum().backward()
         assert layer.weight.grad is not None
         report(f"bucket of step {step}", layer.weight.grad)

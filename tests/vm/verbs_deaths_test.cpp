@@ -1,4 +1,4 @@
-// A box or a client is killed, over RDMA: the errors that the others get.
+// A box or a client over RDMA is killed: the errors of the other processes.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -16,23 +16,23 @@
 #include "guest/verbs_box.h"
 #include "smb_client.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs {
 namespace {
 
 using namespace std::chrono_literals;
-using client::AllocOptions;
-using client::BoxError;
-using client::Client;
-using client::Segment;
+using box::client::AllocOptions;
+using box::client::BoxError;
+using box::client::Client;
+using box::client::Segment;
 
 constexpr uint64_t kSize = uint64_t{1} << 20;
 constexpr int kHeld = 4;  // segments of a client that is killed
 
 std::unique_ptr<Client> connect(const std::string& url) {
-  client::ClientOptions options;
+  box::client::ClientOptions options;
   options.url = url;
   options.token = kToken;
-  options.transport = client::TransportChoice::kVerbs;
+  options.transport = box::client::TransportChoice::kVerbs;
   options.reconnect_timeout = 120s;
   return std::make_unique<Client>(options);
 }
@@ -58,7 +58,7 @@ class Scratch {
 
 constexpr const char* kHolderWord = "--holder";
 
-// A client that writes for ever to segments that nobody else knows.
+// A client that writes for ever to segments that only it knows.
 void hold(const char* const* words) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto client = connect(words[0]);
@@ -148,7 +148,7 @@ TEST(VerbsDeaths, AClientIsKilledWhileItHoldsSegments) {
   waitpid(child, nullptr, 0);
 
   const auto until = std::chrono::steady_clock::now() + 120s;
-  smb::StatsTotals totals{};
+  protocol::StatsTotals totals{};
   do {
     std::this_thread::sleep_for(20ms);
     totals = client->stats().totals;
@@ -159,7 +159,7 @@ TEST(VerbsDeaths, AClientIsKilledWhileItHoldsSegments) {
   EXPECT_EQ(totals.used_bytes, 0u);
 }
 
-TEST(VerbsDeaths, AForkedChildIsToldWhyItCannotConnect) {
+TEST(VerbsDeaths, AForkedChildLearnsWhyItCannotConnect) {
   const BoxProcess box;
   const auto client = connect(box.url());
   const pid_t child = fork();
@@ -187,12 +187,12 @@ TEST(VerbsDeaths, LongRepliesComeWhole) {
 }
 
 }  // namespace
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs
 
 int main(int argc, char** argv) {
-  if (hbm::verbs::was_box(argc, argv)) return 0;
-  if (argc > 1 && std::strcmp(argv[1], hbm::verbs::kHolderWord) == 0) {
-    hbm::verbs::hold(argv + 2);
+  if (hbm::box::verbs::was_box(argc, argv)) return 0;
+  if (argc > 1 && std::strcmp(argv[1], hbm::box::verbs::kHolderWord) == 0) {
+    hbm::box::verbs::hold(argv + 2);
     return 0;
   }
   testing::InitGoogleTest(&argc, argv);

@@ -1,8 +1,8 @@
 """The memory box on this machine: each operation by each transport, through the public client.
 
-Boxes and clients are processes of their own that do what they are told (peer.py). Nothing here
-needs PyTorch. What the box is compared with lies in benchmarks/box of the repository: loops below
-Python, plain sockets, a triad, MPI and PyTorch's RPC.
+Boxes and clients are processes of their own, which execute commands (peer.py). Nothing here needs
+PyTorch. The contenders of the box are in benchmarks/box of the repository: loops below Python,
+plain sockets, a triad, MPI and PyTorch's RPC.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from torch_hbmcomm.sizes import KIB, MIB
 
 ROLE = "torch_hbmcomm.bench.box_peer"
 _SIZES = [64 * KIB * 4**power for power in range(7)]  # to 256 MiB
-_SEGMENTS = 6  # of the largest size: two clients' with their sources, and what is not yet released
+_SEGMENTS = 6  # of the largest size: two clients' with their sources, and unreleased ones
 _DEVICES = Path("/sys/class/infiniband")
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32")
-SMALL = 4 * KIB
-SMALL_SAMPLES = 500  # of a turn, in latency
+LATENCY_BYTES = 4 * KIB
+LATENCY_SAMPLES = 500  # of a turn, in latency
 
 _CLIENT_SEGMENT = 16 * MIB  # together, more than caches hold
-_CLIENT_PIECE = MIB
+_CLIENT_CHUNK = MIB
 _CLIENT_ROUNDS = 3
 _CLIENT_OPERATIONS = {"read": ["read"], "write": ["write"], "read and write": ["read", "write"]}
 _CLIENTS_PER_WINDOW = 8  # more take longer: each needs its turns on few processors
@@ -58,7 +58,7 @@ _LEAD = 0.1  # seconds from telling clients to their common start
 
 @dataclass(frozen=True)
 class BoxPlan:
-    """A choice of what to measure. Raises ValueError for what cannot be measured.
+    """The measurements to make. Raises ValueError for invalid ones.
 
     largest: bytes of the largest read, write or accumulate.
     rounds: turns of each contender, and as many alone.
@@ -242,13 +242,17 @@ def sums(plan: BoxPlan, dtype: str) -> list[int]:
 def _latency(plan: BoxPlan, findings: Findings) -> None:
     with box(plan) as ours, peer(ROLE) as client:
         for transport in ("shm", "tcp"):
-            ours.connect(client, transport, SMALL)
-        for operation, size in (("read", SMALL), ("write", SMALL), ("fetch_add", 8)):
+            ours.connect(client, transport, LATENCY_BYTES)
+        for operation, size in (
+            ("read", LATENCY_BYTES),
+            ("write", LATENCY_BYTES),
+            ("fetch_add", 8),
+        ):
             contenders = {
                 f"hbm {transport}": timed_by(client, transport, operation)
                 for transport in ("shm", "tcp")
             }
-            measure(findings, "latency", operation, size, contenders, plan.rounds, SMALL_SAMPLES)
+            measure(findings, "latency", operation, size, contenders, plan.rounds, LATENCY_SAMPLES)
 
 
 def _clients(plan: BoxPlan, findings: Findings) -> None:
@@ -267,50 +271,50 @@ def measure_clients(
 ) -> None:
     """Measure all clients of a box together: reads, writes, and both in turn.
 
-    contenders: by their names, the transport, and what stands before an operation in the name of
-    ClientPeer's action.
-    box_launcher, launcher: what the box and each client are started by.
+    contenders: by name, the transport, and the prefix of an operation in the name of ClientPeer's
+    action.
+    box_launcher, launcher: the commands that start the box and each client.
     """
-    segment = max(_CLIENT_PIECE, min(_CLIENT_SEGMENT, plan.largest))
+    segment = max(_CLIENT_CHUNK, min(_CLIENT_SEGMENT, plan.largest))
     transports = {transport for transport, _ in contenders.values()}
     memory = 2 * len(transports) * max(plan.clients) * segment
     with ExitStack() as stack:
         ours = stack.enter_context(box(plan, host, box_launcher, memory=memory))
-        crowd: list[Peer] = []
+        clients: list[Peer] = []
         for count in sorted(plan.clients):
-            while len(crowd) < count:
-                crowd.append(stack.enter_context(peer(ROLE, launcher)))
+            while len(clients) < count:
+                clients.append(stack.enter_context(peer(ROLE, launcher)))
                 for transport in transports:
-                    ours.connect(crowd[-1], transport, segment)
+                    ours.connect(clients[-1], transport, segment)
             window = plan.window * max(1, count / _CLIENTS_PER_WINDOW)
             for operation, verbs in _CLIENT_OPERATIONS.items():
                 moved: dict[str, list[list[int]]] = {name: [] for name in contenders}
                 for _ in range(min(_CLIENT_ROUNDS, plan.rounds)):
                     for name, (transport, before) in contenders.items():
                         actions = [before + verb for verb in verbs]
-                        moved[name].append(_together(crowd, transport, actions, window))
-                row = row_of(section, operation, _CLIENT_PIECE, count)
+                        moved[name].append(_together(clients, transport, actions, window))
+                row = row_of(section, operation, _CLIENT_CHUNK, count)
                 findings.add(_of_all(row, *found, window) for found in moved.items())
 
 
 def _together(
-    crowd: Sequence[Peer], transport: str, actions: Sequence[str], window: float
+    clients: Sequence[Peer], transport: str, actions: Sequence[str], window: float
 ) -> list[int]:
     """Let all clients work at the same time. Returns the bytes of each. Until all of them begin in
     time, it tries again with more time before the start."""
     lead = _LEAD
     while True:
         begin = time.monotonic() + lead
-        for client in crowd:
+        for client in clients:
             client.tell(
                 "together",
                 transport=transport,
                 actions=list(actions),
                 begin=begin,
                 seconds=window,
-                piece=_CLIENT_PIECE,
+                chunk=_CLIENT_CHUNK,
             )
-        moved: list[int | None] = [client.answer() for client in crowd]
+        moved: list[int | None] = [client.answer() for client in clients]
         in_time = [count for count in moved if count is not None]
         if len(in_time) == len(moved):
             return in_time
@@ -320,10 +324,10 @@ def _together(
 def _of_all(
     row: Mapping[str, Any], name: str, rounds: Sequence[Sequence[int]], window: float
 ) -> Measurement:
-    """Make the measurement of all clients together. In a round that moved nothing, one piece took
+    """Make the measurement of all clients together. In a round that moved nothing, one chunk took
     at least the whole window."""
     each = [sum(moved) for moved in zip(*rounds, strict=True)]
-    samples = [window * 1e6 / max(1, sum(moved) / _CLIENT_PIECE) for moved in rounds]
+    samples = [window * 1e6 / max(1, sum(moved) / _CLIENT_CHUNK) for moved in rounds]
     return sampled(
         row,
         name,
@@ -336,9 +340,9 @@ def _store(plan: BoxPlan, findings: Findings) -> None:
     if plan.store is None:
         raise Unavailable("name a directory for it: --store DIR")
     with (
-        tempfile.TemporaryDirectory(prefix="hbmcomm-bench-", dir=plan.store) as place,
+        tempfile.TemporaryDirectory(prefix="hbmcomm-bench-", dir=plan.store) as directory,
         box(plan) as plain,
-        box(plan, store=Path(place)) as stored,
+        box(plan, store=Path(directory)) as stored,
         peer(ROLE) as plain_client,
         peer(ROLE) as stored_client,
     ):

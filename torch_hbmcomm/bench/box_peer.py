@@ -47,8 +47,8 @@ class ClientPeer:
     def disconnect(self) -> None:
         for box in self._boxes.values():
             box.close()
-        for kept in (self._boxes, self._segments, self._sources):
-            kept.clear()
+        for held in (self._boxes, self._segments, self._sources):
+            held.clear()
 
     def run(self, transport: str, action: str, samples: int, calls: int) -> list[float]:
         """Return the microseconds of a call, for each sample, as rounds.Timed does. Actions are
@@ -57,18 +57,18 @@ class ClientPeer:
         return list(timed(self._action(transport, action))(samples, calls))
 
     def together(
-        self, transport: str, actions: list[str], begin: float, seconds: float, piece: int
+        self, transport: str, actions: list[str], begin: float, seconds: float, chunk: int
     ) -> int | None:
-        """Take turns in actions on pieces, going round the segment, between two times.
+        """Take turns in actions on chunks, going round the segment, between two times.
 
-        Returns the bytes of those that were over before the end; None if it was told too late to
-        begin with the others.
+        Returns the bytes of the actions that ended in time; None if the command came too late to
+        begin with the other clients.
 
-        actions: of read, write, memcpy read and memcpy write.
-        begin: of `time.monotonic`, the same in all processes.
+        actions: each read, write, memcpy read or memcpy write.
+        begin: a time of `time.monotonic`, which all processes share.
         """
         segment = self._segments[transport]
-        doing = [self._on_piece(segment, action) for action in actions]
+        doing = [self._on_chunk(segment, action) for action in actions]
         wait = begin - time.monotonic()
         if wait < 0:
             return None
@@ -76,15 +76,14 @@ class ClientPeer:
         moved = offset = 0
         while True:
             for act in doing:
-                act(offset, piece)
+                act(offset, chunk)
                 if time.monotonic() > begin + seconds:
                     return moved
-                moved += piece
-            offset = offset + piece if offset + 2 * piece <= segment.size else 0
+                moved += chunk
+            offset = offset + chunk if offset + 2 * chunk <= segment.size else 0
 
     def check(self, transport: str) -> None:
-        """Read back what was written, so that a client that is fast because it does nothing is
-        noticed."""
+        """Read back the written data, to detect a client that is fast because it does nothing."""
         segment = self._segments[transport]
         local = segment.buffer
         local[:8], local[-8:] = b"the head", b"the tail"
@@ -113,7 +112,7 @@ class ClientPeer:
         segment = self._segments[transport]
         verb, _, dtype = action.partition(" ")
         if verb == "memcpy":
-            copy = self._on_piece(segment, action)
+            copy = self._on_chunk(segment, action)
             return lambda: copy(0, segment.size)
         if verb == "fetch_add":
             return lambda: segment.fetch_add(0, 1)
@@ -122,8 +121,9 @@ class ClientPeer:
         return segment.read if verb == "read" else segment.write
 
     @staticmethod
-    def _on_piece(segment: smb.Segment, action: str) -> Callable[[int, int], Any]:
-        """Return what acts on the bytes from an offset on. action: as in `together`."""
+    def _on_chunk(segment: smb.Segment, action: str) -> Callable[[int, int], Any]:
+        """Return a function that acts on a number of bytes from an offset on. action: as in
+        `together`."""
         if action == "read":
             return segment.read
         if action == "write":

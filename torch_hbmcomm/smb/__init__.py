@@ -10,12 +10,12 @@
         weights.accumulate(gradient, "float32", scale=-0.1)  # on the box
         weights.read()  # the box -> this process's copy
 
-A key is an integer of 1 to 2**128 - 1, its 32 hexadecimal digits, or any other text: a name, of
-which the BLAKE2b hash of 128 bits is taken (``key_of``).
+A key is an integer of 1 to 2**128 - 1, its 32 hexadecimal digits, or any other text: a name, whose
+BLAKE2b hash of 128 bits is the key (``key_of``).
 
-Errors: ``BoxError`` and its subclasses from the box or the way to it; ``ValueError``, ``TypeError``
-for bad arguments, before anything is sent; ``MemoryError`` when the box is full.
-docs/memory-box.md says what each operation guarantees. PyTorch is not needed.
+Errors: ``BoxError`` and its subclasses from the box or the connection; ``ValueError`` and
+``TypeError`` for invalid arguments, before anything is sent; ``MemoryError`` if the box is full.
+docs/memory-box.md has the guarantees of each operation. PyTorch is not needed.
 """
 
 from torch_hbmcomm._smb import (

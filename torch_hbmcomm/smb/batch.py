@@ -1,4 +1,4 @@
-"""Operations that travel together."""
+"""Operations that are sent together."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch_hbmcomm.smb.values import index, int64
 class Batch:
     """Collects operations in a ``with`` block, which ends when all are done.
 
-    They take effect as if issued one after the other, and travel together. The block raises the
-    first failure; when it is left by an exception, nothing is sent, and every future fails. No
-    future can be waited for before the end. The methods take what Segment's take, after the
-    segment.
+    The operations take effect in order, and are sent together. The block raises the first failure.
+    If an exception leaves the block, nothing is sent, and every future fails. No future can be
+    awaited before the end of the block. The methods have the arguments of Segment's methods, after
+    the segment.
 
-    It saves the network's latencies, and over shm those of fetch_add and sums; small reads and
-    writes over shm are copies, which take no longer alone.
+    A batch saves network latencies, and over shm the latencies of fetch_add and sums. Short reads
+    and writes over shm are copies, which gain nothing.
     """
 
     def __init__(self, native: _smb.Batch) -> None:
@@ -38,7 +38,7 @@ class Batch:
         native = self._native
         self._collects = None
         if kind is not None:
-            return  # the native batch fails what it has collected when it goes
+            return  # the native batch fails its operations when it is destroyed
         native.issue_and_wait_next()
         _smb.wait_all(self._futures)
 
@@ -85,7 +85,7 @@ class Batch:
         return self._keep(segment._sum(self._native, True, *what))
 
     def fetch_add(self, segment: Segment, offset: int, n: int) -> Future:
-        """Add a fetch_add. The future's result is what the cell was before."""
+        """Add a fetch_add. The result of the future is the value before."""
         return self._keep(
             self._native.fetch_add(segment._native, index("offset", offset), int64("n", n))
         )

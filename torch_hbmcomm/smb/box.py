@@ -1,4 +1,4 @@
-"""Connections to a box: a new one (connect), or those of a process group (of, all_of)."""
+"""Connections to a box: new ones (connect), and the boxes of a process group (of, all_of)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_hbmcomm.smb.batch import Batch
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 from torch_hbmcomm.smb.segment import Segment
 from torch_hbmcomm.smb.token import find
-from torch_hbmcomm.smb.values import bytes_of, halves, readable, seals
+from torch_hbmcomm.smb.values import bytes_of, halves, readable, seal_option
 from torch_hbmcomm.variables import warn_of_wrong_ones
 
 if TYPE_CHECKING:
@@ -33,12 +33,15 @@ def connect(
 ) -> Box:
     """Connect to the box at ``smb://host:port`` or ``smb+unix:///path``.
 
-    ``token`` None is HBMCOMM_TOKEN, the file that HBMCOMM_TOKEN_FILE names, or
-    ~/.config/hbmcomm/token; "" is none. ``transport`` "auto" picks shm, verbs or tcp by what works;
-    any other is used or is an error. ``seal`` signs what ``tcp`` carries, and control messages on
-    ``verbs``, where there is a token; it must be as the box's (None: HBMCOMM_BOX_SEAL, else True).
-    A connection that is lost is made again, for ``reconnect_timeout`` seconds. ``timeout`` is each
-    operation's, in seconds; None: as long as the connection lives.
+    token: None uses HBMCOMM_TOKEN, the file HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token; "" is
+        no token.
+    transport: "auto" picks the first of shm, verbs and tcp that works; any other is used or is an
+        error.
+    lanes: connections of tcp, queue pairs of verbs.
+    seal: with a token, authenticate tcp, and control messages on verbs. Must agree with the box.
+        None: HBMCOMM_BOX_SEAL, else True.
+    reconnect_timeout: seconds in which a lost connection is restored.
+    timeout: of each operation, in seconds; None: while the connection lives.
 
     Raises BoxUnreachable, AccessDenied, or ValueError for a bad argument.
     """
@@ -60,7 +63,7 @@ def connect(
             find(token).text,
             transport,
             lanes,
-            seals(seal),
+            seal_option(seal),
             read_only,
             connect_timeout,
             reconnect_timeout,
@@ -94,7 +97,7 @@ class Box(Closeable):
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
+        """True if the connection is closed."""
         return self._native.closed
 
     def alloc(
@@ -105,12 +108,12 @@ class Box(Closeable):
         temporary: bool = False,
         read_only: bool = False,
     ) -> Segment:
-        """Make a segment, or attach to the one that has the key.
+        """Create a segment, or attach to the segment with the key.
 
-        ``mode``: "create" makes it or raises KeyInUse, "attach" attaches or raises NoSuchKey,
-        "auto" does what is possible. Attaching to a segment of another size is a ValueError; a size
-        of None, with "attach", takes whatever it has. Without a key the box chooses one that nobody
-        can guess. A temporary segment is deleted when its last attachment ends.
+        ``mode``: "create" creates it or raises KeyInUse, "attach" attaches or raises NoSuchKey,
+        "auto" does either. Attaching to a segment of another size raises ValueError; size None,
+        with "attach", accepts any size. Without a key the box chooses a random one. A temporary
+        segment is deleted when its last attachment ends.
         """
         if size is None and mode != "attach":
             raise ValueError('a size of None goes with mode="attach" alone')
@@ -119,35 +122,35 @@ class Box(Closeable):
         return Segment(self._native, self._native.alloc(count, wanted, mode, temporary, read_only))
 
     def exists(self, key: int | str) -> bool:
-        """Return whether a segment has the key. Attaches to nothing."""
+        """Return True if a segment has the key, without attaching to it."""
         return self._native.exists(halves(key))
 
     def batch(self) -> Batch:
-        """Collect operations, to be sent together and waited for at the end of a ``with`` block."""
+        """Collect operations, which a ``with`` block sends together and awaits at its end."""
         return Batch(self._native.batch())
 
     def ping(self) -> None:
-        """Ask the box for an answer, and wait for it."""
+        """Send a request without effect, and wait for the reply."""
         self._native.ping()
 
     def stats(self) -> dict[str, Any]:
-        """Return what the box has done since its start: totals, and tables of its clients and
+        """Return counts since the start of the box: totals, and tables of its clients and
         segments.
 
-        Reads and writes on shm and verbs do not pass the box, and are not among them.
+        Reads and writes over shm and verbs bypass the box, and are not counted.
         """
         return readable(self._native.stats())
 
     def close(self, patience: float = 5.0) -> None:
-        """Wait up to ``patience`` seconds for what is unfinished, and end all attachments.
-        Operations raise BoxError afterwards. Does nothing the second time."""
+        """Wait up to ``patience`` seconds for unfinished operations, and end all attachments.
+        Operations raise BoxError afterwards. Does nothing when called again."""
         self._native.close(patience)
 
 
 def of(group: ProcessGroup | None = None) -> Box:
     """Return the group's first box, or its only one; None means the default group.
 
-    Do not close it: the group does.
+    Do not close the box: the group does.
 
     Raises ValueError, as all_of does.
     """
@@ -158,7 +161,7 @@ def all_of(group: ProcessGroup | None = None) -> list[Box]:
     """Return the boxes that the group was formed with (torch_hbmcomm.group_boxes): one for "auto",
     else in the order of their addresses.
 
-    Raises ValueError for a group that has none, that is not hbm, or that has ended.
+    Raises ValueError for a group without boxes, of another backend, or that has ended.
     """
     resource = _backend(group).resource
     if resource is None:

@@ -1,5 +1,5 @@
-"""Objects that a with block closes, or else the end of the interpreter: threads must not outlive
-it, nor a box's socket file the box."""
+"""Objects that a with block closes, or else the end of the interpreter: no thread may outlive the
+interpreter, nor a socket file its box."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Closeable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. Does nothing the second time."""
+        """Release everything. Does nothing when called again."""
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -36,13 +36,13 @@ _makers: weakref.WeakKeyDictionary[Closeable, int] = weakref.WeakKeyDictionary()
 
 
 def close_at_exit(one: Closeable) -> None:
-    """Have this process close it at the latest when the interpreter ends."""
+    """Close `one` when the interpreter of this process ends, unless it is closed before."""
     _makers[one] = os.getpid()
 
 
 @atexit.register
 def _close_all() -> None:
-    """Close the newest first: it may use older ones, as a thread uses its boxes."""
+    """Close the newest objects first: they may use older ones."""
     for one, maker in reversed(list(_makers.items())):
-        if maker == os.getpid():  # not what a forked child has inherited
+        if maker == os.getpid():  # not inherited by a forked child
             one.close()

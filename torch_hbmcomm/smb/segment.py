@@ -1,4 +1,4 @@
-"""A segment of a box, as one process has attached it, and the futures of its operations."""
+"""A segment that this process has attached, and the futures of its operations."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 class Future:
-    """An operation that has been issued, or will be at the end of its batch."""
+    """The result of an operation, which is issued now or at the end of its batch."""
 
     def __init__(self, native: _smb.Future) -> None:
         self._native = native
 
     def done(self) -> bool:
-        """Whether result() would return or raise at once."""
+        """Return True if result() would not block."""
         return self._native.done()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait, and return fetch_add's value or None, or raise what the operation failed with.
+        """Wait, and return the value of a fetch_add, or None. Raises the error of the operation.
 
-        Raises TimeoutError when it is not done within ``timeout`` seconds; it goes on then.
-        Raises ValueError when it is not issued yet, or never was.
+        Raises TimeoutError if it is not done within ``timeout`` seconds; the operation continues.
+        Raises ValueError if it is not issued.
         """
         return self._native.result(timeout)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Wait as result() does, and return what it would raise."""
+        """Wait as result() does, and return the exception that it would raise, or None."""
         self._native.wait(timeout)
         try:
             self._native.result()
@@ -45,13 +45,12 @@ class Future:
 class Segment:
     """Memory of a box, and this process's copy of it (``buffer``).
 
-    ``read`` and ``write`` move bytes between the box and the copy, or an array or tensor that is
-    given instead: a C-contiguous NumPy array, a contiguous CPU tensor, or any object with Python's
-    buffer protocol. Nothing is copied on the way. Offsets and sizes are bytes; a size of None
-    reaches to the end.
+    ``read`` and ``write`` move bytes between the box and the copy, or another object: a
+    C-contiguous NumPy array, a contiguous CPU tensor, or any object with Python's buffer protocol.
+    They make no intermediate copy. Offsets and sizes are bytes; size None extends to the end.
 
-    The ``*_async`` forms return a Future. Until it is done its memory must not change (write), nor
-    be looked at (read); it is kept alive.
+    The ``*_async`` forms return a Future, which keeps the memory alive. Until it is done, do not
+    change the memory of a write, nor use the memory of a read.
     """
 
     def __init__(self, client: _smb.Client, native: _smb.Segment) -> None:
@@ -68,7 +67,7 @@ class Segment:
 
     @property
     def key(self) -> int:
-        """The number of 128 bits by which others attach to it."""
+        """The key, a number of 128 bits, by which other clients attach."""
         return self._key
 
     @property
@@ -78,17 +77,17 @@ class Segment:
 
     @property
     def created(self) -> bool:
-        """Whether it was made by this attachment, and was full of zeros."""
+        """True if this attachment created the segment, zero-filled."""
         return self._native.created
 
     @property
     def read_only(self) -> bool:
-        """Whether this attachment may only read."""
+        """True if this attachment may only read."""
         return self._native.read_only
 
     @property
     def buffer(self) -> memoryview:
-        """This process's copy of the segment: memory of its own, made on first use, of zeros."""
+        """This process's copy of the segment: private memory, zero-filled on first use."""
         with self._making:
             if self._buffer is None:
                 flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -111,14 +110,14 @@ class Segment:
     def view(self) -> memoryview:
         """Return the segment itself, without a copy. Raises ValueError unless the transport is shm.
 
-        What is written here is written in the box. The view may be used after free(); once the
-        segment's key is deleted and its last attachment has ended, it is full of zeros.
+        Writes to the view change the segment in the box. The view may be used after free(); it is
+        zero-filled once the key is deleted and the last attachment has ended.
         """
         return memoryview(self._native.view())
 
     def read(self, offset: int = 0, size: int | None = None, into: Any = None) -> None:
-        """Copy from the box to the buffer, at the same offset; or to the beginning of ``into``, as
-        much as it holds if no size is given."""
+        """Copy from the box to the buffer, at the same offset; or to the beginning of ``into``,
+        filling it if no size is given."""
         self._client.read(*self._local(offset, size, into))
 
     def write(self, offset: int = 0, size: int | None = None, source: Any = None) -> None:
@@ -139,12 +138,12 @@ class Segment:
         """Compute self += scale * src, element by element, on the box.
 
         ``dtype``: float32, float64, float16, bfloat16, int32 or int64, by name or as NumPy's or
-        PyTorch's. ``source_dtype`` None is the same; bfloat16, float16 and float64 can be added to
-        float32, and float32 to each of them. For integers the scale is a whole number; others are a
+        PyTorch's type. ``source_dtype`` None is the same type; bfloat16, float16 and float64 can be
+        added to float32, and float32 to each of them. Integers need a whole number as scale, else
         ValueError.
 
-        ``offset`` and ``size`` are bytes of self. ``source_offset`` None is where src has the
-        element that self has at ``offset``. Concurrent accumulates are never lost.
+        ``offset`` and ``size`` are bytes of self. ``source_offset`` None is the offset in src of
+        the element with the same index. Concurrent accumulates are never lost.
         """
         batch = self._client.batch()
         what = src, dtype, scale, offset, size, source_offset, source_dtype
@@ -167,7 +166,7 @@ class Segment:
         _wait(batch, self._sum(batch, True, *what))
 
     def fetch_add(self, offset: int, n: int) -> int:
-        """Add to a signed 64-bit cell of the box, atomically. Returns what it was before."""
+        """Add to a signed 64-bit cell of the box, atomically. Returns the value before."""
         batch = self._client.batch()
         future = batch.fetch_add(self._native, index("offset", offset), int64("n", n))
         before: int = _wait(batch, future)
@@ -214,7 +213,7 @@ class Segment:
         return _issue(batch, self._sum(batch, True, *what))
 
     def fetch_add_async(self, offset: int, n: int) -> Future:
-        """Start a fetch_add. The future's result is what the cell was before."""
+        """Start a fetch_add. The result of the future is the value before."""
         batch = self._client.batch()
         future = batch.fetch_add(self._native, index("offset", offset), int64("n", n))
         return _issue(batch, future)
@@ -224,11 +223,11 @@ class Segment:
         self._client.free(self._native)
 
     def delete(self) -> None:
-        """Delete the key, so that nobody can attach any more, and end the attachment. The memory
-        is freed with the last attachment.
+        """Delete the key, so that no client can attach any more, and end the attachment. The last
+        attachment frees the memory.
 
-        The attachment ends also where the key cannot be deleted, as when another client was faster
-        (NoSuchKey).
+        The attachment ends even if the key cannot be deleted, for example because another client
+        has deleted it (NoSuchKey).
         """
         try:
             self._client.remove(self._native)

@@ -9,25 +9,28 @@ from typing import Any, Literal
 from torch_hbmcomm import _smb
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 from torch_hbmcomm.smb.token import find_or_create
-from torch_hbmcomm.smb.values import bytes_of, readable, seals
+from torch_hbmcomm.smb.values import bytes_of, readable, seal_option
 from torch_hbmcomm.variables import warn_of_wrong_ones
 
 
 class Server(Closeable):
     """Serves a memory box from the end of the constructor until close().
 
-    ``listen``: one or more of "host:port" for TCP and RDMA, port 0 for any, or () for none.
-    ``unix``: the path of the Unix socket that the transport shm needs; True chooses one, False is
-    none. ``memory``: bytes, or text as in "16GiB". ``store``: a directory in which the segments
-    survive the process, and with ``sync`` a crash of the machine. ``token`` None is HBMCOMM_TOKEN,
-    the file that HBMCOMM_TOKEN_FILE names, or ~/.config/hbmcomm/token, which is made if there is
-    none; "" lets everybody in. ``seal``: with a token, what TCP carries and control messages on
-    RDMA are signed, and clients have to do the same (None: HBMCOMM_BOX_SEAL, else True). ``lease``:
-    seconds after which a silent client's attachments end. The numbers of threads are chosen when
-    they are 0.
+    listen: one or more of "host:port" for TCP and RDMA, port 0 for any, or () for none.
+    unix: the path of the Unix socket, which the transport shm needs; True chooses one, False is
+        none.
+    memory: bytes, or text such as "16GiB".
+    store: a directory in which the segments survive the process, and with ``sync`` a crash of the
+        machine.
+    token: None uses HBMCOMM_TOKEN, the file HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token, which
+        is created if missing; "" admits every client.
+    seal: with a token, authenticate TCP, and control messages on RDMA; clients must do the same.
+        None: HBMCOMM_BOX_SEAL, else True.
+    lease: seconds after which the attachments of a silent client end.
+    handlers, accumulate_threads, receivers: numbers of threads; 0 chooses them.
 
-    Raises ValueError for bad arguments, MemoryError or RuntimeError with the cause when the box
-    cannot be set up.
+    Raises ValueError for an invalid argument, MemoryError or RuntimeError with the cause if the box
+    cannot start.
     """
 
     def __init__(
@@ -55,9 +58,9 @@ class Server(Closeable):
         warn_of_wrong_ones()
         found = find_or_create(token)
         self.token = found.text
-        """The token that clients need; "" when there is none."""
+        """The token that clients need; "" without one."""
         self.token_source = found.source
-        """The place where the token was found, in words."""
+        """The source of the token, as text."""
         self._native = _smb.Server(
             listen=[listen] if isinstance(listen, str) else list(listen),
             unix_socket=unix is not False,
@@ -69,7 +72,7 @@ class Server(Closeable):
             store="" if store is None else os.fspath(store),
             sync=sync,
             token=self.token,
-            seal=seals(seal),
+            seal=seal_option(seal),
             lease=lease,
             most_clients=most_clients,
             handlers=handlers,
@@ -91,7 +94,7 @@ class Server(Closeable):
 
     @property
     def urls(self) -> list[str]:
-        """Every address; that of the Unix socket comes last."""
+        """All addresses, the Unix socket last."""
         return self._native.urls
 
     @property
@@ -101,18 +104,18 @@ class Server(Closeable):
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
+        """True if the box is closed."""
         return self._native.closed
 
     def stats(self) -> dict[str, Any]:
-        """Return what Box.stats() does, and the state of the memory pool (``pool``)."""
+        """Return the counts of Box.stats(), and the state of the memory pool (``pool``)."""
         return readable(self._native.stats())
 
     def drain(self, most: float = 5.0) -> None:
-        """Refuse further clients and requests, and return when those that came are answered, or
+        """Refuse further clients and requests. Return when all received requests are answered, or
         after ``most`` seconds."""
         self._native.drain(most)
 
     def close(self) -> None:
-        """End the box; without a store all segments are lost. Does nothing the second time."""
+        """End the box; without a store all segments are lost. Does nothing when called again."""
         self._native.close()

@@ -1,7 +1,7 @@
-"""Finds the token of a box: never on a command line, which every user can list.
+"""Finds the token of a box. Never on a command line, which every user can list.
 
-In this order: the argument, HBMCOMM_TOKEN, the file that HBMCOMM_TOKEN_FILE names, and
-~/.config/hbmcomm/token. An empty token means that none is used.
+The order is: the argument, HBMCOMM_TOKEN, the file HBMCOMM_TOKEN_FILE, and
+~/.config/hbmcomm/token. An empty text means no token.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _BYTES = 32  # of randomness
 
 
 class Token(NamedTuple):
-    """The secret that a box asks its clients for; an empty text is none."""
+    """The secret that clients of a box must prove; an empty text is no token."""
 
     text: str
     source: str
-    """The place where it was found, in words."""
+    """The source of the token, as text."""
 
 
 _NONE = Token("", "none was found")
@@ -32,7 +32,7 @@ def default_file() -> Path:
 
 
 def find(token: str | None) -> Token:
-    """Find a client's token. Raises FileNotFoundError when HBMCOMM_TOKEN_FILE names no file."""
+    """Find a client's token. Raises FileNotFoundError if HBMCOMM_TOKEN_FILE does not exist."""
     given = _given(token)
     if given is not None:
         return given
@@ -43,12 +43,12 @@ def find(token: str | None) -> Token:
         file = default_file()
     except RuntimeError:  # this user has no home directory
         return _NONE
-    return read(file) if os.path.exists(file) else _NONE  # False where one may not look, too
+    return read(file) if os.path.exists(file) else _NONE  # False without permission, too
 
 
 def find_or_create(token: str | None) -> Token:
-    """Find a server's token; where there is none, write a random one to the file that was named, or
-    to the default one. Raises OSError where that cannot be."""
+    """Find a server's token. If there is none, write a random one to HBMCOMM_TOKEN_FILE, or to the
+    default file. Raises OSError if that fails."""
     given = _given(token)
     if given is not None:
         return given
@@ -65,11 +65,11 @@ def find_or_create(token: str | None) -> Token:
 
 
 def read_or_create(file: Path) -> Token:
-    """Read the token in the file; where there is no file, make one with a random token."""
+    """Read the token in the file; if the file is missing, create it with a random token."""
     if file.exists():
         return read(file)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Linked when it is complete, and only if no other process was faster.
+    # Link the complete file, unless another process was faster.
     descriptor, temporary = tempfile.mkstemp(dir=file.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "w") as stream:

@@ -1,4 +1,4 @@
-"""Converts keys, element types and sizes as users write them into what the native module takes."""
+"""Converts keys, element types and sizes of users into arguments of the native module."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _END = 1 << 63  # of addresses, and of signed 64-bit numbers
 def key_of(key: int | str) -> int:
     """Return the number of 128 bits that a key stands for.
 
-    An integer of 1 to 2**128 - 1 is the number itself; text of 32 hexadecimal digits is that
-    number; any other text is a name, and stands for its BLAKE2b hash.
+    An integer of 1 to 2**128 - 1 is the number itself. Text of 32 hexadecimal digits is that
+    number. Any other text is a name, and its BLAKE2b hash the number.
     """
     if isinstance(key, str):
         if not key:
@@ -52,7 +52,7 @@ def dtype_name(dtype: Any) -> str:
     """Return ``"float32"`` for itself, ``numpy.float32``, ``numpy.dtype("float32")`` or
     ``torch.float32``.
 
-    Whether a box can add elements of that type is checked by the native module.
+    The native module checks that a box can add elements of the type.
     """
     if isinstance(dtype, str):
         name = dtype
@@ -71,10 +71,10 @@ def bytes_of(size: int | str) -> int:
     return count
 
 
-def seals(given: bool | None) -> bool:
-    """Return ``given``, or where that is None what HBMCOMM_BOX_SEAL says, which is True without it.
+def seal_option(given: bool | None) -> bool:
+    """Return ``given``, or for None the value of HBMCOMM_BOX_SEAL, which is True by default.
 
-    Raises ValueError for a value of the variable that is neither 0 nor 1.
+    Raises ValueError if the variable is not 0 or 1.
     """
     if given is not None:
         return given

@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 namespace {
 
 std::string time_text(std::chrono::system_clock::time_point time) {
@@ -23,7 +23,7 @@ void ConnectionStatus::broke(const std::string& why, bool wanted) {
   state_ = State::kBroken;
   why_ = why;
   last_attempt_.clear();
-  // A box that is closed before its clients is no cause for alarm, unless one of them wants it.
+  // A box that closes before its clients is no reason for a warning, unless an operation needs it.
   if (std::exchange(answered_, false) || !wanted) {
     since_ = std::chrono::system_clock::now();
     broken_at_ = std::chrono::steady_clock::now();
@@ -44,21 +44,21 @@ void ConnectionStatus::warn() {
   log::warn(loss());
 }
 
-void ConnectionStatus::restored(bool same_contents) {
+void ConnectionStatus::restored(bool same_generation) {
   state_ = State::kUp;
-  const bool said = fruitless_ > 0 && same_contents;
-  log::write((warned_ && !said) || !same_contents ? log::Level::kWarn : log::Level::kInfo,
+  const bool said = fruitless_ > 0 && same_generation;
+  log::write((warned_ && !said) || !same_generation ? log::Level::kWarn : log::Level::kInfo,
              "connected again to the box at " + box_ +
-                 (same_contents ? "" : ", which restarted without its data"));
+                 (same_generation ? "" : ", which restarted without its data"));
 }
 
-void ConnectionStatus::give_up() {
-  state_ = State::kGivenUp;
+void ConnectionStatus::set_unreachable() {
+  state_ = State::kUnreachable;
   log::write(warned_ ? log::Level::kError : log::Level::kInfo, "gave up: " + outage());
 }
 
 bool ConnectionStatus::close() noexcept {
-  return std::exchange(state_, State::kGivenUp) == State::kUp;
+  return std::exchange(state_, State::kUnreachable) == State::kUp;
 }
 
 std::string ConnectionStatus::loss() const {
@@ -78,4 +78,4 @@ std::string ConnectionStatus::outage() const {
   return text;
 }
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -1,22 +1,22 @@
-// The status of a client's connection to its box, and the words for an outage.
+// The status of a client's connection to its box, and the texts about an outage.
 //
-// Connections that break before anything is answered over them count as one outage.
+// Connections that break before a reply arrives over them belong to one outage.
 //
-// Threads: one at a time; the request table's lock guards it.
+// Threads: one at a time; the lock of the request table guards it.
 #pragma once
 
 #include <chrono>
 #include <string>
 #include <utility>
 
-namespace hbm::client {
+namespace hbm::box::client {
 
 class ConnectionStatus {
  public:
   enum class State {
     kUp,
-    kBroken,   // the reconnector makes another connection
-    kGivenUp,  // for good
+    kBroken,       // the reconnector makes another connection
+    kUnreachable,  // for too long, or closed: no further attempts
   };
 
   explicit ConnectionStatus(std::string box) : box_(std::move(box)) {}
@@ -37,10 +37,10 @@ class ConnectionStatus {
   void attempt_failed(const std::string& why) { last_attempt_ = why; }
 
   // From kBroken to kUp, and says so in the log.
-  void restored(bool same_contents);
+  void restored(bool same_generation);
 
-  // From kBroken to kGivenUp, and says so in the log.
-  void give_up();
+  // Changes kBroken to kUnreachable, and logs it.
+  void set_unreachable();
 
   // The client is closed. Returns true if the connection was up.
   bool close() noexcept;
@@ -66,4 +66,4 @@ class ConnectionStatus {
   unsigned fruitless_ = 0;  // connections that broke before anything was answered over them
 };
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -10,38 +10,38 @@
 #include "box/verbs/client/library.h"
 #include "box/verbs/common/load_library.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 namespace {
 
-using smb::TransportKind;
+using protocol::TransportKind;
 
-smb::Address parse_one(const std::string& url) {
-  const std::vector<smb::Address> boxes = smb::parse_url(url);
+protocol::Address parse_one(const std::string& url) {
+  const std::vector<protocol::Address> boxes = protocol::parse_url(url);
   if (boxes.size() == 1) return boxes.front();
   throw Error(ErrorKind::kInvalid, url + " names " + std::to_string(boxes.size()) +
                                        " boxes, and a client connects to one: make a client of "
                                        "each");
 }
 
-void require_shm(const smb::Joined& probe) {
+void require_shm(const protocol::Joined& probe) {
   const std::string obstacle = transport::why_no_shm(probe);
   if (!obstacle.empty()) throw Error(ErrorKind::kUnavailable, obstacle);
 }
 
-// The Unix socket of the box that `probe` reached.
-transport::OpenedTransport open_socket_of(const smb::Joined& probe,
+// Connects to the Unix socket of the box that `probe` reached.
+transport::OpenedTransport open_socket_of(const protocol::Joined& probe,
                                           transport::TransportOptions opening) {
   opening.path = probe.socket_path;
   transport::OpenedTransport opened = transport::open_shm(opening);
-  if (opened.joined.box != probe.box) {
+  if (opened.joined.generation != probe.generation) {
     throw Error(ErrorKind::kUnavailable, opening.path + " is another box's on this machine");
   }
   return opened;
 }
 
-// The session is the one that the probe began or resumed.
+// Uses the session that the probe began or resumed.
 transport::OpenedTransport open_shm_by_tcp(transport::TransportOptions opening) {
-  opening.lanes = 1;
+  opening.connections = 1;
   const transport::OpenedTransport probe = transport::open_tcp(opening);
   require_shm(probe.joined);
   opening.join.session = probe.joined.session;
@@ -51,7 +51,8 @@ transport::OpenedTransport open_shm_by_tcp(transport::TransportOptions opening) 
 std::string why_no_verbs(const transport::OpenedTransport& probe, const std::string& host) {
   if (probe.joined.verbs_port == 0) return "the box offers no RDMA";
   try {
-    return verbs::load<verbs::ClientLibrary>().why_not(host, probe.joined.verbs_port);
+    return verbs::common::load<verbs::client::ClientLibrary>().why_not(host,
+                                                                       probe.joined.verbs_port);
   } catch (const Error& error) {
     return error.what();
   }
@@ -67,7 +68,7 @@ Dialer::Dialer(const ClientOptions& options)
                 .token = options.token,
                 .seal = options.seal,
                 .join = {},
-                .lanes = options.lanes,
+                .connections = options.lanes,
                 .timeout = options.connect_timeout},
       address_(parse_one(options.url)),
       read_only_(options.read_only) {
@@ -78,7 +79,7 @@ Dialer::Dialer(const ClientOptions& options)
   }
 }
 
-transport::TransportOptions Dialer::opening(smb::Id session,
+transport::TransportOptions Dialer::opening(protocol::Id session,
                                             std::chrono::milliseconds timeout) const {
   transport::TransportOptions opening = template_;
   opening.host = address_.host;
@@ -86,7 +87,7 @@ transport::TransportOptions Dialer::opening(smb::Id session,
   opening.path = address_.path;
   opening.timeout = timeout;
   opening.join.session = session;
-  opening.join.flags = read_only_ ? smb::Join::kReadOnlyClient : 0;
+  opening.join.flags = read_only_ ? protocol::Join::kReadOnlyClient : 0;
   return opening;
 }
 
@@ -129,7 +130,7 @@ transport::OpenedTransport Dialer::choose() {
   std::string obstacles;
   try {
     require_shm(probe.joined);
-    leave(std::move(probe.transport), box());  // one client is one session to the box
+    leave(std::move(probe.transport), box());  // the box counts one session per client
     transport::OpenedTransport opened = open_socket_of(probe.joined, first);
     transport_ = TransportKind::kShm;
     why_ = any ? "the box's Unix socket answers on the same kernel" : "as asked for";
@@ -164,20 +165,21 @@ transport::OpenedTransport Dialer::open_by(TransportKind transport,
     case TransportKind::kTcp:
       return transport::open_tcp(opening);
     case TransportKind::kVerbs:
-      return verbs::load<verbs::ClientLibrary>().open(opening);
+      return verbs::common::load<verbs::client::ClientLibrary>().open(opening);
   }
   throw Error(ErrorKind::kUnsupported, "no such transport");
 }
 
-transport::OpenedTransport Dialer::dial_again(smb::Id session, std::chrono::milliseconds timeout) {
+transport::OpenedTransport Dialer::dial_again(protocol::Id session,
+                                              std::chrono::milliseconds timeout) {
   return open_by(transport_, opening(session, timeout));
 }
 
 void leave(std::unique_ptr<transport::Transport> transport, const std::string& box) {
   transport::TransportRequest request;
-  request.opcode = smb::Opcode::kLeave;
+  request.opcode = protocol::Opcode::kLeave;
   const std::unique_ptr<transport::Transport> last =
-      std::move(transport);  // ends before the request does
+      std::move(transport);  // destroyed before the request
   try {
     last->post(request);
     const auto deadline = std::chrono::steady_clock::now() + kLeaveTimeout;
@@ -189,4 +191,4 @@ void leave(std::unique_ptr<transport::Transport> transport, const std::string& b
   }
 }
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

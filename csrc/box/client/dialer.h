@@ -1,7 +1,7 @@
-// Connects to a box, and takes leave of it: chooses the transport once, by proof, and uses it again
-// after a break.
+// Connects to a box, and leaves it. Chooses the transport once, by probing, and uses it again after
+// a break.
 //
-// Threads: dial() and dial_again() by one at a time; the rest from any thread once dial() returned.
+// Threads: dial() and dial_again() by one at a time; the rest by any once dial() has returned.
 #pragma once
 
 #include <chrono>
@@ -12,40 +12,42 @@
 #include "box/protocol/address.h"
 #include "box/transport/transport.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 
 class Dialer {
  public:
-  // Throws Error(kInvalid) for a URL or a combination that makes no sense.
+  // Throws Error(kInvalid) for an invalid URL or combination of options.
   explicit Dialer(const ClientOptions& options);
 
-  // Throws BoxError kDenied or kUnreachable, with the reason for each transport that was tried.
+  // Connects. Throws BoxError kDenied or kUnreachable, with the reason for each transport that was
+  // tried.
   transport::OpenedTransport dial();
 
-  // Opens a connection by the transport that dial() chose. It resumes `session`, or begins a new
-  // one if that is none. Throws what transport::open_* throw.
-  transport::OpenedTransport dial_again(smb::Id session, std::chrono::milliseconds timeout);
+  // Connects over the transport that dial() chose. Resumes `session`, or begins a new one if it is
+  // none. Throws the errors of open_shm(), open_tcp() and ClientLibrary::open.
+  transport::OpenedTransport dial_again(protocol::Id session, std::chrono::milliseconds timeout);
 
-  smb::TransportKind transport() const noexcept { return transport_; }
+  protocol::TransportKind transport() const noexcept { return transport_; }
   std::string why() const { return why_; }
   std::string box() const { return address_.url(); }
 
  private:
-  transport::TransportOptions opening(smb::Id session, std::chrono::milliseconds timeout) const;
+  transport::TransportOptions opening(protocol::Id session,
+                                      std::chrono::milliseconds timeout) const;
   transport::OpenedTransport choose();
-  transport::OpenedTransport open_by(smb::TransportKind transport,
+  transport::OpenedTransport open_by(protocol::TransportKind transport,
                                      const transport::TransportOptions& opening);
 
   const TransportChoice choice_;
   const transport::TransportOptions template_;
-  const smb::Address address_;
+  const protocol::Address address_;
   const bool read_only_;
-  smb::TransportKind transport_ = smb::TransportKind::kTcp;
+  protocol::TransportKind transport_ = protocol::TransportKind::kTcp;
   std::string why_;
 };
 
-// Ends the session, with its attachments, and the transport. A box that does not answer within a
-// second, or cannot be reached, ends the session when its lease is over.
+// Ends the session with its attachments, then the transport. If the box does not reply within
+// kLeaveTimeout, it ends the session when the lease is over.
 void leave(std::unique_ptr<transport::Transport> transport, const std::string& box);
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

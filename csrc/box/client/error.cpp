@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace hbm::client {
+namespace hbm::box::client {
 namespace {
 
 using Cause = BoxError::Cause;
@@ -20,34 +20,34 @@ Failure failure(Cause cause, std::string message) {
   return {ErrorKind::kNetwork, cause, std::move(message)};
 }
 
-Failure failure(smb::Status status, const std::string& asked, const std::string& cause) {
+Failure failure(protocol::Status status, const std::string& asked, const std::string& cause) {
   const std::string message =
-      asked + ": " + (cause.empty() ? smb::status_name(status) : cause.c_str());
+      asked + ": " + (cause.empty() ? protocol::status_name(status) : cause.c_str());
   switch (status) {
-    case smb::Status::kDenied:
-    case smb::Status::kReadOnly:
+    case protocol::Status::kDenied:
+    case protocol::Status::kReadOnly:
       return failure(Cause::kDenied, message);
-    case smb::Status::kNoSuchKey:
+    case protocol::Status::kNoSuchKey:
       return failure(Cause::kNoSuchKey, message);
-    case smb::Status::kExists:
+    case protocol::Status::kExists:
       return failure(Cause::kKeyInUse, message);
-    case smb::Status::kNotAttached:
+    case protocol::Status::kNotAttached:
       return failure(Cause::kLost, message);
-    case smb::Status::kSizeMismatch:
-    case smb::Status::kRange:
+    case protocol::Status::kSizeMismatch:
+    case protocol::Status::kRange:
       return plain(ErrorKind::kInvalid, message);
-    case smb::Status::kUnsupported:
+    case protocol::Status::kUnsupported:
       return plain(ErrorKind::kUnsupported, message);
-    case smb::Status::kExhausted:
+    case protocol::Status::kExhausted:
       return plain(ErrorKind::kExhausted, message);
-    case smb::Status::kOk:
-    case smb::Status::kMalformed:
-    case smb::Status::kExpired:
-    case smb::Status::kClosing:
-    case smb::Status::kInternal:
+    case protocol::Status::kOk:
+    case protocol::Status::kMalformed:
+    case protocol::Status::kExpired:
+    case protocol::Status::kClosing:
+    case protocol::Status::kInternal:
       break;
   }
   return failure(Cause::kRefused, message);
 }
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

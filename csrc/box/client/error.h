@@ -8,18 +8,19 @@
 #include "base/error.h"
 #include "box/protocol/protocol.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 
 class BoxError : public Error {
  public:
   enum class Cause {
-    kRefused,      // the box said no, and none of the causes below fits
+    kRefused,      // refused by the box, and no cause below applies
     kLost,         // the segment is gone: the box restarted without its data, or lost that key
-    kUnreachable,  // no connection for longer than the client was told to wait, or than its lease
+    kUnreachable,  // no connection for longer than reconnect_timeout; or than the lease, with a
+                   // request in flight
     kDenied,       // the token, the user, or the right to write
     kNoSuchKey,
     kKeyInUse,
-    kTimeout,  // the operation's own time is over
+    kTimeout,  // the timeout of the operation is over
     kClosed,   // close() was called
   };
 
@@ -32,7 +33,7 @@ class BoxError : public Error {
   Cause cause_;
 };
 
-// An error that has yet to be thrown, by each thread that asks for the outcome.
+// An error to be thrown by each thread that asks for the outcome.
 struct Failure {
   ErrorKind kind = ErrorKind::kNetwork;
   std::optional<BoxError::Cause> cause;  // none: a plain Error
@@ -42,8 +43,8 @@ struct Failure {
 };
 Failure failure(BoxError::Cause cause, std::string message);
 
-// Returns the failure that a reply's status (not kOk) stands for. `asked`: the operation; `cause`:
-// the box's words.
-Failure failure(smb::Status status, const std::string& asked, const std::string& cause);
+// Returns the failure for a reply's status (not kOk). `asked`: the operation; `cause`: the text of
+// the box.
+Failure failure(protocol::Status status, const std::string& asked, const std::string& cause);
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -5,9 +5,9 @@
 
 #include "base/waiting.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 
-std::string key_text(smb::Id key) {
+std::string key_text(protocol::Id key) {
   char text[33];
   std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(key.high),
                 static_cast<unsigned long long>(key.low));
@@ -19,7 +19,7 @@ std::string ClientOperation::text() const {
   const Touch& first = touches[0];
   if (!subject.empty()) text += " of " + subject;
   if (!first.attachment) return text;
-  const bool whole = opcode() == smb::Opcode::kFree || opcode() == smb::Opcode::kDelete;
+  const bool whole = opcode() == protocol::Opcode::kFree || opcode() == protocol::Opcode::kDelete;
   if (!whole) {
     text += " of " + std::to_string(first.end - first.begin) + " bytes at " +
             std::to_string(first.begin);
@@ -112,4 +112,4 @@ std::vector<ClientOperation*> finished(ClientOperation& operation) {
 
 }  // namespace order
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 namespace {
 
 constexpr std::array kChoices = {"auto", "shm", "tcp", "verbs"};  // as TransportChoice
@@ -38,13 +38,13 @@ const char* transport_name(TransportChoice choice) noexcept {
   return kChoices[static_cast<size_t>(choice)];
 }
 
-const char* transport_name(smb::TransportKind transport) noexcept {
+const char* transport_name(protocol::TransportKind transport) noexcept {
   switch (transport) {
-    case smb::TransportKind::kShm:
+    case protocol::TransportKind::kShm:
       return "shm";
-    case smb::TransportKind::kTcp:
+    case protocol::TransportKind::kTcp:
       return "tcp";
-    case smb::TransportKind::kVerbs:
+    case protocol::TransportKind::kVerbs:
       return "verbs";
   }
   return "unknown";
@@ -82,4 +82,4 @@ ClientOptions options_from_environment() {
   return options;
 }
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -10,12 +10,13 @@
 #include "base/threads.h"
 #include "box/client/tuning.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 namespace {
 
 constexpr uint64_t kAll = UINT64_MAX;  // numbers
 
-// Between half of it and all of it, so that a box's clients do not come back all at once.
+// Returns between half of `delay` and all of it, so that the clients of a box do not reconnect
+// together.
 Clock::duration jittered(Clock::duration delay) {
   thread_local std::minstd_rand random{std::random_device{}()};
   return delay / 2 + delay / 2 * std::uniform_int_distribution<>(0, 1000)(random) / 1000;
@@ -33,12 +34,12 @@ struct Reconnector::Renewal {
 };
 
 Reconnector::Reconnector(const ClientOptions& options, Dialer& dialer, RequestTable& table,
-                         Driver& driver)
-    : options_(options), dialer_(dialer), table_(table), driver_(driver) {
+                         ProgressEngine& engine)
+    : options_(options), dialer_(dialer), table_(table), engine_(engine) {
   transport::OpenedTransport opened = dialer_.dial();
   session_ = opened.joined.session;
-  contents_ = opened.joined.box;
-  driver_.replace_transport(std::move(opened.transport),
+  generation_ = opened.joined.generation;
+  engine_.replace_transport(std::move(opened.transport),
                             std::chrono::milliseconds(opened.joined.lease_ms));
   const SignalsHeldOff held_off;
   thread_ = std::thread([this] { run(); });
@@ -72,7 +73,7 @@ bool Reconnector::turn() {
     if (table_.stopping()) return false;
     state = table_.status().state();
     work = table_.has_work();
-    if (table_.status().up()) until = std::min(driver_.next_ping(), table_.earliest_deadline());
+    if (table_.status().up()) until = std::min(engine_.next_ping(), table_.earliest_deadline());
   }
   if (state == ConnectionStatus::State::kBroken) {
     reconnect();
@@ -80,25 +81,25 @@ bool Reconnector::turn() {
   }
   const auto now = Clock::now();
   if (work || now >= until) {
-    if (const Driver::Hold held = driver_.try_hold()) {
-      driver_.step(Clock::time_point::max(), true);
+    if (const ProgressEngine::Hold held = engine_.try_hold()) {
+      engine_.step(Clock::time_point::max(), true);
       return true;
     }
-    until = now + kHeldDriverPollPeriod;
+    until = now + kHeldEnginePollPeriod;
   }
   sleep(until);
   return true;
 }
 
 void Reconnector::sleep(Clock::time_point until) {
-  const transport::Transport* const transport = driver_.transport();
+  const transport::Transport* const transport = engine_.transport();
   const int liveness = transport != nullptr ? transport->liveness_fd() : -1;
   const bool looks = transport != nullptr && liveness < 0;
   const std::chrono::milliseconds longest =
       looks ? kLivenessPollPeriod : std::chrono::milliseconds(kLongestIdleSleep);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(
       std::max(until - Clock::now(), Clock::duration::zero()));
-  smb::WakeEvent& wake_event = table_.wake_event();
+  protocol::WakeEvent& wake_event = table_.wake_event();
   pollfd watched[] = {{.fd = wake_event.fd(), .events = POLLIN, .revents = 0},
                       {.fd = liveness, .events = POLLRDHUP, .revents = 0}};
   poll(watched, 2, static_cast<int>(std::min(left, longest).count()));
@@ -122,8 +123,8 @@ bool Reconnector::pause(Clock::duration delay) {
 }
 
 void Reconnector::reconnect() {
-  const Driver::Hold held = driver_.hold();
-  driver_.drop_transport();
+  const ProgressEngine::Hold held = engine_.hold();
+  engine_.drop_transport();
   Clock::duration delay = kFirstReconnectDelay;
   unsigned fruitless = 0;
   {
@@ -141,8 +142,8 @@ void Reconnector::reconnect() {
       ConnectionStatus& status = table_.status();
       left = status.broken_at() + options_.reconnect_timeout - Clock::now();
       if (left <= Clock::duration::zero()) {
-        status.give_up();
-        return driver_.fail_all(BoxError::Cause::kUnreachable, status.outage());
+        status.set_unreachable();
+        return engine_.fail_all(BoxError::Cause::kUnreachable, status.outage());
       }
     }
     const auto timeout = std::min(
@@ -155,7 +156,7 @@ void Reconnector::reconnect() {
 }
 
 bool Reconnector::try_again(std::chrono::milliseconds timeout) {
-  std::vector<Renewal> renewals;  // outlives the transport, which may hold their requests
+  std::vector<Renewal> renewals;  // outlives the transport, which may use the requests
   try {
     bool same_session = true;
     transport::OpenedTransport opened;
@@ -164,11 +165,11 @@ bool Reconnector::try_again(std::chrono::milliseconds timeout) {
       const auto lock = table_.lock();
       same_session = table_.remembered(opened.joined.applied);
     } catch (const transport::Refused& refused) {
-      if (refused.status() != smb::Status::kExpired) throw;
+      if (refused.status() != protocol::Status::kExpired) throw;
       same_session = false;
     }
     if (!same_session) opened = dialer_.dial_again({}, timeout);
-    if (opened.joined.box == contents_) {
+    if (opened.joined.generation == generation_) {
       attach_again(*opened.transport, same_session ? opened.joined.applied : kAll, renewals);
     }
     resume(opened, renewals, same_session);
@@ -188,24 +189,23 @@ void Reconnector::attach_again(transport::Transport& transport, uint64_t applied
       renewals.push_back({std::move(attachment), nullptr});
     }
   }
-  // An attachment that the box has freed already, or freed with the last session, must not come
-  // back.
-  for (const OperationPointer& operation : driver_.posted()) {
-    if (operation->opcode() != smb::Opcode::kFree || operation->number > applied) continue;
+  // Do not restore an attachment that the box has freed already, or freed with the last session.
+  for (const OperationPointer& operation : engine_.posted()) {
+    if (operation->opcode() != protocol::Opcode::kFree || operation->number > applied) continue;
     std::erase_if(renewals, [&](const Renewal& renewal) {
       return renewal.attachment == operation->touches[0].attachment;
     });
   }
   for (Renewal& renewal : renewals) {
     const Attachment& attachment = *renewal.attachment;
-    const smb::Attach body{.key = attachment.key,
-                           .size = attachment.size,
-                           .handle = attachment.handle,
-                           .flags = (attachment.read_only ? smb::Alloc::kReadOnly : 0) |
-                                    (attachment.temporary ? smb::Alloc::kTemporary : 0)};
+    const protocol::Attach body{.key = attachment.key,
+                                .size = attachment.size,
+                                .handle = attachment.handle,
+                                .flags = (attachment.read_only ? protocol::Alloc::kReadOnly : 0) |
+                                         (attachment.temporary ? protocol::Alloc::kTemporary : 0)};
     const auto bytes = std::as_bytes(std::span(&body, 1));
     renewal.request = std::make_unique<transport::TransportRequest>();
-    renewal.request->opcode = smb::Opcode::kAttach;
+    renewal.request->opcode = protocol::Opcode::kAttach;
     renewal.request->body.assign(bytes.begin(), bytes.end());
     transport.post(*renewal.request);
   }
@@ -218,8 +218,8 @@ void Reconnector::attach_again(transport::Transport& transport, uint64_t applied
       const auto lock = table_.lock();
       if (table_.stopping()) throw transport::Broken("the client is being closed");
     }
-    const smb::Status status = renewal.request->status;
-    if (status == smb::Status::kExpired || status == smb::Status::kClosing) {
+    const protocol::Status status = renewal.request->status;
+    if (status == protocol::Status::kExpired || status == protocol::Status::kClosing) {
       throw transport::Broken(renewal.request->cause);
     }
   }
@@ -230,29 +230,29 @@ void Reconnector::resume(transport::OpenedTransport& opened, std::vector<Renewal
   Operations again;
   {
     const auto lock = table_.lock();
-    const bool same_contents = opened.joined.box == contents_;
-    driver_.replace_transport(std::move(opened.transport),
+    const bool same_generation = opened.joined.generation == generation_;
+    engine_.replace_transport(std::move(opened.transport),
                               std::chrono::milliseconds(opened.joined.lease_ms));
     session_ = opened.joined.session;
-    contents_ = opened.joined.box;
+    generation_ = opened.joined.generation;
     for (const Renewal& renewal : renewals) {
       const transport::TransportRequest& request = *renewal.request;
-      if (request.status == smb::Status::kOk) {
+      if (request.status == protocol::Status::kOk) {
         renewal.attachment->grant = request.granted;
       } else {
         table_.lose(*renewal.attachment,
                     "the box at " + dialer_.box() + " came back without it: " + request.cause,
-                    /*deleted=*/request.status == smb::Status::kNoSuchKey);
+                    /*deleted=*/request.status == protocol::Status::kNoSuchKey);
       }
     }
-    if (!same_contents) {
+    if (!same_generation) {
       table_.lose_all("the box at " + dialer_.box() +
                       " restarted without its data, and the segment is gone");
     }
-    again = table_.repost(driver_.take_posted(), same_session, same_contents);
-    table_.status().restored(same_contents);
+    again = table_.repost(engine_.take_posted(), same_session, same_generation);
+    table_.status().restored(same_generation);
   }
-  driver_.post_again(again);
+  engine_.post_again(again);
 }
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -1,8 +1,9 @@
-// Keeps a client connected to its box: connects, drives operations that no other thread drives,
-// pings included, and makes another connection for one that broke.
+// Keeps a client connected to its box: connects, progresses operations for which no thread waits,
+// sends pings, and replaces a broken connection.
 //
-// Threads: one of its own does all of this, from the constructor to stop(). It owns every member.
-// Locks: it takes the driver's hold and the table's lock, and holds the driver while it reconnects.
+// Threads: its own thread does all of this, from the constructor to stop(), and owns every member.
+// Locks: it takes the hold on the engine and the lock of the table, and holds the engine while it
+// reconnects.
 #pragma once
 
 #include <chrono>
@@ -12,18 +13,19 @@
 #include <vector>
 
 #include "box/client/dialer.h"
-#include "box/client/driver.h"
 #include "box/client/options.h"
+#include "box/client/progress_engine.h"
 #include "box/client/request_table.h"
 #include "box/protocol/protocol.h"
 #include "box/transport/transport.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 
 class Reconnector {
  public:
-  // Connects. All that it is given outlives it. Throws as Dialer::dial().
-  Reconnector(const ClientOptions& options, Dialer& dialer, RequestTable& table, Driver& driver);
+  // Connects. REQUIRES: all arguments outlive this object. Throws as Dialer::dial().
+  Reconnector(const ClientOptions& options, Dialer& dialer, RequestTable& table,
+              ProgressEngine& engine);
   Reconnector(const Reconnector&) = delete;
   Reconnector& operator=(const Reconnector&) = delete;
 
@@ -31,14 +33,14 @@ class Reconnector {
   void stop();
 
  private:
-  struct Renewal;  // an attachment made again
+  struct Renewal;  // an attachment to be restored
 
   void run();
-  bool turn();  // false: it is time to stop
+  bool turn();  // false: stop
   void sleep(Clock::time_point until);
-  bool pause(Clock::duration delay);  // false: it is time to stop
+  bool pause(Clock::duration delay);  // false: stop
 
-  // The driver is held in all of these.
+  // REQUIRES for all: the engine is held.
   void reconnect();
   bool try_again(std::chrono::milliseconds timeout);
   void attach_again(transport::Transport& transport, uint64_t applied,
@@ -49,10 +51,10 @@ class Reconnector {
   const ClientOptions& options_;
   Dialer& dialer_;
   RequestTable& table_;
-  Driver& driver_;
-  smb::Id session_;
-  smb::Id contents_;  // of the box
+  ProgressEngine& engine_;
+  protocol::Id session_;
+  protocol::Id generation_;  // of the store of the box
   std::thread thread_;
 };
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

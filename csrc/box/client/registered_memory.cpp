@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "base/log.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 
 class RegisteredMemory::Registration {
  public:
@@ -11,8 +11,8 @@ class RegisteredMemory::Registration {
 
   void register_with(transport::Transport& transport) {
     const std::lock_guard lock(mutex_);
-    if (ended_ || told_) return;
-    told_ = true;
+    if (ended_ || registered_) return;
+    registered_ = true;
     try {
       handle_ = transport.register_memory(memory_, bytes_);
     } catch (const Error& error) {
@@ -23,10 +23,10 @@ class RegisteredMemory::Registration {
   void renew() {
     const std::lock_guard lock(mutex_);
     handle_.reset();
-    told_ = false;
+    registered_ = false;
   }
 
-  // When it returns, no transport uses the memory for anything new.
+  // When it returns, no transport starts to use the memory.
   void end() {
     const std::lock_guard lock(mutex_);
     handle_.reset();
@@ -38,7 +38,7 @@ class RegisteredMemory::Registration {
   const uint64_t bytes_;
   std::mutex mutex_;  // guards all below
   std::shared_ptr<void> handle_;
-  bool told_ = false;
+  bool registered_ = false;
   bool ended_ = false;
 };
 
@@ -48,7 +48,7 @@ std::shared_ptr<void> RegisteredMemory::add(std::byte* memory, uint64_t bytes) {
   std::erase_if(all_, [](const auto& each) { return each.expired(); });
   all_.push_back(registration);
   stale_.store(true, std::memory_order_release);  // pairs with register_with()
-  // The driver may hold the registration for a moment longer than its owner.
+  // The engine may hold the registration slightly longer than its owner.
   return {registration.get(), [registration](void*) { registration->end(); }};
 }
 
@@ -69,4 +69,4 @@ void RegisteredMemory::renew() {
   stale_.store(true, std::memory_order_release);  // pairs with register_with()
 }
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

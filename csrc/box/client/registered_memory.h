@@ -1,8 +1,8 @@
-// Local memory that transfers use again and again, registered with the transport that stands: one
-// that needs its memory registered (verbs) then moves it without a copy.
+// Local memory that transfers use repeatedly, registered with the current transport. verbs then
+// needs no copy.
 //
-// Threads: any; register_with() by the driver alone. A transport that cannot take memory says so in
-// the log, and its transfers are copied.
+// Threads: any; register_with() only by the progress engine. A transport that cannot register
+// memory logs it, and copies transfers.
 #pragma once
 
 #include <atomic>
@@ -14,25 +14,26 @@
 
 #include "box/transport/transport.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 
 class RegisteredMemory {
  public:
-  // Registers the memory until the pointer goes; that long it has to stay mapped as it is.
+  // Registers the memory until the pointer is destroyed; until then it must stay mapped.
   std::shared_ptr<void> add(std::byte* memory, uint64_t bytes);
 
-  // Tells the transport of all memory that it does not know. Called before the transport is used.
+  // Registers all memory that is not registered with the transport yet. Called before the transport
+  // is used.
   void register_with(transport::Transport& transport);
 
-  // There is another transport from now on, which knows nothing.
+  // Marks all memory as unregistered, for a new transport.
   void renew();
 
  private:
   class Registration;
 
-  std::atomic<bool> stale_{false};  // there may be something to tell; set with mutex_ locked
-  std::mutex mutex_;                // guards all_; before a Registration's own
+  std::atomic<bool> stale_{false};  // true: memory may be unregistered; set with mutex_ locked
+  std::mutex mutex_;                // guards all_; locked before a Registration's mutex
   std::vector<std::weak_ptr<Registration>> all_;
 };
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -7,32 +7,33 @@
 
 #include "box/client/tuning.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 namespace {
 
-// Returns true if a user waits for the box. A ping is the client's own, and a free is done when the
+// Returns true if a user needs the box. The client itself sends pings, and a free is done when the
 // box is gone.
 bool needs_box(const ClientOperation& operation) {
-  return operation.opcode() != smb::Opcode::kPing && operation.opcode() != smb::Opcode::kFree;
+  return operation.opcode() != protocol::Opcode::kPing &&
+         operation.opcode() != protocol::Opcode::kFree;
 }
 
 const char* doubt(const ClientOperation& operation) {
-  return operation.number > 0 ? "; it may or may not have been carried out" : "";
+  return operation.number > 0 ? "; it may or may not have been executed" : "";
 }
 
 template <class T>
 T reply_of(const transport::TransportRequest& request) {
   if (request.reply.size() != sizeof(T)) {
     throw Error(ErrorKind::kNetwork, std::string("the box's reply to ") +
-                                         smb::opcode_name(request.opcode) + " has " +
+                                         protocol::opcode_name(request.opcode) + " has " +
                                          std::to_string(request.reply.size()) + " bytes, not " +
                                          std::to_string(sizeof(T)));
   }
-  return smb::read_as<T>(request.reply);
+  return protocol::read_as<T>(request.reply);
 }
 
 void forget_reply(transport::TransportRequest& request) {
-  request.status = smb::Status::kOk;
+  request.status = protocol::Status::kOk;
   request.cause.clear();
   request.reply.clear();
   request.payload.clear();
@@ -41,15 +42,15 @@ void forget_reply(transport::TransportRequest& request) {
 }
 
 std::shared_ptr<Attachment> attachment_of(const transport::TransportRequest& request) {
-  const auto asked = smb::read_as<smb::Alloc>(request.body);
-  const auto given = reply_of<smb::Allocated>(request);
+  const auto asked = protocol::read_as<protocol::Alloc>(request.body);
+  const auto given = reply_of<protocol::Allocated>(request);
   return std::shared_ptr<Attachment>(new Attachment{
       .key = given.key,
       .size = given.size,
       .handle = asked.handle,
       .created = given.created != 0,
-      .read_only = (asked.flags & smb::Alloc::kReadOnly) != 0,
-      .temporary = (asked.flags & smb::Alloc::kTemporary) != 0,
+      .read_only = (asked.flags & protocol::Alloc::kReadOnly) != 0,
+      .temporary = (asked.flags & protocol::Alloc::kTemporary) != 0,
       .grant = request.granted,
   });
 }
@@ -83,7 +84,7 @@ void RequestTable::check(const ClientOperation& operation) const {
     throw BoxError(BoxError::Cause::kClosed,
                    operation.text() + ": the client of " + status_.box() + " was closed");
   }
-  if (operation.opcode() == smb::Opcode::kFree) return;
+  if (operation.opcode() == protocol::Opcode::kFree) return;
   for (const Touch& touch : operation.touches) {
     if (touch.attachment && touch.attachment->state == AttachmentState::kFreed) {
       throw Error(ErrorKind::kInvalid,
@@ -93,7 +94,7 @@ void RequestTable::check(const ClientOperation& operation) const {
 }
 
 void RequestTable::add(const OperationPointer& operation, Clock::time_point deadline) {
-  if (operation->opcode() == smb::Opcode::kFree) {
+  if (operation->opcode() == protocol::Opcode::kFree) {
     Attachment& attachment = *operation->touches[0].attachment;
     if (attachment.state != AttachmentState::kLive) return operation->settle();
     attachment.state = AttachmentState::kFreed;
@@ -104,13 +105,13 @@ void RequestTable::add(const OperationPointer& operation, Clock::time_point dead
   if (status_.state() == ConnectionStatus::State::kBroken && needs_box(*operation)) status_.warn();
   operation->deadline = deadline;
   earliest_ = std::min(earliest_, deadline);
-  operation->place = unfinished_.insert(unfinished_.end(), operation);
+  operation->position = unfinished_.insert(unfinished_.end(), operation);
   order::add(*operation);
   if (operation->stage == ClientOperation::Stage::kReady) enqueue({operation.get()});
 }
 
 std::optional<Failure> RequestTable::reason_to_fail(const ClientOperation& operation) const {
-  if (status_.state() == ConnectionStatus::State::kGivenUp) {
+  if (status_.state() == ConnectionStatus::State::kUnreachable) {
     return failure(BoxError::Cause::kUnreachable, operation.text() + ": " + status_.outage());
   }
   for (const Touch& touch : operation.touches) {
@@ -126,14 +127,14 @@ void RequestTable::enqueue(const std::vector<ClientOperation*>& ready) {
     const auto& attachment = operation->touches[0].attachment;
     const bool mapped = operation->is_transfer() && attachment->grant->memory != nullptr;
     auto& queue = mapped ? copies_ : operation->is_sequenced() ? sequenced_ : ready_;
-    queue.push_back(*operation->place);
+    queue.push_back(*operation->position);
   }
 }
 
-// For the driver
+// For the progress engine
 
 bool RequestTable::has_work() const {
-  return drivable() &&
+  return can_progress() &&
          (posted_count() > 0 || !ready_.empty() || !sequenced_.empty() || has_copies());
 }
 
@@ -158,13 +159,14 @@ Operations RequestTable::take_ready() {
     }
   };
   take(ready_, [&] { return in_flight_ < kUnsequencedInFlight; });
-  take(sequenced_, [&] { return outstanding_.size() < smb::kWindow; });
+  take(sequenced_, [&] { return outstanding_.size() < protocol::kSequencedInFlight; });
   return taken;
 }
 
 void RequestTable::number(ClientOperation& operation) {
   outstanding_.insert(operation.number);
-  const smb::Sequence sequence{.number = operation.number, .answered = *outstanding_.begin() - 1};
+  const protocol::Sequence sequence{.number = operation.number,
+                                    .answered = *outstanding_.begin() - 1};
   std::memcpy(operation.request.body.data(), &sequence, sizeof sequence);
 }
 
@@ -177,22 +179,22 @@ void RequestTable::complete(OperationPointer operation) {
     --in_flight_;
   }
   const bool freed =
-      request.opcode == smb::Opcode::kFree &&
-      (request.status == smb::Status::kOk || request.status == smb::Status::kNotAttached);
+      request.opcode == protocol::Opcode::kFree &&
+      (request.status == protocol::Status::kOk || request.status == protocol::Status::kNotAttached);
   if (freed) {
     detach(*operation->touches[0].attachment);
-  } else if (request.status != smb::Status::kOk) {
+  } else if (request.status != protocol::Status::kOk) {
     fail(*operation, failure(request.status, operation->text(), request.cause));
   } else if (!operation->settled()) {
     try {
-      if (request.opcode == smb::Opcode::kAlloc) {
+      if (request.opcode == protocol::Opcode::kAlloc) {
         operation->attachment = attachment_of(request);
         attach(operation->attachment);
-      } else if (request.opcode == smb::Opcode::kFetchAdd) {
-        operation->value = reply_of<smb::Fetched>(request).before;
-      } else if (request.opcode == smb::Opcode::kExists) {
-        operation->value = reply_of<smb::KeyFound>(request).found != 0;
-      } else if (request.opcode == smb::Opcode::kStats) {
+      } else if (request.opcode == protocol::Opcode::kFetchAdd) {
+        operation->value = reply_of<protocol::Fetched>(request).before;
+      } else if (request.opcode == protocol::Opcode::kExists) {
+        operation->value = reply_of<protocol::KeyFound>(request).found != 0;
+      } else if (request.opcode == protocol::Opcode::kStats) {
         operation->payload = std::move(operation->request.payload);
       }
     } catch (const Error& error) {
@@ -227,7 +229,7 @@ OperationPointer RequestTable::take_copy() {
 void RequestTable::finish(OperationPointer operation) {
   enqueue(order::finished(*operation));
   operation->hold.reset();
-  unfinished_.erase(operation->place);
+  unfinished_.erase(operation->position);
   if (!operation->settled()) operation->settle();
   if (closing_) nothing_left_.notify_all();
 }
@@ -250,14 +252,14 @@ void RequestTable::expire(Clock::time_point now, bool transport) {
     const bool posted = operation->stage == ClientOperation::Stage::kPosted;
     if (posted && operation->is_transfer() && transport) {
       operation->expired = true;  // fails once the transport no longer uses its memory
-      break_off(late(*operation).message);
+      break_off(timeout_failure(*operation).message);
     } else {
-      fail_late(*operation);
+      fail_expired(*operation);
     }
   }
 }
 
-Failure RequestTable::late(const ClientOperation& operation) const {
+Failure RequestTable::timeout_failure(const ClientOperation& operation) const {
   return failure(BoxError::Cause::kTimeout,
                  operation.text() + ": not done within " + std::to_string(timeout_.count()) +
                      " ms by the box at " + status_.box() + doubt(operation));
@@ -280,7 +282,7 @@ std::vector<std::shared_ptr<Attachment>> RequestTable::attachments() const {
 
 void RequestTable::lose(Attachment& attachment, const std::string& why, bool deleted) {
   for (ClientOperation* operation : *attachment.unfinished) {
-    const bool sent = operation->opcode() == smb::Opcode::kDelete && operation->number > 0;
+    const bool sent = operation->opcode() == protocol::Opcode::kDelete && operation->number > 0;
     if (deleted && sent && !operation->settled()) operation->settle();
   }
   if (attachment.state == AttachmentState::kLost) return;
@@ -288,7 +290,7 @@ void RequestTable::lose(Attachment& attachment, const std::string& why, bool del
   attachment.why = why;
   for (ClientOperation* operation : *attachment.unfinished) {
     if (operation->touches[0].attachment.get() == &attachment &&
-        operation->opcode() == smb::Opcode::kFree) {
+        operation->opcode() == protocol::Opcode::kFree) {
       operation->settle();
     } else if (std::optional<Failure> failure = reason_to_fail(*operation)) {
       fail(*operation, *failure);
@@ -300,7 +302,7 @@ void RequestTable::lose_all(const std::string& why) {
   for (const auto& [handle, attachment] : attachments_) lose(*attachment, why);
 }
 
-Operations RequestTable::repost(Operations posted, bool same_session, bool same_contents) {
+Operations RequestTable::repost(Operations posted, bool same_session, bool same_generation) {
   Operations again;
   Operations afresh;
   in_flight_ = 0;
@@ -308,15 +310,15 @@ Operations RequestTable::repost(Operations posted, bool same_session, bool same_
   if (!same_session) next_number_ = 1;
   for (OperationPointer& operation : posted) {
     const bool refused =
-        operation->request.finished() && operation->request.status == smb::Status::kExpired;
+        operation->request.finished() && operation->request.status == protocol::Status::kExpired;
     if (operation->number > 0 && !same_session) {
       operation->number = 0;
-      if (operation->opcode() == smb::Opcode::kFree) {  // the last session's end has freed it
+      if (operation->opcode() == protocol::Opcode::kFree) {  // freed at the end of the last session
         detach(*operation->touches[0].attachment);
         finish(std::move(operation));
         continue;
       }
-      if (!operation->settled() && (refused || !same_contents)) {
+      if (!operation->settled() && (refused || !same_generation)) {
         operation->stage = ClientOperation::Stage::kReady;
         afresh.push_back(std::move(operation));
         continue;
@@ -325,7 +327,7 @@ Operations RequestTable::repost(Operations posted, bool same_session, bool same_
            failure(BoxError::Cause::kUnreachable,
                    operation->text() + ": the connection to the box at " + status_.box() +
                        " was lost for longer than the client's lease; it may or may not have been "
-                       "carried out"));
+                       "executed"));
     }
     if (operation->settled() && operation->number == 0) {
       finish(std::move(operation));
@@ -385,4 +387,4 @@ void RequestTable::fail_all(BoxError::Cause cause, const std::string& why) {
   in_flight_ = 0;
 }
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

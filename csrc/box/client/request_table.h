@@ -1,9 +1,9 @@
-// A client's unfinished operations and its attachments. The table decides which operation may be
-// posted or copied next, and applies the replies of the box.
+// A client's unfinished operations and its attachments. Decides which operation may be posted or
+// copied next, and applies the replies of the box.
 //
-// The table owns the client's one lock on its state. The driver and the reconnector take it with
-// lock(), which any of their threads may; every other member REQUIRES it, except new_handle() and
-// wake_event().
+// The table owns the only lock on the state of the client. The progress engine and the reconnector
+// take it with lock(), from any of their threads. Every other member REQUIRES it, except
+// new_handle() and wake_event().
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@
 #include "box/client/operation.h"
 #include "box/protocol/wake_event.h"
 
-namespace hbm::client {
+namespace hbm::box::client {
 
 using OperationPointer = std::shared_ptr<ClientOperation>;
 using Operations = std::vector<OperationPointer>;
@@ -39,7 +39,7 @@ class RequestTable {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  // `timeout`: of each operation, 0 for none. `box`: its URL, for messages.
+  // `timeout`: of each operation, 0 for none. `box`: the URL, for messages.
   RequestTable(std::chrono::milliseconds timeout, std::string box)
       : timeout_(timeout), status_(std::move(box)) {}
   RequestTable(const RequestTable&) = delete;
@@ -49,90 +49,94 @@ class RequestTable {
 
   uint32_t new_handle() noexcept { return next_handle_.fetch_add(1, std::memory_order_relaxed); }
 
-  // Wakes the reconnector's thread: the connection broke, or work has no driver.
-  smb::WakeEvent& wake_event() noexcept { return wake_event_; }
+  // Wakes the reconnector's thread: the connection broke, or operations have no progress thread.
+  protocol::WakeEvent& wake_event() noexcept { return wake_event_; }
 
   // -- The connection
 
   ConnectionStatus& status() noexcept { return status_; }
 
-  // From kUp to kBroken; nothing if it is not up.
+  // Changes kUp to kBroken; does nothing in other states.
   void break_off(const std::string& why);
 
   // -- Issue
 
-  // Issues them in this order. An operation that fails now, or touches no bytes, settles now.
-  // Throws BoxError kClosed, or Error(kInvalid) for a segment that was freed, with none issued.
+  // Issues the operations in this order. An operation that fails now, or touches no bytes, settles
+  // now. Throws BoxError kClosed, or Error(kInvalid) for a freed segment, with none issued.
   void issue(std::span<const OperationPointer> operations);
 
-  // Issues one without the checks; the driver's pings come this way.
+  // Issues an operation without checks: the pings of the engine.
   void add(const OperationPointer& operation, Clock::time_point deadline);
 
-  // -- For the driver
+  // -- For the progress engine
 
-  // Returns true if a driver has something to do: the connection is up, and not all is blocked.
+  // Returns true if there is work: the connection is up, and an operation is posted or ready.
   bool has_work() const;
-  bool drivable() const noexcept { return status_.up() && !stopping_; }
+  bool can_progress() const noexcept { return status_.up() && !stopping_; }
   size_t posted_count() const noexcept { return in_flight_ + outstanding_.size(); }
   Clock::time_point earliest_deadline() const noexcept { return earliest_; }
 
-  // Returns the operations to post now, with their numbers. Finishes an operation that settled
-  // while it waited.
+  // Returns the operations to post now, with their numbers. Finishes operations that settled while
+  // they waited.
   Operations take_ready();
 
-  // The transport has finished the operation's request: takes the reply, and finishes it.
+  // Applies the reply to an operation whose request the transport has finished, and finishes it.
   void complete(OperationPointer operation);
 
-  // Ready transfers of mapped segments, in order. Null: there is none.
+  // Take the ready transfers of mapped segments, in order. take_copy() returns null if there is
+  // none.
   bool has_copies() const noexcept { return !copies_.empty(); }
   OperationPointer take_copy();
   void put_back_copy(OperationPointer operation) { copies_.push_front(std::move(operation)); }
 
-  // Nothing uses the operation's memory any more. Settles it if nothing else has.
+  // Finishes an operation whose memory is no longer used. Settles it if it is not settled.
   void finish(OperationPointer operation);
 
-  // Fails operations whose deadline has passed. A posted transfer fails when the transport is gone,
-  // which uses its memory until then; `transport`: there is one.
+  // Fails operations whose deadline has passed. A posted transfer fails only when the transport is
+  // gone, which uses its memory until then; `transport`: true if there is one.
   void expire(Clock::time_point now, bool transport);
-  void fail_late(ClientOperation& operation) const { fail(operation, late(operation)); }
+  void fail_expired(ClientOperation& operation) const {
+    fail(operation, timeout_failure(operation));
+  }
 
   // -- For the reconnector
 
   // Returns true if the session can continue at a box that has executed its requests up to
-  // `applied`. A box that forgot answered requests (its host crashed, say) has lost the session.
+  // `applied`. Returns false if the box forgot answered requests, for example after a crash of its
+  // host.
   bool remembered(uint64_t applied) const;
 
   // Returns the attachments that are not lost.
   std::vector<std::shared_ptr<Attachment>> attachments() const;
 
-  // The box came back without the segment: it is lost, and its operations fail. `deleted`: nothing
-  // has its key, so a delete that was sent has succeeded.
+  // Marks an attachment as lost after a restart, and fails its operations. `deleted`: no segment
+  // has the key, so a delete in flight has succeeded.
   void lose(Attachment& attachment, const std::string& why, bool deleted = false);
   void lose_all(const std::string& why);
 
-  // Takes the operations that the last transport had. Returns those to send again, in their order;
-  // finishes the others, or makes them ready to be posted under new numbers.
-  Operations repost(Operations posted, bool same_session, bool same_contents);
+  // Returns which of the operations of the last transport to send again, in order. Finishes the
+  // others, or makes them ready to be posted under new numbers.
+  Operations repost(Operations posted, bool same_session, bool same_generation);
 
   // -- The end
 
   bool closing() const noexcept { return closing_; }
   bool stopping() const noexcept { return stopping_; }
 
-  // Issues no more. Waits until nothing is unfinished, the connection is no longer up, or `until`.
-  // Returns the exception of `while_waiting`, which ends the wait.
+  // Rejects further operations. Waits until none is unfinished, the connection is no longer up, or
+  // `until`. Returns the exception of `while_waiting`, which ends the wait.
   std::exception_ptr close(Lock& lock, Clock::time_point until,
                            const std::function<void()>& while_waiting);
 
-  // From now on no thread drives or reconnects.
+  // Stops progress and reconnects.
   void stop() noexcept { stopping_ = true; }
 
-  // Fails and forgets all that is unfinished. REQUIRES: no transport has any of it.
+  // Fails and forgets all unfinished operations. REQUIRES: none of them is on a transport.
   void fail_all(BoxError::Cause cause, const std::string& why);
 
  private:
   void check(const ClientOperation& operation) const;
-  Failure late(const ClientOperation& operation) const;
+  Failure timeout_failure(const ClientOperation& operation) const;
   std::optional<Failure> reason_to_fail(const ClientOperation& operation) const;
   static void fail(ClientOperation& operation, Failure failure);
   void enqueue(const std::vector<ClientOperation*>& ready);
@@ -142,22 +146,22 @@ class RequestTable {
 
   const std::chrono::milliseconds timeout_;
   std::atomic<uint32_t> next_handle_{1};
-  smb::WakeEvent wake_event_;
+  protocol::WakeEvent wake_event_;
 
   mutable std::mutex mutex_;  // guards all below
   ConnectionStatus status_;
 
   std::list<OperationPointer> unfinished_;  // in the order of issue
-  std::deque<OperationPointer> ready_;      // requests without a number, and transfers
-  std::deque<OperationPointer> sequenced_;  // ready too
+  std::deque<OperationPointer> ready_;      // requests without a sequence number, and transfers
+  std::deque<OperationPointer> sequenced_;  // ready sequenced requests
   std::deque<OperationPointer> copies_;     // ready transfers of mapped segments
-  size_t in_flight_ = 0;                    // posted ones without a number
-  std::set<uint64_t> outstanding_;          // numbers of the posted ones that have one
+  size_t in_flight_ = 0;                    // posted operations without a number
+  std::set<uint64_t> outstanding_;          // numbers of posted sequenced requests
   uint64_t next_number_ = 1;
-  Clock::time_point earliest_ = Clock::time_point::max();  // deadline
+  Clock::time_point earliest_ = Clock::time_point::max();  // earliest deadline
 
   std::unordered_map<uint32_t, std::shared_ptr<Attachment>> attachments_;  // by handle
-  std::map<smb::Id, std::weak_ptr<std::vector<ClientOperation*>>>
+  std::map<protocol::Id, std::weak_ptr<std::vector<ClientOperation*>>>
       by_key_;  // Attachment::unfinished
 
   bool closing_ = false;
@@ -165,4 +169,4 @@ class RequestTable {
   std::condition_variable nothing_left_;
 };
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -7,22 +7,22 @@
 #include <chrono>
 #include <cstddef>
 
-namespace hbm::client {
+namespace hbm::box::client {
 
-// -- The driver
+// -- The progress engine
 
-// The bytes of queued copies that one turn of the driver makes.
+// The bytes of queued copies that one turn of the engine makes.
 // Unit: bytes
 // Below: the turn takes the next copy.
-// Above: the turn ends after the copy that reaches the value, so the driver sends, receives and
+// Above: the turn ends after the copy that reaches the value, so the engine sends, receives and
 // pings before the next one.
 // Measure: `hbmcomm bench box --sections shm`
 inline constexpr size_t kCopiedBytesPerTurn = 64 << 10;
 
 // Requests in flight that have no sequence number: transfers, pings and questions. Sequenced ones
-// have smb::kWindow.
+// have protocol::kSequencedInFlight.
 // Unit: requests
-// Below: the driver posts the next one.
+// Below: the engine posts the next one.
 // Above: from the value on, requests wait in the table until a reply comes.
 // Measure: `python -m papers.connections --quick`
 inline constexpr size_t kUnsequencedInFlight = 64;
@@ -74,10 +74,10 @@ inline constexpr std::chrono::seconds kReattachTimeout{30};
 // Above: a larger value delays close().
 inline constexpr std::chrono::milliseconds kClosePollPeriod{100};
 
-// The time until the reconnector asks again for the driver that another thread holds.
+// The time until the reconnector asks again for the engine that another thread holds.
 // Below: a smaller value wakes it more often.
 // Above: a larger value delays requests for which no thread waits.
-inline constexpr std::chrono::milliseconds kHeldDriverPollPeriod{10};
+inline constexpr std::chrono::milliseconds kHeldEnginePollPeriod{10};
 
 // The period in which the reconnector checks a transport that has no descriptor to poll for the
 // box's end.
@@ -106,4 +106,4 @@ inline constexpr std::chrono::seconds kLeaveTimeout{1};
 // Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_an_endless_time_is_endless`
 inline constexpr std::chrono::hours kLongestTimeout{24 * 365 * 100};
 
-}  // namespace hbm::client
+}  // namespace hbm::box::client

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 constexpr std::string_view kTcp = "smb://";
@@ -88,4 +88,4 @@ std::vector<Address> parse_url(std::string_view text) {
   }
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -1,8 +1,10 @@
-// The address of a box, as users write it.
+// Parses and prints the addresses of boxes.
 //
-//   smb://host:port           TCP; a number of IPv6 stands in brackets, smb://[::1]:7000
+//   smb://host:port           TCP; an IPv6 number is in brackets, smb://[::1]:7000
 //   smb://a:7000,b:7000       several boxes, in this order
-//   smb+unix:///path          a Unix socket, on the same machine alone
+//   smb+unix:///path          a Unix socket, on the same machine only
+//
+// Threads: any.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +12,12 @@
 #include <string_view>
 #include <vector>
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
 struct Address {
-  std::string host;  // empty: every one of the machine, to listen on
+  std::string host;  // empty: all interfaces, for listening
   uint16_t port = 0;
-  std::string path;  // of a Unix socket; then host and port mean nothing
+  std::string path;  // of a Unix socket; host and port are unused then
 
   bool is_unix() const noexcept { return !path.empty(); }
   std::string host_and_port() const;  // host:port, [host]:port
@@ -24,8 +26,8 @@ struct Address {
   friend bool operator==(const Address&, const Address&) = default;
 };
 
-// Both throw Error(kInvalid), which says what is wrong with `text`.
+// Both throw Error(kInvalid) with the fault in `text`.
 std::vector<Address> parse_url(std::string_view text);  // never empty; ports are not 0
-Address parse_host_and_port(std::string_view text);     // to listen on: "host:0", ":0", "[::]:0"
+Address parse_host_and_port(std::string_view text);     // for listening: "host:0", ":0", "[::]:0"
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

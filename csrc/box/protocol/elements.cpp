@@ -12,7 +12,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 constexpr uint64_t kElement = sizeof(uint64_t);
@@ -187,4 +187,4 @@ uint64_t uncut_bytes(const std::byte* shared, uint64_t bytes, uint64_t all) noex
   return bytes - std::min(bytes, (reinterpret_cast<uintptr_t>(shared) + bytes) % kElement);
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

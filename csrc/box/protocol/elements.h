@@ -1,25 +1,26 @@
-// Copies between shared memory, which others read and write meanwhile, and private memory.
+// Copies between shared memory, which other threads and processes access concurrently, and private
+// memory.
 //
-// An element is an aligned one of 1, 2, 4 or 8 bytes in the shared memory. A single access of the
-// processor loads or stores each element that is wholly in the copied range, so that other threads
-// and processes see it whole, old or new. This also holds if the copying thread is interrupted.
-// memcpy() does not suit: glibc copies by `rep movsb`, which an interrupt stops at any byte.
+// An element is an aligned group of 1, 2, 4 or 8 bytes in the shared memory. Each element inside
+// the copied range is loaded or stored by one access of the processor, so no reader sees a
+// half-written element. This also holds if the copying thread is interrupted. memcpy() does not
+// suit: glibc copies by `rep movsb`, which an interrupt stops at any byte.
 //
 // On x86-64 one access moves 16 aligned bytes of the shared memory. Intel and AMD guarantee its
 // atomicity on processors with AVX.
 //
-// Threads: any. Neither copy orders anything.
+// Threads: any. The functions order no other memory access.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
-// Whether others use the memory that payloads are sent from and received into.
+// The memory of payloads, which decides how they are copied.
 enum class Payloads {
-  kOwn,     // its owner alone, until they are sent or have arrived
-  kShared,  // others read and write it meanwhile
+  kPrivate,  // only this stream accesses it until the payload is sent or received
+  kShared,   // other threads and processes access it concurrently: copied by elements
 };
 
 // How a copy stores. On x86-64, non-temporal stores bypass the caches; elsewhere both are the same.
@@ -31,8 +32,8 @@ void load_elements(std::byte* own, const std::byte* shared, uint64_t bytes,
 void store_elements(std::byte* shared, const std::byte* own, uint64_t bytes,
                     Stores stores = Stores::kCached) noexcept;
 
-// How many of the `all` bytes at `shared` to copy now where there are `bytes`: these, but for the
-// start of an element that continues behind them.
+// Returns how many of the `bytes` at hand to copy now, out of `all` at `shared`: all of them, minus
+// a trailing incomplete element.
 uint64_t uncut_bytes(const std::byte* shared, uint64_t bytes, uint64_t all) noexcept;
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -11,16 +11,17 @@
 #include "base/error.h"
 #include "box/protocol/tuning.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 constexpr uint64_t kHead = sizeof(Header) + kMaxBody;
-constexpr uint64_t kSealedBuffer = kHead + sizeof(PieceHeader) + kMostPieceBytes + sizeof(Tag) +
-                                   sizeof(PieceHeader);  // what a piece finds left, it, and a look
+constexpr uint64_t kRecordBuffer =
+    kHead + sizeof(RecordHeader) + kMostRecordBytes + sizeof(Tag) +
+    sizeof(RecordHeader);  // a left-over head, a record, and the next header
 
 [[noreturn]] void failed(const std::string& what) { throw Error(ErrorKind::kNetwork, what); }
 
-// Bytes; 0: the other end is gone; negative: nothing is there.
+// Returns the bytes received; 0: the peer has closed; negative: nothing has arrived.
 ssize_t receive_some(int socket, msghdr& message) {
   ssize_t got = 0;
   do {
@@ -41,10 +42,10 @@ FrameInput::Received FrameInput::receive(int socket, FrameReceiver& receiver, ui
     while (take_frame(receiver)) {
       if (paused) return Received::kMore;
     }
-    if (open_piece()) continue;
+    if (verify_record()) continue;
     if (drained) return Received::kIdle;
     if (received >= most) return Received::kMore;
-    const Filled filled = seal_ ? fill_sealed(socket) : fill(socket);
+    const Filled filled = authenticator_ ? fill_records(socket) : fill(socket);
     if (filled.received != Received::kMore) return filled.received;
     received += filled.bytes;
     drained = filled.drained;
@@ -81,7 +82,7 @@ bool FrameInput::take_head(FrameReceiver& receiver) {
   payload_left_ = header_.payload_bytes;
   destination_ = nullptr;
   if (payload_left_ > 0) {
-    destination_ = receiver.place(header_, {body_.data(), header_.body_bytes});
+    destination_ = receiver.payload_destination(header_, {body_.data(), header_.body_bytes});
   }
   in_payload_ = true;
   return true;
@@ -107,10 +108,10 @@ void FrameInput::consume_payload() {
 }
 
 Descriptor FrameInput::take_descriptor() {
-  if (descriptors_.empty() || descriptors_.front().place >= consumed_) return {};
+  if (descriptors_.empty() || descriptors_.front().last_byte >= consumed_) return {};
   Descriptor taken = std::move(descriptors_.front().descriptor);
   descriptors_.pop_front();
-  if (!descriptors_.empty() && descriptors_.front().place < consumed_) {
+  if (!descriptors_.empty() && descriptors_.front().last_byte < consumed_) {
     failed("a frame is malformed: several descriptors came with it");
   }
   return taken;
@@ -125,7 +126,7 @@ FrameInput::Filled FrameInput::fill(int socket) {
 
   const bool direct = !shared_ && payload_left_ > 0 && destination_ != nullptr;
   const bool reading_past = payload_left_ > 0 && destination_ == nullptr;
-  // After a bulky frame another one is likely: its payload should not come through here.
+  // Another bulky frame is likely: its payload should not pass through the buffer.
   const bool bulky = !shared_ && header_.payload_bytes > kBulkBytes && !reading_past;
   std::array<iovec, 2> parts;
   size_t count = 0;
@@ -153,49 +154,50 @@ FrameInput::Filled FrameInput::fill(int socket) {
   payload_left_ -= placed;
   consumed_ += placed;
   end_ += bytes - placed;
-  // In the midst of bulk that comes in large pieces, the next one is here before poll could tell.
+  // Within a bulky payload more data arrive before poll() could report them.
   const bool more_soon = payload_left_ > buffered() && bytes >= kBulkBytes;
   return {Received::kMore, bytes, bytes < asked && !more_soon};
 }
 
-void FrameInput::seal(const SealKey& key) {
-  auto larger = std::make_unique_for_overwrite<std::byte[]>(kSealedBuffer);
+void FrameInput::authenticate(const MacKey& key) {
+  auto larger = std::make_unique_for_overwrite<std::byte[]>(kRecordBuffer);
   arrived_end_ = buffered();
   if (arrived_end_ > 0) std::memcpy(larger.get(), buffer_.get() + begin_, arrived_end_);
   buffer_ = std::move(larger);
-  begin_ = end_ = next_piece_ = 0;
-  seal_.emplace(key);
+  begin_ = end_ = next_record_ = 0;
+  authenticator_.emplace(key);
 }
 
-uint64_t FrameInput::piece_bytes() const {
-  PieceHeader header;
-  std::memcpy(&header, buffer_.get() + next_piece_, sizeof(header));
-  if (header.bytes > kMostPieceBytes) throw Forged("a piece is longer than any may be");
+uint64_t FrameInput::record_bytes() const {
+  RecordHeader header;
+  std::memcpy(&header, buffer_.get() + next_record_, sizeof(header));
+  if (header.bytes > kMostRecordBytes) throw Forged("a record is longer than the protocol allows");
   return sizeof(header) + header.bytes + sizeof(Tag);
 }
 
-bool FrameInput::open_piece() {
-  const uint64_t arrived = arrived_end_ - next_piece_;
-  if (!seal_ || arrived < sizeof(PieceHeader) || arrived < piece_bytes()) return false;
-  std::byte* const piece = buffer_.get() + next_piece_;
-  const uint64_t untagged = seal_->open({piece, piece_bytes()}).size();
-  // The rest of the one before, a part of a head or of an element, moves up to it.
+bool FrameInput::verify_record() {
+  const uint64_t arrived = arrived_end_ - next_record_;
+  if (!authenticator_ || arrived < sizeof(RecordHeader) || arrived < record_bytes()) return false;
+  std::byte* const record = buffer_.get() + next_record_;
+  const uint64_t untagged = authenticator_->verify({record, record_bytes()}).size();
+  // The unconsumed rest of the previous record, part of a head or of an element, moves next to this
+  // one.
   const uint64_t left = buffered();
-  std::memmove(piece + sizeof(PieceHeader) - left, buffer_.get() + begin_, left);
-  begin_ = next_piece_ + sizeof(PieceHeader) - left;
-  end_ = next_piece_ + untagged;
-  next_piece_ = end_ + sizeof(Tag);
+  std::memmove(record + sizeof(RecordHeader) - left, buffer_.get() + begin_, left);
+  begin_ = next_record_ + sizeof(RecordHeader) - left;
+  end_ = next_record_ + untagged;
+  next_record_ = end_ + sizeof(Tag);
   return true;
 }
 
-FrameInput::Filled FrameInput::fill_sealed(int socket) {
+FrameInput::Filled FrameInput::fill_records(int socket) {
   make_room();
-  const uint64_t before = arrived_end_ - next_piece_;
-  const bool piece_begun = before >= sizeof(PieceHeader);
-  uint64_t asked = kSealedBuffer - arrived_end_;
-  // After a bulky piece another one is likely, which should not have to move to the front.
-  if (piece_begun && piece_bytes() >= kBulkBytes)
-    asked = piece_bytes() - before + sizeof(PieceHeader);
+  const uint64_t before = arrived_end_ - next_record_;
+  const bool record_begun = before >= sizeof(RecordHeader);
+  uint64_t asked = kRecordBuffer - arrived_end_;
+  // Another long record is likely: it should not have to be moved to the front.
+  if (record_begun && record_bytes() >= kBulkBytes)
+    asked = record_bytes() - before + sizeof(RecordHeader);
   iovec part{buffer_.get() + arrived_end_, asked};
   msghdr message{};
   message.msg_iov = &part;
@@ -204,38 +206,38 @@ FrameInput::Filled FrameInput::fill_sealed(int socket) {
   if (got <= 0) return {got == 0 ? Received::kClosed : Received::kIdle, 0, true};
   const auto bytes = static_cast<uint64_t>(got);
   arrived_end_ += bytes;
-  const bool more_soon = bytes >= kBulkBytes && before + bytes < piece_bytes();
+  const bool more_soon = bytes >= kBulkBytes && before + bytes < record_bytes();
   return {Received::kMore, bytes, bytes < asked && !more_soon};
 }
 
-// Moves what is opened and not taken, and then what is not opened, to the front.
+// Moves the unconsumed verified bytes to the front, then the unverified bytes.
 void FrameInput::make_room() {
   const uint64_t left = buffered();
-  const uint64_t unopened = arrived_end_ - next_piece_;
+  const uint64_t unopened = arrived_end_ - next_record_;
   if (begin_ > 0) std::memmove(buffer_.get(), buffer_.get() + begin_, left);
-  if (next_piece_ > left) {
-    std::memmove(buffer_.get() + left, buffer_.get() + next_piece_, unopened);
+  if (next_record_ > left) {
+    std::memmove(buffer_.get() + left, buffer_.get() + next_record_, unopened);
   }
   begin_ = 0;
-  end_ = next_piece_ = left;
+  end_ = next_record_ = left;
   arrived_end_ = left + unopened;
 }
 
-void FrameInput::keep_descriptor(msghdr& message, uint64_t place) {
+void FrameInput::keep_descriptor(msghdr& message, uint64_t last_byte) {
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
        part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     int descriptor = -1;
     std::memcpy(&descriptor, CMSG_DATA(part), sizeof(int));
-    descriptors_.push_back({place, Descriptor(descriptor)});
+    descriptors_.push_back({last_byte, Descriptor(descriptor)});
   }
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     failed(
         "a descriptor could not be taken: this process has too many open files (ulimit -n), or "
-        "several came at once");
+        "several were passed together");
   }
-  // When the buffer is filled at most one frame is incomplete, and one more begins.
+  // A full buffer has at most one incomplete frame, and the beginning of one more.
   if (descriptors_.size() > 2) failed("a frame is malformed: several descriptors came with it");
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

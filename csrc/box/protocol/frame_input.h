@@ -1,15 +1,15 @@
 // Receives frames from a stream socket: one half of a FrameStream.
 //
-// One buffer takes what arrives. Where payloads go into memory of their owner's, only the head of a
-// frame with much payload goes through it: the rest is received where it belongs, in the same call
-// as the start of the next frame.
+// The stream has one receive buffer. In private memory, only the head of a long frame passes
+// through it. One system call receives the rest of the payload at its destination, and the start of
+// the next frame in the buffer.
 //
-// Into shared memory everything goes through the buffer, and from there element by element (see
-// elements.h): an element of which a part has arrived stays in the buffer until all of it is here.
-// The kernel's own copies would end in the midst of elements wherever its packets do.
+// In shared memory every byte passes through the buffer and is stored element by element
+// (elements.h). An incomplete element stays in the buffer until its rest has arrived: the kernel's
+// own copies would end inside elements, at packet boundaries.
 //
-// Sealed bytes (seal.h) go through the buffer as well, a piece at a time, and no frame is taken
-// from a piece before its tag was checked.
+// Records (authenticator.h) pass through the buffer too, one at a time. No frame is parsed from a
+// record before its tag is verified.
 //
 // Threads: one at a time.
 #pragma once
@@ -25,26 +25,26 @@
 #include <span>
 
 #include "base/descriptor.h"
+#include "box/protocol/authenticator.h"
 #include "box/protocol/elements.h"
 #include "box/protocol/protocol.h"
-#include "box/protocol/seal.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
-// Takes the frames that arrive. An exception that a member throws passes through receive(), after
-// which the stream is of no further use.
+// Consumes received frames. receive() passes on an exception of a member; the stream must not be
+// used afterwards.
 class FrameReceiver {
  public:
-  // A header, before any of its sizes is used: null, or what is wrong with it. receive() then
+  // Checks a header before its sizes are used. Returns null, or the fault, with which receive()
   // throws Error(kNetwork).
   virtual const char* check(const Header& header) = 0;
 
-  // Returns where all `header.payload_bytes` of this frame's payload go; called once, if there is
-  // one. Null: the stream skips it.
-  virtual std::byte* place(const Header& header, std::span<const std::byte> body) = 0;
+  // Returns where to store the payload, header.payload_bytes long, or null to skip it. Called once
+  // per frame with a payload, before frame().
+  virtual std::byte* payload_destination(const Header& header, std::span<const std::byte> body) = 0;
 
-  // A whole frame. `descriptor` came with it on a Unix socket, or is none. `body` is gone
-  // afterwards.
+  // Called for each complete frame. `descriptor`: passed with it over a Unix socket, or none.
+  // `body` is valid during the call only.
   virtual void frame(const Header& header, std::span<const std::byte> body,
                      Descriptor descriptor) = 0;
 
@@ -54,65 +54,66 @@ class FrameReceiver {
 
 class FrameInput {
  public:
-  // `passes_descriptors`: the socket is a Unix one.
+  // `passes_descriptors`: the socket is a Unix socket.
   FrameInput(bool passes_descriptors, Payloads payloads)
       : passes_descriptors_(passes_descriptors), shared_(payloads == Payloads::kShared) {}
 
   enum class Received { kIdle, kMore, kClosed };
 
-  // Expects everything after the frame that was taken last to be sealed with `key`.
-  void seal(const SealKey& key);
+  // Expects records with tags under `key` after the frame that was consumed last.
+  void authenticate(const MacKey& key);
 
-  // See FrameStream::receive. Returns after a frame that sets `paused`.
+  // As FrameStream::receive(). Returns after the frame whose receiver sets `paused`.
   Received receive(int socket, FrameReceiver& receiver, uint64_t most, const bool& paused);
 
  private:
   struct Arrived {
-    uint64_t place;  // in the stream: of the last byte that came with it
+    uint64_t last_byte;  // position in the stream of the last byte received with it
     Descriptor descriptor;
   };
 
-  bool take_frame(FrameReceiver& receiver);  // out of the buffer; false: it is not complete
+  bool take_frame(FrameReceiver& receiver);  // from the buffer; false: incomplete
   bool take_head(FrameReceiver& receiver);
   Descriptor take_descriptor();
 
   struct Filled {
     Received received;
     uint64_t bytes;
-    bool drained;  // less came than was asked for
+    bool drained;  // the socket had less than requested
   };
   Filled fill(int socket);
-  Filled fill_sealed(int socket);
+  Filled fill_records(int socket);
   void make_room();
-  uint64_t piece_bytes() const;  // of all of the next piece. REQUIRES: its header is here
-  bool open_piece();             // false: it is not complete
-  void keep_descriptor(msghdr& message, uint64_t place);
+  uint64_t record_bytes()
+      const;             // length of the next record with its tag. REQUIRES: its header has arrived
+  bool verify_record();  // false: incomplete
+  void keep_descriptor(msghdr& message, uint64_t last_byte);
 
   uint64_t buffered() const noexcept { return end_ - begin_; }
-  void consume(std::byte* to, uint64_t bytes);  // null: drops them
+  void consume(std::byte* to, uint64_t bytes);  // null: discards them
   void consume_payload();
 
   const bool passes_descriptors_;
   const bool shared_;
-  std::unique_ptr<std::byte[]> buffer_;  // made when the first byte is expected
-  uint64_t begin_ = 0;                   // of what is not consumed yet
+  std::unique_ptr<std::byte[]> buffer_;  // allocated before the first receive
+  uint64_t begin_ = 0;                   // first byte that is not consumed
   uint64_t end_ = 0;
   uint64_t consumed_ = 0;  // bytes of the stream
 
-  // Sealed: from begin_ to end_ lies what is opened, then what is not.
-  std::optional<Seal> seal_;
-  uint64_t next_piece_ = 0;
+  // With records: [begin_, end_) is verified, [next_record_, arrived_end_) is not.
+  std::optional<Authenticator> authenticator_;
+  uint64_t next_record_ = 0;
   uint64_t arrived_end_ = 0;
 
   std::deque<Arrived> descriptors_;
 
-  // The frame that is under way.
-  bool checked_ = false;     // its header is here, and has been looked at
-  bool in_payload_ = false;  // its body is here too
+  // The frame that is being received.
+  bool checked_ = false;     // the header has arrived and passed check()
+  bool in_payload_ = false;  // the body has arrived too
   Header header_{};
   std::array<std::byte, kMaxBody> body_;
-  std::byte* destination_ = nullptr;  // of the rest of the payload
+  std::byte* destination_ = nullptr;  // of the payload bytes that are missing
   uint64_t payload_left_ = 0;
 };
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -11,15 +11,15 @@
 #include "base/error.h"
 #include "box/protocol/tuning.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
-// The parts of one call of sendmsg.
+// The parts of one sendmsg() call.
 class FrameOutput::Gathering {
  public:
   bool full() const noexcept { return count_ + 2 > kPartsPerSend; }  // a frame has two parts
   uint64_t bytes() const noexcept { return bytes_; }
 
-  // All of `part` but its first `skipped` bytes, which are then taken off `skipped`.
+  // Adds `part` without its first `skipped` bytes. Subtracts the bytes left out from `skipped`.
   void add(std::span<const std::byte> part, uint64_t& skipped) noexcept {
     const uint64_t skip = std::min<uint64_t>(skipped, part.size());
     skipped -= skip;
@@ -106,18 +106,18 @@ int FrameOutput::gather(Gathering& gathering) {
 }
 
 void FrameOutput::copy() {
-  constexpr uint64_t kMost = sizeof(PieceHeader) + kMostPieceBytes + sizeof(Tag);
+  constexpr uint64_t kMost = sizeof(RecordHeader) + kMostRecordBytes + sizeof(Tag);
   if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kMost);
-  std::byte* const piece = buffer_.get();
-  std::byte* const content = piece + sizeof(PieceHeader);
+  std::byte* const record = buffer_.get();
+  std::byte* const content = record + sizeof(RecordHeader);
   copied_bytes_ = copy_frames(content);
   copied_ = {content, copied_bytes_};
-  if (!seal_) return;
-  const PieceHeader header{static_cast<uint32_t>(copied_bytes_)};
-  std::memcpy(piece, &header, sizeof(header));
-  const Tag tag = seal_->next({piece, sizeof(header) + copied_bytes_});
+  if (!authenticator_) return;
+  const RecordHeader header{static_cast<uint32_t>(copied_bytes_)};
+  std::memcpy(record, &header, sizeof(header));
+  const Tag tag = authenticator_->next_tag({record, sizeof(header) + copied_bytes_});
   std::memcpy(content + copied_bytes_, tag.data(), sizeof(tag));
-  copied_ = {piece, sizeof(header) + copied_bytes_ + sizeof(tag)};
+  copied_ = {record, sizeof(header) + copied_bytes_ + sizeof(tag)};
 }
 
 uint64_t FrameOutput::copy_frames(std::byte* to) {
@@ -126,14 +126,14 @@ uint64_t FrameOutput::copy_frames(std::byte* to) {
     QueuedFrame& frame = frames_.front();
     if (first_sent_ == 0) {
       if (end > 0 && (passed_ || frame.descriptor)) break;
-      if (kMostPieceBytes - end < frame.head_bytes) break;
+      if (kMostRecordBytes - end < frame.head_bytes) break;
       std::memcpy(to + end, frame.head.data(), frame.head_bytes);
       passed_ = std::move(frame.descriptor);
       first_sent_ = frame.head_bytes;
       end += frame.head_bytes;
     }
     const auto rest = frame.payload.subspan(first_sent_ - frame.head_bytes);
-    const uint64_t here = std::min<uint64_t>(rest.size(), kMostPieceBytes - end);
+    const uint64_t here = std::min<uint64_t>(rest.size(), kMostRecordBytes - end);
     const uint64_t bytes = uncut_bytes(rest.data(), here, rest.size());
     load_elements(to + end, rest.data(), bytes);
     first_sent_ += bytes;
@@ -160,4 +160,4 @@ void FrameOutput::drop(uint64_t sent) {
   }
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -1,13 +1,12 @@
 // Sends frames over a stream socket: one half of a FrameStream.
 //
-// A frame with a descriptor is handed to the kernel in a call of its own, so that the descriptor
-// arrives with bytes of that frame and of none behind it; FrameInput relies on that.
+// A system call that passes a descriptor sends bytes of that frame only, so the descriptor arrives
+// with them. FrameInput relies on that.
 //
-// Payloads in memory of their owner's are sent from where they lie. Those in shared memory are
-// copied first, a buffer at a time and element by element (see elements.h), and sent from the copy,
-// also what the kernel takes later only: its own copies would end in the midst of elements. What is
-// sealed (seal.h) is copied too: the bytes that are sent are then those of the tag, whatever is
-// done to the payload meanwhile. A copy is a piece.
+// Payloads in private memory are sent from where they are. Payloads in shared memory are copied
+// first, one buffer at a time and element by element (elements.h): the kernel's own copies would
+// end inside elements. With authentication every payload is copied too, so a concurrent write
+// cannot change bytes that a tag covers. Each copy is one record (authenticator.h).
 //
 // Threads: one at a time.
 #pragma once
@@ -21,24 +20,24 @@
 #include <span>
 
 #include "base/descriptor.h"
+#include "box/protocol/authenticator.h"
 #include "box/protocol/elements.h"
 #include "box/protocol/protocol.h"
-#include "box/protocol/seal.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
 class FrameOutput {
  public:
   explicit FrameOutput(Payloads payloads) : shared_(payloads == Payloads::kShared) {}
 
-  // See FrameStream.
+  // As FrameStream::queue().
   void queue(Header header, std::span<const std::byte> body, std::span<const std::byte> payload,
              std::shared_ptr<const void> hold, Descriptor descriptor);
 
-  // Seals with `key` all that is queued from now on. REQUIRES: nothing is queued.
-  void seal(const SealKey& key) { seal_.emplace(key); }
+  // Sends records with tags under `key` from now on. REQUIRES: nothing is queued.
+  void authenticate(const MacKey& key) { authenticator_.emplace(key); }
 
-  // Queued, and not sent; of copies, until all of one is sent.
+  // Returns the bytes queued and not sent. A copied buffer counts until all of it is sent.
   uint64_t bytes() const noexcept { return bytes_; }
 
   enum class Flushed { kSent, kBlocked, kClosed };
@@ -56,23 +55,23 @@ class FrameOutput {
   };
 
   class Gathering;
-  int gather(Gathering& gathering);  // the descriptor that goes along, or -1
-  void copy();                       // REQUIRES: there is a frame
+  int gather(Gathering& gathering);  // returns the descriptor to pass, or -1
+  void copy();                       // REQUIRES: a frame is queued
   uint64_t copy_frames(std::byte* to);
   void drop(uint64_t sent);
-  bool copies() const noexcept { return shared_ || seal_; }
+  bool copies() const noexcept { return shared_ || authenticator_; }
 
   const bool shared_;
   std::deque<QueuedFrame> frames_;
-  uint64_t first_sent_ = 0;  // bytes of the first frame that are sent, or copied
+  uint64_t first_sent_ = 0;  // bytes of the first frame that are sent or copied
   uint64_t bytes_ = 0;
 
-  // copies() alone: payloads are copied before they are sent.
-  std::optional<Seal> seal_;
-  std::unique_ptr<std::byte[]> buffer_;  // made when it is needed
-  std::span<const std::byte> copied_;    // in the buffer, and not sent
-  uint64_t copied_bytes_ = 0;            // of frames in the buffer
-  Descriptor passed_;                    // goes with its first byte
+  // Used only if copies(): payloads are copied before they are sent.
+  std::optional<Authenticator> authenticator_;
+  std::unique_ptr<std::byte[]> buffer_;  // allocated when first used
+  std::span<const std::byte> copied_;    // in the buffer and not sent
+  uint64_t copied_bytes_ = 0;            // bytes of frames in the buffer
+  Descriptor passed_;                    // passed with the first byte of the buffer
 };
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

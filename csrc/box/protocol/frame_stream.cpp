@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 bool is_unix(int socket) {
@@ -40,12 +40,12 @@ void FrameStream::queue(Header header, std::span<const std::byte> body,
   output_.queue(header, body, payload, std::move(hold), std::move(descriptor));
 }
 
-void FrameStream::seal(const SealKey& sending, const SealKey& receiving) {
+void FrameStream::authenticate(const MacKey& sending, const MacKey& receiving) {
   if (output_.bytes() > 0) {
     throw Error(ErrorKind::kNetwork, "the other end does not take the answer to its join");
   }
-  output_.seal(sending);
-  input_.seal(receiving);
+  output_.authenticate(sending);
+  input_.authenticate(receiving);
 }
 
 FrameStream::Flow FrameStream::flush() {
@@ -73,4 +73,4 @@ FrameStream::Flow FrameStream::receive(Receiver& receiver, uint64_t most) {
   return Flow::kClosed;
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -1,17 +1,16 @@
 // Frames over a stream socket (TCP or Unix), in both directions, without blocking.
 //
-// Output: frames queue up while the kernel takes no more, and go out together, headers and payloads
-// gathered in as few system calls as it allows. Input: headers, bodies and small payloads come
-// through a small buffer, many at a time; the bulk of a payload is received straight into its
-// destination.
+// Output: frames queue while the socket is full, and are sent together with as few system calls as
+// possible. Input: headers, bodies and short payloads arrive through a buffer, many per call; the
+// bulk of a long payload is received at its destination.
 //
-// Payloads in memory that others use at the same time (Payloads::kShared) are copied once more in
-// either direction, in this process, element by element: an aligned element of up to 8 bytes that
-// lies wholly in the payload is sent as it was at one moment, and appears whole at its destination.
-// It is atomic accesses that promise it, however the kernel cuts and delays what is in between.
+// Payloads in shared memory (Payloads::kShared) take one more copy in this process, element by
+// element. An aligned element of up to 8 bytes inside the payload is sent with one value, and
+// becomes visible at its destination as a whole. Atomic accesses guarantee it, however packets cut
+// the stream.
 //
-// After the join both directions can be sealed (seal.h). A frame, or a part of a payload, is then
-// handed on only after the piece that it came in was checked.
+// After the join both directions can be authenticated (authenticator.h). A frame, or part of a
+// payload, is handed on only after the tag of its record is verified.
 //
 // Threads: one at a time.
 #pragma once
@@ -22,55 +21,58 @@
 #include <span>
 
 #include "base/descriptor.h"
+#include "box/protocol/authenticator.h"
 #include "box/protocol/elements.h"
 #include "box/protocol/frame_input.h"
 #include "box/protocol/frame_output.h"
 #include "box/protocol/protocol.h"
-#include "box/protocol/seal.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
 class FrameStream {
  public:
   enum class Flow {
-    kIdle,     // flush: all is sent; receive: the kernel had no more, ask poll for the next
-    kBlocked,  // flush: the kernel takes no more for now
-    kMore,     // receive: `most` bytes were taken, or paused; there may be more, also here
-    kClosed,   // the other end is gone
+    kIdle,     // flush: everything is sent; receive: the socket is empty, poll it
+    kBlocked,  // flush: the socket is full
+    kMore,     // receive: `most` bytes were received, or paused; call again without polling
+    kClosed,   // the peer has closed the connection
   };
 
   using Receiver = FrameReceiver;
 
-  // The socket is made non-blocking. `payloads`: whose memory they lie in, at this end.
-  explicit FrameStream(Descriptor socket, Payloads payloads = Payloads::kOwn);
+  // Makes the socket non-blocking. `payloads`: the memory of the payloads at this end. Throws
+  // Error(kInvalid) if `socket` is no socket.
+  explicit FrameStream(Descriptor socket, Payloads payloads = Payloads::kPrivate);
   FrameStream(const FrameStream&) = delete;
   FrameStream& operator=(const FrameStream&) = delete;
 
   int fd() const noexcept { return socket_.get(); }
 
-  // Queues a frame; body_bytes and payload_bytes are set from the spans. The body is copied; the
-  // payload is not, and `hold` keeps it until it is sent or, as said above, copied. `descriptor`
-  // goes with the frame's first byte (Unix sockets alone). REQUIRES: sizes within the protocol's.
+  // Queues a frame, with body_bytes and payload_bytes set from the spans. Copies the body. Does not
+  // copy the payload: `hold` keeps it alive until it is sent or copied as described above.
+  // `descriptor` is passed with the first byte of the frame (Unix sockets only). REQUIRES: sizes
+  // within the limits of the protocol.
   void queue(Header header, std::span<const std::byte> body,
              std::span<const std::byte> payload = {}, std::shared_ptr<const void> hold = nullptr,
              Descriptor descriptor = Descriptor());
 
-  // Seals what is queued from now on, and what arrives behind the frame that was taken last. A
-  // Receiver may call it. Throws Error(kNetwork) if something queued is not sent yet.
-  void seal(const SealKey& sending, const SealKey& receiving);
+  // Authenticates frames queued from now on, and frames received after the current one; a Receiver
+  // may call it. Throws Error(kNetwork) if a queued frame is not sent yet.
+  void authenticate(const MacKey& sending, const MacKey& receiving);
 
-  // Not sent yet; where payloads are copied, that of a whole copy until all of it is sent.
+  // Returns the bytes queued and not sent. A copied buffer counts until all of it is sent.
   uint64_t queued_bytes() const noexcept { return output_.bytes(); }
 
-  // Sends what the kernel takes. Throws Error(kNetwork) for failures other than a closed end.
+  // Sends until the socket is full. Throws Error(kNetwork) for any failure except a closed
+  // connection.
   Flow flush();
 
-  // Receives what is there, up to about `most` bytes. Throws Error(kNetwork) for frames that
-  // check() rejects and for failures other than a closed end, Forged for a piece that is not the
-  // one that was sent.
+  // Receives until the socket is empty, or for about `most` bytes. Throws Error(kNetwork) for a
+  // frame that check() rejects and for any failure except a closed connection; Forged for a record
+  // with a wrong tag.
   Flow receive(Receiver& receiver, uint64_t most);
 
-  // Called by a Receiver: receive() returns kMore after this frame.
+  // Makes receive() return kMore after this frame. Called by a Receiver.
   void pause() noexcept { paused_ = true; }
 
  private:
@@ -80,4 +82,4 @@ class FrameStream {
   bool paused_ = false;
 };
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
 void openssl_failed(const std::string& what) {
   char cause[256] = "it gives no cause";
@@ -13,4 +13,4 @@ void openssl_failed(const std::string& what) {
   throw Error(ErrorKind::kUnavailable, "OpenSSL cannot " + what + ": " + cause);
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -1,11 +1,13 @@
 // Errors of OpenSSL.
+//
+// Threads: any.
 #pragma once
 
 #include <string>
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
-// Throws Error(kUnavailable): OpenSSL cannot do `what`, with the cause that it gives.
+// Throws Error(kUnavailable): OpenSSL cannot do `what`, and the reason that it gives.
 [[noreturn]] void openssl_failed(const std::string& what);
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

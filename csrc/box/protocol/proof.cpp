@@ -15,12 +15,12 @@
 
 #include "box/protocol/openssl_error.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 static_assert(offsetof(Join, flags) == offsetof(Join, session) + sizeof(Id));
 static_assert(offsetof(Join, pid) == offsetof(Join, flags) + sizeof(uint32_t));
-static_assert(offsetof(Joined, box) == offsetof(Joined, session) + sizeof(Id));
+static_assert(offsetof(Joined, generation) == offsetof(Joined, session) + sizeof(Id));
 constexpr size_t kJoinClaims = sizeof(Id) + 2 * sizeof(uint32_t);
 constexpr size_t kJoinedClaims = 2 * sizeof(Id);
 
@@ -52,7 +52,7 @@ struct FreeKdf {
 };
 
 // HKDF (RFC 5869) with SHA-256.
-SealKey derive(std::string_view token, std::string salt, std::string info) {
+MacKey derive(std::string_view token, std::string salt, std::string info) {
   const std::unique_ptr<EVP_KDF, FreeKdf> kdf(EVP_KDF_fetch(nullptr, "HKDF", nullptr));
   const std::unique_ptr<EVP_KDF_CTX, FreeKdf> context(EVP_KDF_CTX_new(kdf.get()));
   std::string secret(token);
@@ -64,7 +64,7 @@ SealKey derive(std::string_view token, std::string salt, std::string info) {
       OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, info.data(), info.size()),
       OSSL_PARAM_construct_end(),
   };
-  SealKey key;
+  MacKey key;
   if (!context || EVP_KDF_derive(context.get(), reinterpret_cast<unsigned char*>(key.data()),
                                  key.size(), parameters) != 1) {
     openssl_failed("derive a key by HKDF");
@@ -122,7 +122,7 @@ Proof server_proof(std::string_view token, const Hello& hello, const Join& join,
   return authenticate(token, message);
 }
 
-SealKeys seal_keys(std::string_view token, const Hello& hello, const Join& join) {
+MacKeys mac_keys(std::string_view token, const Hello& hello, const Join& join) {
   std::string nonces;
   append(nonces, hello.nonce.data(), hello.nonce.size());
   append(nonces, join.nonce.data(), join.nonce.size());
@@ -130,7 +130,7 @@ SealKeys seal_keys(std::string_view token, const Hello& hello, const Join& join)
           derive(token, nonces, "hbm box seal: box to client")};
 }
 
-const char* seal_mismatch(bool client) noexcept {
+const char* authentication_mismatch(bool client) noexcept {
   return client
              ? "the client seals what tcp carries, and the box does not: start the box with seal, "
                "or connect with seal=False (HBMCOMM_BOX_SEAL=0)"
@@ -142,4 +142,4 @@ bool equal(const Proof& left, const Proof& right) noexcept {
   return CRYPTO_memcmp(left.data(), right.data(), left.size()) == 0;
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -1,44 +1,43 @@
-// Proofs that the other end knows the box's token, which itself is never sent, and the keys that
-// come of it.
+// Proofs that a peer knows the token of the box, and the keys derived from it. The token is never
+// sent.
 //
-// A proof is the HMAC-SHA-256, keyed with the token, of both ends' nonces and of what the frame
-// claims, so that one that was overheard proves nothing on another connection. The box and its
-// clients hash different labels: neither can answer with the other's proof.
+// A proof is an HMAC-SHA-256 under the token. It covers the nonces of both ends and the claims of
+// its frame, so a recorded proof is worthless on another connection. Box and clients use different
+// prefixes: neither can replay the proof of the other.
 //
-// Threads: every function may be called from any thread. All but equal() throw Error(kUnavailable)
-// when OpenSSL fails.
+// Threads: any. Every function except equal() throws Error(kUnavailable) when OpenSSL fails.
 #pragma once
 
 #include <string_view>
 
+#include "box/protocol/authenticator.h"
 #include "box/protocol/protocol.h"
-#include "box/protocol/seal.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
 Nonce random_nonce();
-Id random_id();  // never none
+Id random_id();  // never all zero
 
-// Stands for `id` where others may see it: the first 128 bits of a SHA-256, from which nobody
-// finds the id.
+// Returns a pseudonym of `id` for other clients: the first 128 bits of a SHA-256, which does not
+// reveal the id.
 Id fingerprint(const Nonce& salt, const Id& id);
 
-// The values of Join::proof and Joined::proof; all else in the frames has its value already. Zeros
-// when `token` is empty.
+// Return the values of Join::proof and Joined::proof. REQUIRES: all other fields are set. Zeros if
+// `token` is empty.
 Proof client_proof(std::string_view token, const Hello& hello, const Join& join);
 Proof server_proof(std::string_view token, const Hello& hello, const Join& join,
                    const Joined& joined);
 
-// The keys of one connection, which `hello` and `join` opened: HKDF with SHA-256 of the token, with
-// both nonces as its salt, and for each direction another label.
-// REQUIRES: a token, which both ends have proved.
-SealKeys seal_keys(std::string_view token, const Hello& hello, const Join& join);
+// Returns the keys of the connection that `hello` and `join` opened: HKDF-SHA-256 of the token,
+// salted with both nonces, with one label per direction. REQUIRES: a token that both ends have
+// proved.
+MacKeys mac_keys(std::string_view token, const Hello& hello, const Join& join);
 
-// Says that one end seals what tcp carries, and the other does not: `client` is whether it is the
-// client that does.
-const char* seal_mismatch(bool client) noexcept;
+// Returns the error text for ends that disagree on the option `seal`. `client`: true if the client
+// has it on.
+const char* authentication_mismatch(bool client) noexcept;
 
-// Takes the same time wherever they differ.
+// Compares in constant time.
 bool equal(const Proof& left, const Proof& right) noexcept;
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 const char* malformed(const Header& header) noexcept {
@@ -118,4 +118,4 @@ const char* status_name(Status status) noexcept {
   return number < std::size(names) ? names[number] : "";
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -1,11 +1,15 @@
-// The frames between a memory box and its clients, on every transport.
-// docs/design/wire-protocol.md is this file's twin.
+// The frames between a memory box and its clients, on every transport. docs/design/wire-protocol.md
+// describes the same format.
 //
-// A frame is a Header, `body_bytes` of a fixed struct, and `payload_bytes` of bulk data or text.
-// All integers are little-endian, and the structs are sent as they lie in memory. A request's reply
-// repeats its opcode and id; a reply whose status is not kOk has no body, and its payload is the
-// cause in words. The first frame on a connection is the box's Hello, the second the client's Join.
-// Everything after the reply to that may be sealed: seal.h.
+// A frame is a Header, a fixed struct of `body_bytes`, and `payload_bytes` of bulk data or text.
+// All integers are little-endian; structs are sent with their layout in memory. A reply repeats the
+// opcode and id of its request. A reply whose status is not kOk has no body, and its payload is the
+// cause as text.
+//
+// The first frame of a connection is the Hello of the box, the second the Join of the client.
+// Everything after the reply to the Join may be authenticated (authenticator.h).
+//
+// Threads: any.
 #pragma once
 
 #include <array>
@@ -20,16 +24,16 @@
 
 #include "box/protocol/tuning.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
 inline constexpr uint32_t kMagic = 0x31424D53;  // "SMB1"
 inline constexpr uint8_t kVersion = 4;
-inline constexpr uint32_t kMaxBody = 256;  // bytes; tuning.h has the other limits
+inline constexpr uint32_t kMaxBody = 256;  // bytes; the other limits are in tuning.h
 
-// 128 bits that name a segment (chosen at random by the box unless the user picks them), a session
-// or the contents of a box. All zero: none.
+// 128 bits that name a segment (random, unless the user chooses the key), a session, or a store
+// generation. All zero: none.
 struct Id {
   uint64_t high = 0;
   uint64_t low = 0;
@@ -39,14 +43,14 @@ struct Id {
 };
 
 enum class Opcode : uint8_t {
-  kHello = 1,   // box to client, unasked
-  kJoin,        // proves the token; registers a client, resumes a session, or adds a lane to it
-  kLeave,       // ends the session at once, with its attachments; no body either way
-  kPing,        // renews the lease; no body either way. Any other request renews it too
+  kHello = 1,   // box to client, unsolicited
+  kJoin,        // proves the token; begins or resumes a session, or adds a connection to it
+  kLeave,       // ends the session now, with its attachments; neither frame has a body
+  kPing,        // renews the lease, as any request does; neither frame has a body
   kAlloc,       // sequenced
-  kAttach,      // makes a handle stand for a key, again: after a reconnect
+  kAttach,      // restores the attachment of a handle after a reconnect
   kFree,        // sequenced: ends the attachment
-  kDelete,      // sequenced: takes the key away; the memory goes with the last attachment
+  kDelete,      // sequenced: removes the key; the last attachment frees the memory
   kRead,        // the reply's payload is the data
   kWrite,       // the request's payload is the data
   kAccumulate,  // sequenced
@@ -58,17 +62,17 @@ inline constexpr uint8_t kLastOpcode = static_cast<uint8_t>(Opcode::kExists);
 
 enum class Status : uint16_t {
   kOk,
-  kMalformed,     // no client of ours sends it; if the frame itself is wrong the connection ends
+  kMalformed,     // a bug or an attack; a malformed frame ends the connection
   kDenied,        // the token is wrong
   kReadOnly,      // the client or the attachment may not write
   kNotAttached,   // no such handle in this session
-  kNoSuchKey,     // attach: nothing has that key
-  kExists,        // create: something has that key
+  kNoSuchKey,     // attach: no segment has the key
+  kExists,        // create: a segment has the key
   kSizeMismatch,  // attach: the segment has another size
   kRange,         // past the end of the segment, or unaligned for the type
   kExhausted,     // the pool cannot hold it
-  kUnsupported,   // an operation that has no meaning here
-  kExpired,       // the session is not known (any more): its lease ended
+  kUnsupported,   // the operation has no meaning here
+  kExpired,       // unknown session: its lease has ended
   kClosing,       // the box is shutting down
   kInternal,      // the box failed; its log says more
 };
@@ -80,7 +84,7 @@ struct Header {
   Status status{};  // kOk in requests
   uint32_t body_bytes = 0;
   uint32_t payload_bytes = 0;
-  uint64_t id = 0;  // the client's number for a request; not its sequence number
+  uint64_t id = 0;  // chosen by the client for each request; not the sequence number
 };
 static_assert(sizeof(Header) == 24);
 
@@ -89,57 +93,57 @@ using Proof = std::array<std::byte, 32>;  // HMAC-SHA-256, see proof.h
 
 struct Hello {
   Nonce nonce;
-  uint32_t token_required;  // 0: the box was started without a token, proofs are not looked at
-  uint32_t sealed;          // 1: all that follows the join is sealed (seal.h), in both directions
+  uint32_t token_required;  // 0: the box has no token and ignores proofs
+  uint32_t authenticated;   // 1: both directions are authenticated after the join
 };
 static_assert(sizeof(Hello) == 40);
 
 struct Join {
-  static constexpr uint32_t kReadOnlyClient = 1;  // it will never write, and cannot
-  static constexpr uint32_t kLane = 2;            // a further connection of a live session
-  static constexpr uint32_t kSealed = 4;          // as Hello::sealed; the proof covers it
+  static constexpr uint32_t kReadOnlyClient = 1;     // the session may not write
+  static constexpr uint32_t kFurtherConnection = 2;  // another connection of a live session
+  static constexpr uint32_t kAuthenticated = 4;      // as Hello::authenticated; the proof covers it
 
   Nonce nonce;
   Proof proof;
-  Id session;  // none: a new client
+  Id session;  // none: begin a new session
   uint32_t flags;
-  uint32_t pid;  // the client's, for statistics
+  uint32_t pid;  // of the client, for statistics
 };
 static_assert(sizeof(Join) == 88);
 
 struct Joined {
-  Proof proof;       // that the box knows the token too
-  Id session;        // as asked for, or new
-  Id box;            // names the contents: another one than before means that all segments are gone
-  uint64_t applied;  // the session's last sequence number that has been carried out; 0: none
-  uint32_t lease_ms;      // without a connection, or without a frame, for this long a session ends
+  Proof proof;            // proves that the box knows the token
+  Id session;             // the requested or the new one
+  Id generation;          // changes when the box has lost all segments
+  uint64_t applied;       // last sequence number that the session has executed; 0: none
+  uint32_t lease_ms;      // a session ends after this long without a frame
   uint16_t verbs_port;    // 0: the box has no RDMA device
-  uint16_t resumed;       // 1: the session's attachments are still there
-  char boot_id[40];       // of the box's kernel; ends with a zero
-  char socket_path[108];  // of its Unix socket; ends with a zero
+  uint16_t resumed;       // 1: the attachments of the session are intact
+  char boot_id[40];       // of the box's kernel; null-terminated
+  char socket_path[108];  // of its Unix socket; null-terminated
   uint32_t reserved;
 };
 static_assert(sizeof(Joined) == 232 && sizeof(Joined) <= kMaxBody);
 
-// Heads the body of every sequenced request. Numbers start at 1 and rise by 1 over the life of the
-// session, across reconnects; a client sends them in order, on one connection. One that the box has
-// carried out already is answered as it was the first time, and not carried out again.
+// Begins the body of every sequenced request. Numbers start at 1 and rise by 1 over the life of the
+// session, across reconnects. A client sends them in order, on one connection. The box replays the
+// first reply to a number that it has executed, without executing it again.
 struct Sequence {
   uint64_t number;
-  uint64_t answered;  // every number up to this one has had its reply
+  uint64_t answered;  // the client has the replies to all numbers up to this one
 };
 
 enum class AllocMode : uint32_t { kAuto, kCreate, kAttach };
 
 struct Alloc {
-  static constexpr uint32_t kReadOnly = 1;   // attach without the right to write
+  static constexpr uint32_t kReadOnly = 1;   // attach for reading only
   static constexpr uint32_t kTemporary = 2;  // deleted when its last attachment ends
-  static constexpr uint32_t kAnySize = 4;    // attach whatever the size, which is then 0 here
+  static constexpr uint32_t kAnySize = 4;    // attach to any size; `size` is 0 then
 
   Sequence sequence;
   Id key;           // none: the box chooses one
   uint64_t size;    // bytes
-  uint32_t handle;  // the client's number for the attachment, not in use
+  uint32_t handle;  // chosen by the client for the attachment; must be unused
   AllocMode mode;
   uint32_t flags;
   uint32_t reserved;
@@ -154,14 +158,14 @@ struct Attach {
 };
 static_assert(sizeof(Attach) == 32);
 
-// Replies to kAlloc and kAttach. On a Unix socket the segment's descriptor comes with the frame; on
-// verbs the payload is a remote key (uint32_t) for each queue pair.
+// The reply to kAlloc and kAttach. On a Unix socket the segment's descriptor is passed with the
+// frame; on verbs the payload is one remote key (uint32_t) for each queue pair.
 struct Allocated {
   Id key;
   uint64_t size;
-  uint32_t created;  // 1: by this request, and full of zeros
+  uint32_t created;  // 1: created by this request, zero-filled
   uint32_t reserved;
-  uint64_t address;  // verbs: of the segment's first byte
+  uint64_t address;  // verbs: of the first byte of the segment
 };
 static_assert(sizeof(Allocated) == 40);
 
@@ -220,19 +224,19 @@ struct KeyFound {
 static_assert(sizeof(KeyFound) == 8);
 
 struct StatsQuery {
-  uint32_t first_client;  // where the tables go on
+  uint32_t first_client;  // first row to return
   uint32_t first_segment;
 };
 static_assert(sizeof(StatsQuery) == 8);
 
-// Counts since the start of the box. Reads and writes on shm and verbs do not pass the server, so
-// they are counted by the client alone.
+// Counts since the start of the box. Reads and writes over shm and verbs bypass the server: only
+// the client counts them.
 struct Counts {
   uint64_t reads;
   uint64_t read_bytes;
   uint64_t writes;
   uint64_t written_bytes;
-  uint64_t accumulates;  // assigning ones too; bytes of the target
+  uint64_t accumulates;  // also assignments; bytes of the target
   uint64_t accumulated_bytes;
   uint64_t fetch_adds;
 };
@@ -241,25 +245,25 @@ struct StatsTotals {
   Counts counts;
   uint64_t capacity_bytes;
   uint64_t used_bytes;
-  uint64_t largest_free_bytes;  // what one segment could still have
+  uint64_t largest_free_bytes;  // the largest segment that could be allocated
   uint64_t clients;             // sessions
   uint64_t segments;
   uint64_t uptime_ms;
-  uint32_t clients_here;   // rows of ClientStats that follow, then
-  uint32_t segments_here;  // rows of SegmentStats
+  uint32_t clients_here;   // rows of ClientStats that follow
+  uint32_t segments_here;  // rows of SegmentStats after them
 };
 
-// A client sees its own session and the keys that it has attached itself. Of the others it sees a
-// fingerprint each, the same for as long as the box runs: an Id would let it join the session as a
-// lane, or attach to the key.
+// A client sees the id of its own session, and the keys of its own attachments. It sees
+// fingerprints of all others, constant while the box runs: an id would let it join the session, a
+// key attach to the segment.
 struct ClientStats {
   Id session;
   Counts counts;
   uint32_t pid;
   uint32_t attachments;
   uint32_t transport;  // TransportKind
-  uint32_t connected;  // connections now
-  uint64_t idle_ms;    // since its last frame
+  uint32_t connected;  // current connections
+  uint64_t idle_ms;    // since the last frame
 };
 
 struct SegmentStats {
@@ -275,7 +279,7 @@ enum class TransportKind : uint32_t { kShm, kTcp, kVerbs };
 template <class T>
 concept Body = std::is_trivially_copyable_v<T> && sizeof(T) <= kMaxBody;
 
-// The struct that `bytes` begin with. REQUIRES: they are as many.
+// Returns the struct at the beginning of `bytes`. REQUIRES: bytes.size() >= sizeof(T).
 template <Body T>
 T read_as(std::span<const std::byte> bytes) noexcept {
   T value;
@@ -283,21 +287,21 @@ T read_as(std::span<const std::byte> bytes) noexcept {
   return value;
 }
 
-// The bytes of a request's body, and whether a payload may follow; negative: no request at all.
+// Returns the bytes of a request's body; negative: the opcode is no request.
 int request_body_bytes(Opcode opcode) noexcept;
 
-// The bytes of a reply's body, where its status is kOk.
+// Returns the bytes of the body of a successful reply.
 uint32_t reply_body_bytes(Opcode opcode) noexcept;
 
-// Null, or what is wrong with a request's header: sizes, magic, version, opcode. Whoever receives
-// frames asks before it believes any of the sizes.
+// Return null, or the fault in a header: magic, version, opcode, status or sizes. Receivers call
+// them before they use any size.
 const char* malformed_request(const Header& header) noexcept;
 const char* malformed_reply(const Header& header) noexcept;
 
-// The first `most` bytes of a text in UTF-8, without the beginning of a character that they cut.
+// Returns the first `most` bytes of a UTF-8 text, without a character that the limit cuts.
 std::string_view whole_characters(std::string_view text, size_t most) noexcept;
 
-// The part of a cause's words that travels: kMaxCause bytes at most.
+// Returns the part of a cause that is sent: at most kMaxCause bytes.
 inline std::span<const char> sent_cause(std::string_view cause) noexcept {
   return std::span(whole_characters(cause, kMaxCause));
 }
@@ -306,4 +310,4 @@ bool sequenced(Opcode opcode) noexcept;
 const char* opcode_name(Opcode opcode) noexcept;
 const char* status_name(Status status) noexcept;
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -19,7 +19,7 @@
 #include "base/error.h"
 #include "box/protocol/tuning.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 namespace {
 
 constexpr int kFlags = SOCK_CLOEXEC | SOCK_NONBLOCK;
@@ -56,7 +56,7 @@ sockaddr_un unix_name(const std::string& path) {
 }
 
 void set(int socket, int level, int option, int value) noexcept {
-  // None of these can fail on a socket of TCP, and none is worth losing a connection for.
+  // These options cannot fail on a TCP socket; a failure would not justify closing it.
   static_cast<void>(setsockopt(socket, level, option, &value, sizeof(value)));
 }
 
@@ -70,10 +70,10 @@ void tune(int socket) noexcept {
   set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, count(kUnacknowledgedTimeout));
 }
 
-// 0, or the errno.
+// Returns 0 or the errno.
 int finish_connecting(int socket, const sockaddr* name, socklen_t length, Deadline deadline) {
   if (connect(socket, name, length) == 0) return 0;
-  if (errno == EAGAIN) return EAGAIN;  // a Unix listener whose queue is full
+  if (errno == EAGAIN) return EAGAIN;  // the queue of the Unix listener is full
   if (errno != EINPROGRESS && errno != EINTR) return errno;
   if (!wait_for(socket, POLLOUT, deadline)) return ETIMEDOUT;
   int failure = 0;
@@ -114,7 +114,7 @@ Descriptor listen_unix(const std::string& path, mode_t file_mode) {
   if (!made || bind(made.get(), raw, sizeof(name)) != 0) {
     throw Error(ErrorKind::kUnavailable, what + ": " + reason(errno));
   }
-  // The mode is set before listen(), so that nobody comes in through a wider one.
+  // Set the mode before listen(): no client may connect under a wider mode.
   if (chmod(path.c_str(), file_mode) != 0 || listen(made.get(), SOMAXCONN) != 0) {
     failure = errno;
     unlink(path.c_str());
@@ -251,4 +251,4 @@ std::string peer_name(int socket) {
          (name.ss_family == AF_INET6 ? "]:" : ":") + port;
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

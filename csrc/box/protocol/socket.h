@@ -1,10 +1,10 @@
 // Stream sockets, TCP and Unix, for both ends of a connection.
 //
-// All sockets made here are non-blocking and closed on exec. Those of TCP send at once
-// (TCP_NODELAY), and a peer that vanished is found out after about half a minute (keepalive, and
-// TCP_USER_TIMEOUT for what was sent).
+// All sockets made here are non-blocking and closed on exec. TCP sockets send immediately
+// (TCP_NODELAY), and detect a vanished peer after about 30 s: by keepalive, and by TCP_USER_TIMEOUT
+// for unacknowledged data.
 //
-// Threads: every function may be called from any thread.
+// Threads: any.
 #pragma once
 
 #include <sys/types.h>
@@ -17,33 +17,32 @@
 #include "base/descriptor.h"
 #include "box/protocol/address.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-// Listens at `address`. Port 0: the kernel chooses one, see local_port(). Host empty: IPv6 and IPv4
-// on every interface. A socket file that nobody listens on any more is replaced; `file_mode` is the
-// new one's, which whoever listens removes.
-// Throws Error(kUnavailable) with the cause.
+// Listens at `address`. Port 0: the kernel chooses, see local_port(). Empty host: IPv6 and IPv4 on
+// all interfaces. Replaces a socket file without a listener; the new file has `file_mode`, and the
+// listener must remove it. Throws Error(kUnavailable) with the cause.
 Descriptor listen_at(const Address& address, mode_t file_mode = 0600);
 
 uint16_t local_port(int socket);
 
-// A client that calls, or none: `failure` is then the errno (EAGAIN: nobody calls now).
+// Accepts a pending client. Returns none with the errno in `failure`; EAGAIN: no client is pending.
 Descriptor accept_from(int listener, int& failure) noexcept;
 
-// Tries every address of a host name in turn.
-// Throws Error(kNetwork) with the cause, also when `deadline` passes.
+// Connects to the first reachable address of the host. Throws Error(kNetwork) with the cause, also
+// when `deadline` passes.
 Descriptor connect_to(const Address& address, Deadline deadline);
 
-// Sleeps until one of `events` (of poll) or an error is there; false: `deadline` has passed.
-// Throws Error(kNetwork) when the kernel refuses.
+// Sleeps until poll() reports one of `events` or an error. Returns false if `deadline` passes
+// first. Throws Error(kNetwork) when poll() fails.
 bool wait_for(int socket, short events, Deadline deadline);
 
-// The user at the other end of a Unix socket; nothing for other sockets.
+// Returns the user of the peer of a Unix socket; none for other sockets.
 std::optional<uid_t> peer_user(int socket) noexcept;
 
 // "192.0.2.1:5000", "[::1]:5000" or "process 77 of user 0", for messages.
 std::string peer_name(int socket);
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
 // -- Limits on the wire: another value needs another kVersion.
 
@@ -23,7 +23,7 @@ inline constexpr uint32_t kMaxPayload = 1u << 20;
 // Unit: bytes
 // Below: up to and including the value, all of it is sent.
 // Above: the sender cuts it after the last whole character; a client refuses a longer one.
-// Measure: `smb_stream_listener_refusal_test --gtest_filter=*TellsTheFirst64KiBOfACause*`
+// Measure: `smb_stream_listener_refusal_test --gtest_filter=*SendsTheFirst64KiBOfACause*`
 inline constexpr uint32_t kMaxCause = 64u << 10;
 
 // Sequenced requests of a client in flight. The box keeps as many replies to replay.
@@ -31,16 +31,16 @@ inline constexpr uint32_t kMaxCause = 64u << 10;
 // Below: the client posts the next one.
 // Above: from the value on, the client waits for a reply; the box refuses a client that does not.
 // Measure: `smb_session_test
-// --gtest_filter=Session.WindowHoldsAsManyRepliesAsAClientMayLeaveUnconfirmed`
-inline constexpr uint32_t kWindow = 64;
+// --gtest_filter=Session.CachesAsManyRepliesAsAClientMayLeaveUnconfirmed`
+inline constexpr uint32_t kSequencedInFlight = 64;
 
 // The content of one authenticated record, and of one copy of payloads in shared memory. It stays
 // in the cache of a core.
 // Unit: bytes
 // Below: a record has all that is queued.
 // Above: several records follow one another; the receiver refuses a longer one.
-// Measure: `smb_seal_test --gtest_filter=*ChecksALongPayloadPieceByPiece*`
-inline constexpr uint32_t kMostPieceBytes = 256u << 10;
+// Measure: `smb_authenticator_test --gtest_filter=*ChecksALongPayloadRecordByRecord*`
+inline constexpr uint32_t kMostRecordBytes = 256u << 10;
 
 // -- Buffers of a connection
 
@@ -48,7 +48,7 @@ inline constexpr uint32_t kMostPieceBytes = 256u << 10;
 // Unit: bytes
 // Below: one system call receives all frames that are there.
 // Above: further frames take further calls.
-// Measure: `smb_frame_stream_test --gtest_filter=*TakeManySmallFramesInFewCalls*`
+// Measure: `smb_frame_stream_test --gtest_filter=*TakeManyShortFramesInFewCalls*`
 inline constexpr uint64_t kReceiveBufferBytes = uint64_t{64} << 10;
 
 // The same where payloads go to shared memory, all of them through the buffer. It stays in the
@@ -70,7 +70,7 @@ inline constexpr uint64_t kBulkBytes = uint64_t{16} << 10;
 // Unit: parts
 // Below: all queued frames go out in one call.
 // Above: the rest takes further calls.
-// Measure: `smb_frame_stream_test --gtest_filter=*TakeManySmallFramesInFewCalls*`
+// Measure: `smb_frame_stream_test --gtest_filter=*TakeManyShortFramesInFewCalls*`
 inline constexpr size_t kPartsPerSend = 64;
 
 // -- A dead peer
@@ -117,4 +117,4 @@ inline constexpr std::chrono::milliseconds kFullBacklogPause{2};
 // Measure: `hbmcomm bench box --sections shm`
 inline constexpr uint64_t kElementPrefetchBytes = 1024;
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
 WakeEvent::WakeEvent() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (fd_) return;
@@ -20,14 +20,14 @@ WakeEvent::WakeEvent() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
 
 void WakeEvent::signal() noexcept {
   const uint64_t once = 1;
-  // Fails only when it was signalled 2^64 times already.
+  // Fails only after 2^64 signals.
   [[maybe_unused]] const ssize_t written = write(fd_.get(), &once, sizeof(once));
 }
 
 void WakeEvent::clear() noexcept {
   uint64_t signals = 0;
-  // Fails only when nobody signalled.
+  // Fails only if there was no signal.
   [[maybe_unused]] const ssize_t got = read(fd_.get(), &signals, sizeof(signals));
 }
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -1,16 +1,16 @@
 // An event that ends another thread's sleep in poll().
 //
-// Threads: any may signal; one sleeps on fd() and clears it. A signal before the sleep ends that
+// Threads: any may signal; one thread polls fd() and clears it. A signal before the sleep ends that
 // sleep.
 #pragma once
 
 #include "base/descriptor.h"
 
-namespace hbm::smb {
+namespace hbm::box::protocol {
 
 class WakeEvent {
  public:
-  // Throws Error(kUnavailable) when the kernel gives no eventfd.
+  // Throws Error(kUnavailable) if the kernel provides no eventfd.
   WakeEvent();
 
   int fd() const noexcept { return fd_.get(); }  // readable once signalled
@@ -21,4 +21,4 @@ class WakeEvent {
   const Descriptor fd_;
 };
 
-}  // namespace hbm::smb
+}  // namespace hbm::box::protocol

@@ -1,10 +1,10 @@
-// The segments of a box by their keys, and who may still reach each.
+// The segments of a box by their keys, and their attachments.
 //
-// A segment has its key from its creation until it is deleted, or, when it is temporary, until its
-// last attachment ends. The memory stays as long as anyone holds the segment.
+// A segment has its key until it is deleted; a temporary one until its last attachment ends. Its
+// memory stays until the last pointer to the segment goes.
 //
-// Threads: every member may be called from any thread. While a segment is being made or removed,
-// which may take long, the lock is free, and whoever wants that key waits.
+// Threads: any. Creating or deleting a segment may take long: the lock is free during it, and other
+// callers wait for that key only.
 #pragma once
 
 #include <condition_variable>
@@ -20,66 +20,70 @@
 #include "box/server/storage/segment.h"
 #include "box/server/storage/store.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 
 struct OpenedSegment {
-  std::shared_ptr<BoxSegment> segment;
+  std::shared_ptr<storage::BoxSegment> segment;
   bool created = false;
 };
 
 class Registry {
  public:
-  // Begins with the store's segments. The temporary ones stay at least until remove_forsaken(): one
-  // client may have left again before another is back.
-  explicit Registry(Store& store);
+  // Begins with the segments of the store. Temporary ones stay at least until remove_unattached():
+  // one client may leave before another reconnects.
+  explicit Registry(storage::Store& store);
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
-  // Every OpenedSegment is one attachment, until release().
-  // Throw Refusal when the key stands for something else than was asked for, and as Store::create()
-  // does and on_new_segment()'s action when they fail; nothing has changed then.
+  // Each OpenedSegment is one attachment, which release() ends.
+  //
+  // Throw Refusal if the segment of the key is not as requested, and the errors of Store::create()
+  // and of the action of on_new_segment(). Nothing has changed then.
   enum class Size { kSame, kAny };
-  OpenedSegment attach(const smb::Id& key, uint64_t bytes, Size size);
-  OpenedSegment create(const Creation& creation);  // no key: chooses one
-  OpenedSegment attach_or_create(const Creation& creation);
+  OpenedSegment attach(const protocol::Id& key, uint64_t bytes, Size size);
+  OpenedSegment create(const storage::Creation& creation);  // no key: a random one
+  OpenedSegment attach_or_create(const storage::Creation& creation);
 
-  // Returns true if a segment has the key. Waits while a segment is made or removed under it.
-  bool exists(const smb::Id& key);
+  // Returns true if a segment has the key. Waits while a segment with this key is being created or
+  // deleted.
+  bool exists(const protocol::Id& key);
 
-  // The segment that a request created before the box was restarted, or none.
-  OpenedSegment created_by(const Creator& creator);
+  // Returns an attachment to the segment that this request created before the restart, or none.
+  OpenedSegment created_by(const storage::Creator& creator);
 
-  void release(const std::shared_ptr<BoxSegment>& segment) noexcept;
+  void release(const std::shared_ptr<storage::BoxSegment>& segment) noexcept;
 
-  // Takes its key away. Throws Refusal(kNoSuchKey) when it has none any more, Error when the store
-  // fails; nothing has changed then.
-  void remove(const std::shared_ptr<BoxSegment>& segment);
+  // Removes the key of the segment. Throws Refusal(kNoSuchKey) if it has none any more, Error if
+  // the store fails; nothing has changed then.
+  void remove(const std::shared_ptr<storage::BoxSegment>& segment);
 
-  // Removes temporary segments that nobody attached to: their clients did not come back.
-  void remove_forsaken() noexcept;
+  // Removes temporary segments without attachments, whose clients did not reconnect after the
+  // restart.
+  void remove_unattached() noexcept;
 
   // Sets the action for each new segment, as RequestHandler::on_new_segment(). REQUIRES: no client
   // is served yet.
-  void on_new_segment(std::function<void(BoxSegment&)> action);
+  void on_new_segment(std::function<void(storage::BoxSegment&)> action);
 
-  std::vector<smb::SegmentStats> statistics() const;
+  std::vector<protocol::SegmentStats> statistics() const;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  using Segments = std::map<smb::Id, std::shared_ptr<BoxSegment>>;
+  using Segments = std::map<protocol::Id, std::shared_ptr<storage::BoxSegment>>;
 
-  Segments::iterator find(Lock& lock, const smb::Id& key);  // waits until nobody changes the key
+  Segments::iterator find(Lock& lock,
+                          const protocol::Id& key);  // waits while the key is being changed
   OpenedSegment open(const Segments::iterator& found, uint64_t bytes, Size size);
-  OpenedSegment make(Lock& lock, Creation creation);
-  std::shared_ptr<BoxSegment> build(const Creation& creation);
+  OpenedSegment make(Lock& lock, storage::Creation creation);
+  std::shared_ptr<storage::BoxSegment> build(const storage::Creation& creation);
   void erase(Lock& lock, Segments::iterator found);
 
-  Store& store_;
-  std::function<void(BoxSegment&)> action_;  // set before clients are served
-  mutable std::mutex mutex_;  // guards all below; neither sessions nor the ring are locked under it
+  storage::Store& store_;
+  std::function<void(storage::BoxSegment&)> action_;  // set before any client is served
+  mutable std::mutex mutex_;  // guards all below; no session or run queue is locked under it
   std::condition_variable changed_;
   Segments segments_;
-  std::set<smb::Id> changing_;
+  std::set<protocol::Id> changing_;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

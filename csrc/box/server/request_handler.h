@@ -1,9 +1,8 @@
-// The interface between the service of a box and the listeners through which its clients come in:
-// what is done with a request, whatever transport carried it.
+// The interface between listeners and the service of a box: executes requests, independent of the
+// transport that carried them.
 //
-// Threads: every member may be called from any thread; none blocks for longer than a lock is held.
-// An Answer is called exactly once, by any thread, perhaps before submit() returns, and must not
-// block.
+// Threads: any. No member blocks for longer than a lock is held. An Answer is called exactly once,
+// by any thread, perhaps before submit() returns, and must not block.
 #pragma once
 
 #include <cstddef>
@@ -18,23 +17,26 @@
 
 #include "box/protocol/protocol.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 
+namespace storage {
 class BoxSegment;  // box/server/storage/segment.h
-class Session;     // the service's own; listeners only hold it
+}  // namespace storage
+
+class Session;  // private to the service; listeners only hold it
 
 struct Reply {
-  smb::Status status = smb::Status::kOk;
-  std::vector<std::byte> body;     // of the protocol's struct
+  protocol::Status status = protocol::Status::kOk;
+  std::vector<std::byte> body;     // a struct of the protocol
   std::vector<std::byte> payload;  // kStats
-  std::string cause;               // when status is not kOk
-  // kAlloc and kAttach: what was attached, for the listener to add its transport's part.
-  std::shared_ptr<BoxSegment> granted;
+  std::string cause;               // if status is not kOk
+  // kAlloc and kAttach: the attached segment; the listener adds the part of its transport.
+  std::shared_ptr<storage::BoxSegment> granted;
   bool may_write = false;
 };
 using Answer = std::function<void(Reply)>;
 
-template <smb::Body T>
+template <protocol::Body T>
 Reply with_body(const T& value) {
   Reply reply;
   reply.body.resize(sizeof value);
@@ -42,37 +44,37 @@ Reply with_body(const T& value) {
   return reply;
 }
 
-inline Reply refused(smb::Status status, std::string cause) {
+inline Reply refused(protocol::Status status, std::string cause) {
   Reply reply;
   reply.status = status;
   reply.cause = std::move(cause);
   return reply;
 }
 
-// A request that the box does not carry out: what the client is told.
+// The refusal of a request: the status and cause for the client.
 class Refusal : public std::runtime_error {
  public:
-  Refusal(smb::Status status, const std::string& cause)
+  Refusal(protocol::Status status, const std::string& cause)
       : std::runtime_error(cause), status_(status) {}
-  smb::Status status() const noexcept { return status_; }
+  protocol::Status status() const noexcept { return status_; }
 
  private:
-  smb::Status status_;
+  protocol::Status status_;
 };
 
-// Part of a segment that a listener may copy from or to, as long as it holds `segment`.
+// A range of a segment for a listener to copy from or to while it holds `segment`.
 struct Access {
-  smb::Status status = smb::Status::kOk;
+  protocol::Status status = protocol::Status::kOk;
   std::string cause;
-  std::shared_ptr<BoxSegment> segment;
+  std::shared_ptr<storage::BoxSegment> segment;
   std::byte* at = nullptr;
 };
 
 struct Joining {
-  std::shared_ptr<Session> session;  // none: refused, see status and cause
-  smb::Status status = smb::Status::kOk;
+  std::shared_ptr<Session> session;  // none: refused with status and cause
+  protocol::Status status = protocol::Status::kOk;
   std::string cause;
-  smb::Id id;
+  protocol::Id id;
   uint64_t applied = 0;
   bool resumed = false;
 };
@@ -81,41 +83,45 @@ class RequestHandler {
  public:
   virtual ~RequestHandler() = default;
 
-  virtual smb::Id contents() const = 0;  // Joined::box
+  virtual protocol::Id generation() const = 0;  // Joined::generation
   virtual uint32_t lease_ms() const = 0;
 
-  // A client that has proved the token comes in by a connection: a new session, or the one that
-  // `join` names. Each connection counts one until left().
-  virtual Joining join(const smb::Join& join, smb::TransportKind transport) = 0;
+  // Admits a connection whose client has proved the token: begins a session, or joins the one that
+  // `join` names. The session counts the connection until left().
+  virtual Joining join(const protocol::Join& join, protocol::TransportKind transport) = 0;
 
-  // The connection is closed. The session stays until its lease ends.
+  // Called when a connection of the session has closed. The session stays until its lease ends.
   virtual void left(const std::shared_ptr<Session>& session) = 0;
 
-  // Every request but kJoin, kRead and kWrite. `body` has the opcode's size, and is copied.
-  virtual void submit(const std::shared_ptr<Session>& session, smb::Opcode opcode,
+  // Queues a request of any opcode except kJoin, kRead and kWrite. `body` has the size for its
+  // opcode, and is copied.
+  virtual void submit(const std::shared_ptr<Session>& session, protocol::Opcode opcode,
                       std::span<const std::byte> body, Answer answer) = 0;
 
-  // kRead, kWrite: checks the session's right, counts the operation, and renews the lease.
-  virtual Access access(const std::shared_ptr<Session>& session, const smb::Transfer& transfer,
+  // Admits a kRead or kWrite: checks the rights of the session, counts the operation, and renews
+  // the lease.
+  virtual Access access(const std::shared_ptr<Session>& session, const protocol::Transfer& transfer,
                         bool writing) = 0;
 
-  // Sets what is done with every new segment before anyone can attach to it, and, now, with those
-  // that are there: the verbs listener registers their memory. It may throw Error: the request
-  // fails. REQUIRES: no client has come in yet.
-  virtual void on_new_segment(std::function<void(BoxSegment&)> action) = 0;
+  // Sets the action for each new segment, before any client can attach to it, and calls it for all
+  // present segments. The verbs listener registers memory this way. The action may throw Error: the
+  // request fails. REQUIRES: no client is served yet.
+  virtual void on_new_segment(std::function<void(storage::BoxSegment&)> action) = 0;
 
-  // The client has left, or its lease is over: nothing but refusals will come of its connections.
+  // Returns true if the session has ended, because its client left or its lease expired. All
+  // further requests are refused.
   virtual bool ended(const std::shared_ptr<Session>& /*session*/) const { return false; }
 };
 
-// A way in. Its threads end in the destructor, and no Answer is used after it.
+// A transport through which clients connect. The destructor ends its threads; no Answer is called
+// after it.
 class Listener {
  public:
   virtual ~Listener() = default;
 
-  // Takes no further clients or requests, and returns when what was read is answered and sent, or
-  // after `most_ms`.
+  // Accepts no further clients or requests. Returns when all requests that were read are answered
+  // and the replies are sent, or after `most_ms`.
   virtual void drain(uint32_t most_ms) = 0;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

@@ -10,15 +10,15 @@
 #include "box/server/request_handler.h"
 #include "kernels/accumulate.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 namespace {
 
-// Runs `action`; what it throws becomes the reply.
+// Runs `action`; an exception becomes the reply.
 template <class Action>
-Reply answered(smb::Opcode opcode, Action&& action) noexcept {
+Reply answered(protocol::Opcode opcode, Action&& action) noexcept {
   const auto failed = [opcode](const char* cause) {
-    log::error(std::string("a client's ") + smb::opcode_name(opcode) + " failed: " + cause);
-    return refused(smb::Status::kInternal, cause);
+    log::error(std::string("a client's ") + protocol::opcode_name(opcode) + " failed: " + cause);
+    return refused(protocol::Status::kInternal, cause);
   };
   try {
     return action();
@@ -26,166 +26,172 @@ Reply answered(smb::Opcode opcode, Action&& action) noexcept {
     return refused(refusal.status(), refusal.what());
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kExhausted) return failed(error.what());
-    return refused(smb::Status::kExhausted, error.what());
+    return refused(protocol::Status::kExhausted, error.what());
   } catch (const std::bad_alloc&) {
-    return refused(smb::Status::kExhausted, "the box's process is out of memory");
+    return refused(protocol::Status::kExhausted, "the box's process is out of memory");
   } catch (const std::exception& error) {
     return failed(error.what());
   }
 }
 
-Formula formula_of(const smb::Accumulate& request) {
+kernels::Formula formula_of(const protocol::Accumulate& request) {
   if (request.dtype >= kDtypeCount || request.source_dtype >= kDtypeCount) {
-    throw Refusal(smb::Status::kMalformed, "its type does not exist");
+    throw Refusal(protocol::Status::kMalformed, "its type does not exist");
   }
   if (request.combine >= kCombineCount) {
-    throw Refusal(smb::Status::kMalformed, "it neither adds nor assigns");
+    throw Refusal(protocol::Status::kMalformed, "it neither adds nor assigns");
   }
-  const Formula formula{.target = static_cast<Dtype>(request.dtype),
-                        .source = static_cast<Dtype>(request.source_dtype),
-                        .combine = static_cast<Combine>(request.combine),
-                        .scale = request.scale};
-  if (const char* cause = accumulate_unsupported(formula.target, formula.source)) {
-    throw Refusal(smb::Status::kUnsupported, std::string("cannot accumulate ") +
-                                                 dtype_name(formula.source) + " into " +
-                                                 dtype_name(formula.target) + ": " + cause);
+  const kernels::Formula formula{.target = static_cast<Dtype>(request.dtype),
+                                 .source = static_cast<Dtype>(request.source_dtype),
+                                 .combine = static_cast<Combine>(request.combine),
+                                 .scale = request.scale};
+  if (const char* cause = kernels::accumulate_unsupported(formula.target, formula.source)) {
+    throw Refusal(protocol::Status::kUnsupported, std::string("cannot accumulate ") +
+                                                      dtype_name(formula.source) + " into " +
+                                                      dtype_name(formula.target) + ": " + cause);
   }
   return formula;
 }
 
-void require_apart(const smb::Accumulate& request, const Formula& formula, const BoxSegment* target,
-                   const BoxSegment* source) {
+void require_apart(const protocol::Accumulate& request, const kernels::Formula& formula,
+                   const storage::BoxSegment* target, const storage::BoxSegment* source) {
   const uint64_t to = request.target_offset, from = request.source_offset;
   if (target != source || (to == from && formula.target == formula.source)) return;
   if (to < from + formula.source_bytes(request.bytes) && from < to + request.bytes) {
     throw Refusal(
-        smb::Status::kUnsupported,
+        protocol::Status::kUnsupported,
         "the source overlaps the target: they may be apart, or the same range of one type");
   }
 }
 
-constexpr uint32_t kFlags = smb::Alloc::kReadOnly | smb::Alloc::kTemporary | smb::Alloc::kAnySize;
+constexpr uint32_t kFlags =
+    protocol::Alloc::kReadOnly | protocol::Alloc::kTemporary | protocol::Alloc::kAnySize;
 
 void require_flags(uint32_t flags) {
   if ((flags & ~kFlags) != 0) {
-    throw Refusal(smb::Status::kMalformed, "it has flags that do not exist");
+    throw Refusal(protocol::Status::kMalformed, "it has flags that do not exist");
   }
 }
 
 Registry::Size size_of(uint32_t flags) {
-  return (flags & smb::Alloc::kAnySize) != 0 ? Registry::Size::kAny : Registry::Size::kSame;
+  return (flags & protocol::Alloc::kAnySize) != 0 ? Registry::Size::kAny : Registry::Size::kSame;
 }
 
-Creation creation_of(const Session& session, const smb::Alloc& request) {
+storage::Creation creation_of(const Session& session, const protocol::Alloc& request) {
   if (session.identity().read_only) {
-    throw Refusal(smb::Status::kReadOnly, "a read-only client creates no segment");
+    throw Refusal(protocol::Status::kReadOnly, "a read-only client creates no segment");
   }
   if (request.size == 0) {
-    throw Refusal(smb::Status::kRange, "a new segment has at least one byte");
+    throw Refusal(protocol::Status::kRange, "a new segment has at least one byte");
   }
   return {.key = request.key,
           .size = request.size,
-          .temporary = (request.flags & smb::Alloc::kTemporary) != 0,
+          .temporary = (request.flags & protocol::Alloc::kTemporary) != 0,
           .creator = {session.identity().id, request.sequence.number}};
 }
 
 Reply allocated(const SessionAttachment& attachment, bool created) {
-  Reply reply = with_body(smb::Allocated{.key = attachment.segment->key,
-                                         .size = attachment.segment->size,
-                                         .created = created,
-                                         .reserved = 0,
-                                         .address = 0});
+  Reply reply = with_body(protocol::Allocated{.key = attachment.segment->key,
+                                              .size = attachment.segment->size,
+                                              .created = created,
+                                              .reserved = 0,
+                                              .address = 0});
   reply.granted = attachment.segment;
   reply.may_write = attachment.may_write;
   return reply;
 }
 
-// The first request after a restart may be one that the box was killed in, when its effect was in
-// the store and its number was not: its segment is gone, and cannot be attached again.
-bool perhaps_done(const Session& session, const smb::Sequence& sequence) {
-  return session.identity().restored && sequence.number == session.window.restored() + 1;
+// The first request after a restart may have taken effect in the store before the box was killed,
+// without its number being recorded. Its segment is gone then, and cannot be attached again.
+bool perhaps_done(const Session& session, const protocol::Sequence& sequence) {
+  return session.identity().restored && sequence.number == session.request_cache.restored() + 1;
 }
 
 }  // namespace
 
-Requests::Requests(Registry& registry, Sessions& sessions, Records& records,
-                   Accumulator& accumulator, Counters& totals)
+Requests::Requests(Registry& registry, Sessions& sessions, storage::Records& records,
+                   Accumulator& accumulator, storage::Counters& totals)
     : registry_(registry),
       sessions_(sessions),
       records_(records),
       accumulator_(accumulator),
       totals_(totals) {}
 
-Reply Requests::dispatch(Session& session, smb::Opcode opcode,
+Reply Requests::dispatch(Session& session, protocol::Opcode opcode,
                          std::span<const std::byte> body) noexcept {
   return answered(opcode, [&]() -> Reply {
-    if (!smb::sequenced(opcode)) return execute(session, opcode, body);
-    const auto sequence = smb::read_as<smb::Sequence>(body);
-    const ReplyWindow::Turn turn = session.window.turn(sequence);
-    if (turn != ReplyWindow::Turn::kNew) return replay(session, opcode, body, turn);
+    if (!protocol::sequenced(opcode)) return execute(session, opcode, body);
+    const auto sequence = protocol::read_as<protocol::Sequence>(body);
+    const DuplicateRequestCache::Kind kind = session.request_cache.classify(sequence);
+    if (kind != DuplicateRequestCache::Kind::kNew) return replay(session, opcode, body, kind);
     const Reply reply = answered(opcode, [&] { return execute(session, opcode, body); });
-    if (session.window.applied() < sequence.number) {  // the accumulator finishes its own
+    if (session.request_cache.applied() <
+        sequence.number) {  // the accumulator finishes its own requests
       records_.finish(session.record, {.number = sequence.number, .status = reply.status});
     }
-    session.window.save(reply);
+    session.request_cache.save(reply);
     return reply;
   });
 }
 
-Reply Requests::execute(Session& session, smb::Opcode opcode, std::span<const std::byte> body) {
+Reply Requests::execute(Session& session, protocol::Opcode opcode,
+                        std::span<const std::byte> body) {
   switch (opcode) {
-    case smb::Opcode::kPing:
+    case protocol::Opcode::kPing:
       return {};
-    case smb::Opcode::kLeave:
+    case protocol::Opcode::kLeave:
       return leave(session);
-    case smb::Opcode::kAttach:
-      return attach(session, smb::read_as<smb::Attach>(body));
-    case smb::Opcode::kExists:
-      return with_body(smb::KeyFound{registry_.exists(smb::read_as<smb::KeyQuery>(body).key)});
-    case smb::Opcode::kAlloc:
-      return alloc(session, smb::read_as<smb::Alloc>(body));
-    case smb::Opcode::kFree:
-      return free(session, smb::read_as<smb::Release>(body));
-    case smb::Opcode::kDelete:
-      return remove(session, smb::read_as<smb::Release>(body));
-    case smb::Opcode::kAccumulate:
-      return accumulate(session, smb::read_as<smb::Accumulate>(body));
-    case smb::Opcode::kFetchAdd:
-      return fetch_add(session, smb::read_as<smb::FetchAdd>(body));
+    case protocol::Opcode::kAttach:
+      return attach(session, protocol::read_as<protocol::Attach>(body));
+    case protocol::Opcode::kExists:
+      return with_body(
+          protocol::KeyFound{registry_.exists(protocol::read_as<protocol::KeyQuery>(body).key)});
+    case protocol::Opcode::kAlloc:
+      return alloc(session, protocol::read_as<protocol::Alloc>(body));
+    case protocol::Opcode::kFree:
+      return free(session, protocol::read_as<protocol::Release>(body));
+    case protocol::Opcode::kDelete:
+      return remove(session, protocol::read_as<protocol::Release>(body));
+    case protocol::Opcode::kAccumulate:
+      return accumulate(session, protocol::read_as<protocol::Accumulate>(body));
+    case protocol::Opcode::kFetchAdd:
+      return fetch_add(session, protocol::read_as<protocol::FetchAdd>(body));
     default:
-      throw Refusal(smb::Status::kMalformed,
-                    std::string(smb::opcode_name(opcode)) + " is no request to execute");
+      throw Refusal(protocol::Status::kMalformed,
+                    std::string(protocol::opcode_name(opcode)) + " is no request to execute");
   }
 }
 
-Reply Requests::replay(Session& session, smb::Opcode opcode, std::span<const std::byte> body,
-                       ReplyWindow::Turn turn) {
-  const uint64_t number = smb::read_as<smb::Sequence>(body).number;
-  if (turn == ReplyWindow::Turn::kSaved) {
-    Reply reply = session.window.saved(number);
-    if (opcode == smb::Opcode::kAlloc && reply.status == smb::Status::kOk) {
-      const SessionAttachment attachment = attached(session, smb::read_as<smb::Alloc>(body).handle);
+Reply Requests::replay(Session& session, protocol::Opcode opcode, std::span<const std::byte> body,
+                       DuplicateRequestCache::Kind kind) {
+  const uint64_t number = protocol::read_as<protocol::Sequence>(body).number;
+  if (kind == DuplicateRequestCache::Kind::kSaved) {
+    Reply reply = session.request_cache.saved(number);
+    if (opcode == protocol::Opcode::kAlloc && reply.status == protocol::Status::kOk) {
+      const SessionAttachment attachment =
+          attached(session, protocol::read_as<protocol::Alloc>(body).handle);
       reply.granted = attachment.segment;
       reply.may_write = attachment.may_write;
     }
     return reply;
   }
-  const RequestOutcome* outcome = session.record.outcome(number);
+  const storage::RequestOutcome* outcome = session.record.outcome(number);
   if (outcome == nullptr) {
-    throw Refusal(smb::Status::kMalformed, "how the request ended is known no more");
+    throw Refusal(protocol::Status::kMalformed, "the outcome of the request is no longer stored");
   }
-  if (outcome->status != smb::Status::kOk) {
-    throw Refusal(outcome->status, "it was refused so before the box was restarted");
+  if (outcome->status != protocol::Status::kOk) {
+    throw Refusal(outcome->status, "the request was refused before the box restarted");
   }
-  if (opcode == smb::Opcode::kAlloc) return replay_alloc(session, smb::read_as<smb::Alloc>(body));
-  if (opcode != smb::Opcode::kFetchAdd) return {};
-  return with_body(smb::Fetched{outcome->value});
+  if (opcode == protocol::Opcode::kAlloc)
+    return replay_alloc(session, protocol::read_as<protocol::Alloc>(body));
+  if (opcode != protocol::Opcode::kFetchAdd) return {};
+  return with_body(protocol::Fetched{outcome->value});
 }
 
 SessionAttachment attached(const Session& session, uint32_t handle) {
   SessionAttachment attachment = session.attachment(handle);
   if (attachment.segment == nullptr) {
-    throw Refusal(smb::Status::kNotAttached,
+    throw Refusal(protocol::Status::kNotAttached,
                   "nothing is attached with the handle " + std::to_string(handle));
   }
   return attachment;
@@ -193,31 +199,32 @@ SessionAttachment attached(const Session& session, uint32_t handle) {
 
 void require_write(const Session& session, const SessionAttachment& attachment) {
   if (session.identity().read_only) {
-    throw Refusal(smb::Status::kReadOnly, "the client came in as a read-only one");
+    throw Refusal(protocol::Status::kReadOnly, "the client joined as a read-only one");
   }
   if (!attachment.may_write) {
-    throw Refusal(smb::Status::kReadOnly, "the segment was attached for reading alone");
+    throw Refusal(protocol::Status::kReadOnly, "the segment was attached for reading alone");
   }
 }
 
-void require_range(const BoxSegment& segment, uint64_t offset, uint64_t bytes, uint64_t unit) {
+void require_range(const storage::BoxSegment& segment, uint64_t offset, uint64_t bytes,
+                   uint64_t unit) {
   const auto describe = [&] {
     return std::to_string(bytes) + " bytes at " + std::to_string(offset);
   };
   if (offset > segment.size || bytes > segment.size - offset) {
-    throw Refusal(smb::Status::kRange,
-                  describe() + " do not lie in a segment of " + std::to_string(segment.size));
+    throw Refusal(protocol::Status::kRange,
+                  describe() + " are outside a segment of " + std::to_string(segment.size));
   }
   if (offset % unit != 0 || bytes % unit != 0) {
-    throw Refusal(smb::Status::kRange,
+    throw Refusal(protocol::Status::kRange,
                   describe() + " are not in multiples of " + std::to_string(unit));
   }
 }
 
-Reply Requests::alloc(Session& session, const smb::Alloc& request) {
+Reply Requests::alloc(Session& session, const protocol::Alloc& request) {
   require_flags(request.flags);
   if (session.attachment(request.handle).segment != nullptr) {
-    throw Refusal(smb::Status::kMalformed,
+    throw Refusal(protocol::Status::kMalformed,
                   "the handle " + std::to_string(request.handle) + " is in use");
   }
   OpenedSegment opened;
@@ -226,7 +233,7 @@ Reply Requests::alloc(Session& session, const smb::Alloc& request) {
   return grant(session, request.handle, request.flags, std::move(opened));
 }
 
-Reply Requests::replay_alloc(Session& session, const smb::Alloc& request) {
+Reply Requests::replay_alloc(Session& session, const protocol::Alloc& request) {
   const SessionAttachment attachment = session.attachment(request.handle);
   OpenedSegment opened = created_before(session, request);
   if (attachment.segment != nullptr) {
@@ -239,27 +246,27 @@ Reply Requests::replay_alloc(Session& session, const smb::Alloc& request) {
   return grant(session, request.handle, request.flags, std::move(opened));
 }
 
-OpenedSegment Requests::created_before(const Session& session, const smb::Alloc& request) {
+OpenedSegment Requests::created_before(const Session& session, const protocol::Alloc& request) {
   return registry_.created_by({session.identity().id, request.sequence.number});
 }
 
-OpenedSegment Requests::open(const Session& session, const smb::Alloc& request) {
+OpenedSegment Requests::open(const Session& session, const protocol::Alloc& request) {
   const Registry::Size size = size_of(request.flags);
   const bool may_create = !session.identity().read_only && size == Registry::Size::kSame;
   switch (request.mode) {
-    case smb::AllocMode::kCreate:
+    case protocol::AllocMode::kCreate:
       return registry_.create(creation_of(session, request));
-    case smb::AllocMode::kAttach:
+    case protocol::AllocMode::kAttach:
       return registry_.attach(request.key, request.size, size);
-    case smb::AllocMode::kAuto:
+    case protocol::AllocMode::kAuto:
       if (request.key && !may_create) return registry_.attach(request.key, request.size, size);
       return registry_.attach_or_create(creation_of(session, request));
   }
-  throw Refusal(smb::Status::kMalformed, "its mode does not exist");
+  throw Refusal(protocol::Status::kMalformed, "its mode does not exist");
 }
 
 Reply Requests::grant(Session& session, uint32_t handle, uint32_t flags, OpenedSegment opened) {
-  const bool read_only = session.identity().read_only || (flags & smb::Alloc::kReadOnly) != 0;
+  const bool read_only = session.identity().read_only || (flags & protocol::Alloc::kReadOnly) != 0;
   const SessionAttachment attachment{std::move(opened.segment), !read_only};
   try {
     session.attach(handle, attachment);
@@ -271,7 +278,7 @@ Reply Requests::grant(Session& session, uint32_t handle, uint32_t flags, OpenedS
   }
 }
 
-Reply Requests::attach(Session& session, const smb::Attach& request) {
+Reply Requests::attach(Session& session, const protocol::Attach& request) {
   require_flags(request.flags);
   const SessionAttachment attachment = session.attachment(request.handle);
   if (attachment.segment == nullptr) {
@@ -279,13 +286,13 @@ Reply Requests::attach(Session& session, const smb::Attach& request) {
                  registry_.attach(request.key, request.size, size_of(request.flags)));
   }
   if (attachment.segment->key != request.key) {
-    throw Refusal(smb::Status::kMalformed,
+    throw Refusal(protocol::Status::kMalformed,
                   "the handle " + std::to_string(request.handle) + " stands for another segment");
   }
   return allocated(attachment, false);
 }
 
-Reply Requests::free(Session& session, const smb::Release& request) {
+Reply Requests::free(Session& session, const protocol::Release& request) {
   const SessionAttachment attachment = session.detach(request.handle);
   if (attachment.segment != nullptr) {
     registry_.release(attachment.segment);
@@ -295,7 +302,7 @@ Reply Requests::free(Session& session, const smb::Release& request) {
   return {};
 }
 
-Reply Requests::remove(Session& session, const smb::Release& request) {
+Reply Requests::remove(Session& session, const protocol::Release& request) {
   if (session.attachment(request.handle).segment == nullptr &&
       perhaps_done(session, request.sequence)) {
     return {};
@@ -313,11 +320,11 @@ Reply Requests::leave(Session& session) {
   return {};
 }
 
-Reply Requests::accumulate(Session& session, const smb::Accumulate& request) {
+Reply Requests::accumulate(Session& session, const protocol::Accumulate& request) {
   const SessionAttachment target = attached(session, request.target);
   const SessionAttachment source = attached(session, request.source);
   require_write(session, target);
-  const Formula formula = formula_of(request);
+  const kernels::Formula formula = formula_of(request);
   require_range(*target.segment, request.target_offset, request.bytes,
                 element_size(formula.target));
   require_range(*source.segment, request.source_offset, formula.source_bytes(request.bytes),
@@ -326,22 +333,22 @@ Reply Requests::accumulate(Session& session, const smb::Accumulate& request) {
   accumulator_.accumulate(session.record, request.sequence.number,
                           {*target.segment, request.target_offset},
                           {*source.segment, request.source_offset}, request.bytes, formula);
-  for (Counters* counters : {&totals_, &session.counters, &target.segment->counters}) {
-    counters->count(smb::Opcode::kAccumulate, request.bytes);
+  for (storage::Counters* counters : {&totals_, &session.counters, &target.segment->counters}) {
+    counters->count(protocol::Opcode::kAccumulate, request.bytes);
   }
   return {};
 }
 
-Reply Requests::fetch_add(Session& session, const smb::FetchAdd& request) {
+Reply Requests::fetch_add(Session& session, const protocol::FetchAdd& request) {
   const SessionAttachment cell = attached(session, request.handle);
   require_write(session, cell);
   require_range(*cell.segment, request.offset, sizeof(int64_t), sizeof(int64_t));
   const int64_t before = accumulator_.fetch_add(session.record, request.sequence.number,
                                                 {*cell.segment, request.offset}, request.addend);
-  for (Counters* counters : {&totals_, &session.counters, &cell.segment->counters}) {
-    counters->count(smb::Opcode::kFetchAdd, sizeof before);
+  for (storage::Counters* counters : {&totals_, &session.counters, &cell.segment->counters}) {
+    counters->count(protocol::Opcode::kFetchAdd, sizeof before);
   }
-  return with_body(smb::Fetched{before});
+  return with_body(protocol::Fetched{before});
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

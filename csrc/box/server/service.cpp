@@ -8,24 +8,25 @@
 #include "base/log.h"
 #include "box/server/request_handler.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 namespace {
 
 constexpr const char* kClosing = "the box is shutting down";
 
 }  // namespace
 
-Service::Service(const ServiceOptions& options, Store& store, const memory::Pool& pool)
+Service::Service(const ServiceOptions& options, storage::Store& store, const memory::Pool& pool)
     : store_(store),
       pool_(pool),
       registry_(store),
       accumulator_(store.records(), options.accumulate_threads),
-      ring_(std::max(options.most_clients, store.records().sessions().size()), options.handlers,
-            [this](const std::shared_ptr<Session>& session) { serve(session); }),
+      run_queue_(std::max(options.most_clients, store.records().sessions().size()),
+                 options.handlers,
+                 [this](const std::shared_ptr<Session>& session) { serve(session); }),
       sessions_({.lease = options.lease,
                  .most = options.most_clients,
                  .expired = [this](const std::shared_ptr<Session>& session) { expire(session); },
-                 .settled = [this] { registry_.remove_forsaken(); }},
+                 .settled = [this] { registry_.remove_unattached(); }},
                 store.records()),
       requests_(registry_, sessions_, store.records(), accumulator_, totals_) {}
 
@@ -33,15 +34,15 @@ Service::~Service() { close(); }
 
 void Service::close() {
   closing_.store(true, std::memory_order_release);
-  ring_.close();
+  run_queue_.close();
 }
 
 uint32_t Service::lease_ms() const { return static_cast<uint32_t>(sessions_.lease().count()); }
 
-Joining Service::join(const smb::Join& join, smb::TransportKind transport) {
+Joining Service::join(const protocol::Join& join, protocol::TransportKind transport) {
   if (!closing_.load(std::memory_order_acquire)) return sessions_.join(join, transport);
   Joining joining;
-  joining.status = smb::Status::kClosing;
+  joining.status = protocol::Status::kClosing;
   joining.cause = kClosing;
   return joining;
 }
@@ -51,7 +52,7 @@ void Service::left(const std::shared_ptr<Session>& session) {
   --session->connections;
 }
 
-void Service::submit(const std::shared_ptr<Session>& session, smb::Opcode opcode,
+void Service::submit(const std::shared_ptr<Session>& session, protocol::Opcode opcode,
                      std::span<const std::byte> body, Answer answer) {
   session->renew();
   QueuedRequest request{opcode, {body.begin(), body.end()}, std::move(answer)};
@@ -63,30 +64,31 @@ void Service::submit(const std::shared_ptr<Session>& session, smb::Opcode opcode
 }
 
 void Service::schedule(const std::shared_ptr<Session>& session) {
-  if (!ring_.put(session)) serve(session);
+  if (!run_queue_.put(session)) serve(session);
 }
 
 void Service::serve(const std::shared_ptr<Session>& session) {
   do {
     const QueuedRequest request = session->pop();
     request.answer(reply_to(*session, request));
-  } while (!session->idle() && !ring_.put(session));
+  } while (!session->idle() && !run_queue_.put(session));
 }
 
 Reply Service::reply_to(Session& session, const QueuedRequest& request) {
-  if (closing_.load(std::memory_order_acquire)) return refused(smb::Status::kClosing, kClosing);
-  if (request.opcode == smb::Opcode::kStats) return stats(session, request.body);
+  if (closing_.load(std::memory_order_acquire))
+    return refused(protocol::Status::kClosing, kClosing);
+  if (request.opcode == protocol::Opcode::kStats) return stats(session, request.body);
   return requests_.dispatch(session, request.opcode, request.body);
 }
 
 Reply Service::stats(const Session& session, std::span<const std::byte> body) const {
-  const auto query = smb::read_as<smb::StatsQuery>(body);
+  const auto query = protocol::read_as<protocol::StatsQuery>(body);
   Reply reply;
   try {
     reply.payload = page(statistics(), query, {session.identity().id, session.keys(), salt_});
   } catch (const std::exception& error) {
     log::error(std::string("cannot tell a client the statistics: ") + error.what());
-    return refused(smb::Status::kInternal, error.what());
+    return refused(protocol::Status::kInternal, error.what());
   }
   return reply;
 }
@@ -94,22 +96,23 @@ Reply Service::stats(const Session& session, std::span<const std::byte> body) co
 void Service::expire(const std::shared_ptr<Session>& session) {
   bool first = false;
   try {
-    first = session->push({smb::Opcode::kLeave, {}, [](const Reply&) {}});
+    first = session->push({protocol::Opcode::kLeave, {}, [](const Reply&) {}});
   } catch (const Refusal&) {
-    return;  // its client has just left by itself
+    return;  // the client has just left
   }
   if (first) schedule(session);
 }
 
 bool Service::ended(const std::shared_ptr<Session>& session) const { return session->ended(); }
 
-Access Service::access(const std::shared_ptr<Session>& session, const smb::Transfer& transfer,
+Access Service::access(const std::shared_ptr<Session>& session, const protocol::Transfer& transfer,
                        bool writing) {
   session->renew();
   Access access;
   try {
-    if (closing_.load(std::memory_order_acquire)) throw Refusal(smb::Status::kClosing, kClosing);
-    if (session->ended()) throw Refusal(smb::Status::kExpired, "the session has ended");
+    if (closing_.load(std::memory_order_acquire))
+      throw Refusal(protocol::Status::kClosing, kClosing);
+    if (session->ended()) throw Refusal(protocol::Status::kExpired, "the session has ended");
     SessionAttachment attachment = attached(*session, transfer.handle);
     if (writing) require_write(*session, attachment);
     require_range(*attachment.segment, transfer.offset, transfer.bytes, 1);
@@ -120,14 +123,14 @@ Access Service::access(const std::shared_ptr<Session>& session, const smb::Trans
     access.cause = refusal.what();
     return access;
   }
-  const smb::Opcode opcode = writing ? smb::Opcode::kWrite : smb::Opcode::kRead;
-  for (Counters* counters : {&totals_, &session->counters, &access.segment->counters}) {
+  const protocol::Opcode opcode = writing ? protocol::Opcode::kWrite : protocol::Opcode::kRead;
+  for (storage::Counters* counters : {&totals_, &session->counters, &access.segment->counters}) {
     counters->count(opcode, transfer.bytes);
   }
   return access;
 }
 
-void Service::on_new_segment(std::function<void(BoxSegment&)> action) {
+void Service::on_new_segment(std::function<void(storage::BoxSegment&)> action) {
   registry_.on_new_segment(std::move(action));
 }
 
@@ -151,4 +154,4 @@ Statistics Service::statistics() const {
   return statistics;
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

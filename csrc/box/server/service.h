@@ -1,11 +1,11 @@
-// The service of a box, behind its listeners: keys, clients and what they ask for.
+// The service of a box, behind its listeners: keys, clients and their requests.
 //
-// Requests go into the message ring (message_ring.h), and handler threads execute them
-// (requests.h); access() admits slices of reads and writes, on the listener's thread. A timer ends
-// the sessions of clients that are gone (sessions.h).
+// Requests enter the run queue (run_queue.h), and handler threads execute them (requests.h).
+// access() admits slices of reads and writes on the thread of the listener. A timer ends sessions
+// whose lease is over (sessions.h).
 //
-// Threads: as RequestHandler's; close() by one thread. Locks: Sessions, then Session, then
-// MessageRing; the registry's and the store's are never held together with these.
+// Threads: as RequestHandler; close() by one thread. Lock order: Sessions, Session, RunQueue. The
+// locks of the registry and of the store are never held together with these.
 #pragma once
 
 #include <atomic>
@@ -17,10 +17,10 @@
 
 #include "box/protocol/proof.h"
 #include "box/server/accumulator.h"
-#include "box/server/message_ring.h"
 #include "box/server/registry.h"
 #include "box/server/request_handler.h"
 #include "box/server/requests.h"
+#include "box/server/run_queue.h"
 #include "box/server/session.h"
 #include "box/server/sessions.h"
 #include "box/server/statistics.h"
@@ -28,59 +28,60 @@
 #include "box/server/storage/store.h"
 #include "memory/pool.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 
 struct ServiceOptions {
   std::chrono::milliseconds lease{30'000};
   size_t most_clients = 4096;
   unsigned handlers = 2;            // threads that execute requests
-  unsigned accumulate_threads = 2;  // that share one large accumulate
+  unsigned accumulate_threads = 2;  // threads that share one large accumulate
 };
 
 class Service final : public RequestHandler {
  public:
-  // REQUIRES: `store` was opened on `pool`, and both outlive it.
-  Service(const ServiceOptions& options, Store& store, const memory::Pool& pool);
+  // REQUIRES: `store` was opened on `pool`; both outlive this object.
+  Service(const ServiceOptions& options, storage::Store& store, const memory::Pool& pool);
   ~Service() override;
 
-  smb::Id contents() const override { return store_.contents(); }
+  protocol::Id generation() const override { return store_.generation(); }
   uint32_t lease_ms() const override;
-  Joining join(const smb::Join& join, smb::TransportKind transport) override;
+  Joining join(const protocol::Join& join, protocol::TransportKind transport) override;
   void left(const std::shared_ptr<Session>& session) override;
-  void submit(const std::shared_ptr<Session>& session, smb::Opcode opcode,
+  void submit(const std::shared_ptr<Session>& session, protocol::Opcode opcode,
               std::span<const std::byte> body, Answer answer) override;
-  Access access(const std::shared_ptr<Session>& session, const smb::Transfer& transfer,
+  Access access(const std::shared_ptr<Session>& session, const protocol::Transfer& transfer,
                 bool writing) override;
-  void on_new_segment(std::function<void(BoxSegment&)> action) override;
+  void on_new_segment(std::function<void(storage::BoxSegment&)> action) override;
   bool ended(const std::shared_ptr<Session>& session) const override;
 
-  Statistics statistics() const;  // with all ids and keys: not for clients
+  Statistics statistics() const;  // has all ids and keys: not for clients
 
-  // Answers everything with kClosing from here on, also the requests in the ring. Returns when
-  // those that were being carried out are answered.
+  // Refuses all requests with kClosing from now on, including queued ones. Returns when the
+  // requests being executed are answered.
   void close();
 
  private:
-  // Has a handler serve a session that push() wants in the ring.
+  // Appends a session to the run queue, after push() has asked for it.
   void schedule(const std::shared_ptr<Session>& session);
-  // Answers one request of the session, and puts it back into the ring if there are more. Once the
-  // ring is closed, refuses all of them.
+  // Answers one request of the session, and appends it to the run queue if it has more. Refuses all
+  // of its requests once the queue is closed.
   void serve(const std::shared_ptr<Session>& session);
   Reply reply_to(Session& session, const QueuedRequest& request);
   Reply stats(const Session& session, std::span<const std::byte> body) const;
   void expire(const std::shared_ptr<Session>& session);
 
-  Store& store_;
+  storage::Store& store_;
   const memory::Pool& pool_;
   const Clock::time_point start_ = Clock::now();
-  const smb::Nonce salt_ = smb::random_nonce();  // of what clients see of each other
+  const protocol::Nonce salt_ =
+      protocol::random_nonce();  // of the fingerprints that clients see of each other
   std::atomic<bool> closing_{false};
-  Counters totals_;
+  storage::Counters totals_;
   Registry registry_;
   Accumulator accumulator_;
-  MessageRing ring_;
+  RunQueue run_queue_;
   Sessions sessions_;
   Requests requests_;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

@@ -7,18 +7,18 @@
 #include "box/server/request_handler.h"
 #include "box/server/tuning.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 namespace {
 
-[[noreturn]] void refuse(const smb::Sequence& sequence, const std::string& cause) {
-  throw Refusal(smb::Status::kMalformed, "request number " + std::to_string(sequence.number) +
-                                             " (replies had up to " +
-                                             std::to_string(sequence.answered) + "): " + cause);
+[[noreturn]] void refuse(const protocol::Sequence& sequence, const std::string& cause) {
+  throw Refusal(protocol::Status::kMalformed,
+                "request number " + std::to_string(sequence.number) + " (replies had up to " +
+                    std::to_string(sequence.answered) + "): " + cause);
 }
 
 }  // namespace
 
-ReplyWindow::Turn ReplyWindow::turn(const smb::Sequence& sequence) {
+DuplicateRequestCache::Kind DuplicateRequestCache::classify(const protocol::Sequence& sequence) {
   const uint64_t last = applied();
   if (sequence.number == 0 || sequence.number > last + 1) {
     refuse(sequence, "the next one is " + std::to_string(last + 1));
@@ -27,30 +27,31 @@ ReplyWindow::Turn ReplyWindow::turn(const smb::Sequence& sequence) {
     refuse(sequence, "it was answered, and the client had the reply");
   }
   if (sequence.answered > last) {
-    refuse(sequence, "only " + std::to_string(last) + " were carried out");
+    refuse(sequence, "only " + std::to_string(last) + " were executed");
   }
-  if (sequence.number - sequence.answered > smb::kWindow) {
-    refuse(sequence, "at most " + std::to_string(smb::kWindow) + " may be under way");
+  if (sequence.number - sequence.answered > protocol::kSequencedInFlight) {
+    refuse(sequence,
+           "at most " + std::to_string(protocol::kSequencedInFlight) + " may be in flight");
   }
   answered_ = std::max(answered_, sequence.answered);
   while (!replies_.empty() && last - replies_.size() < answered_) replies_.pop_front();
-  if (sequence.number > last) return Turn::kNew;
-  return sequence.number > restored_ ? Turn::kSaved : Turn::kForeign;
+  if (sequence.number > last) return Kind::kNew;
+  return sequence.number > restored_ ? Kind::kSaved : Kind::kBeforeRestart;
 }
 
-const Reply& ReplyWindow::saved(uint64_t number) const {
+const Reply& DuplicateRequestCache::saved(uint64_t number) const {
   return replies_.at(replies_.size() - 1 - (applied() - number));
 }
 
-void ReplyWindow::save(Reply reply) {
+void DuplicateRequestCache::save(Reply reply) {
   reply.granted.reset();
   replies_.push_back(std::move(reply));
 }
 
-Session::Session(const Identity& identity, SessionRecord& record,
+Session::Session(const Identity& identity, storage::SessionRecord& record,
                  std::shared_ptr<const void> counted)
     : record(record),
-      window(record),
+      request_cache(record),
       identity_(identity),
       counted_(std::move(counted)),
       seen_(Clock::now()) {}
@@ -58,14 +59,14 @@ Session::Session(const Identity& identity, SessionRecord& record,
 bool Session::push(QueuedRequest&& request) {
   const std::lock_guard lock(mutex_);
   if (ended()) {
-    throw Refusal(smb::Status::kExpired, "the session has ended, with its attachments");
+    throw Refusal(protocol::Status::kExpired, "the session has ended, with its attachments");
   }
-  if (request.opcode == smb::Opcode::kLeave) {
+  if (request.opcode == protocol::Opcode::kLeave) {
     ended_.store(true, std::memory_order_release);
   } else if (requests_.size() == kMostRequestsPerSession) {
-    throw Refusal(smb::Status::kExhausted, "the session has " +
-                                               std::to_string(kMostRequestsPerSession) +
-                                               " requests waiting, the most that it may have");
+    throw Refusal(protocol::Status::kExhausted, "the session has " +
+                                                    std::to_string(kMostRequestsPerSession) +
+                                                    " requests waiting, the most that it may have");
   }
   requests_.push_back(std::move(request));
   return !std::exchange(scheduled_, true);
@@ -93,9 +94,9 @@ SessionAttachment Session::attachment(uint32_t handle) const {
 void Session::attach(uint32_t handle, SessionAttachment attachment) {
   const std::lock_guard lock(mutex_);
   if (attachments_.size() == kMostAttachmentsPerSession) {
-    throw Refusal(smb::Status::kExhausted, "the session has " +
-                                               std::to_string(kMostAttachmentsPerSession) +
-                                               " attachments, the most that it may have");
+    throw Refusal(protocol::Status::kExhausted, "the session has " +
+                                                    std::to_string(kMostAttachmentsPerSession) +
+                                                    " attachments, the most that it may have");
   }
   attachments_.emplace(handle, std::move(attachment));
 }
@@ -120,14 +121,14 @@ size_t Session::attachments() const {
   return attachments_.size();
 }
 
-std::set<smb::Id> Session::keys() const {
+std::set<protocol::Id> Session::keys() const {
   const std::lock_guard lock(mutex_);
-  std::set<smb::Id> keys;
+  std::set<protocol::Id> keys;
   for (const auto& [handle, attachment] : attachments_) keys.insert(attachment.segment->key);
   return keys;
 }
 
-smb::ClientStats Session::statistics(Clock::time_point now) const {
+protocol::ClientStats Session::statistics(Clock::time_point now) const {
   const auto idle = std::chrono::duration_cast<std::chrono::milliseconds>(now - seen());
   return {.session = identity_.id,
           .counts = counters.counts(),
@@ -138,4 +139,4 @@ smb::ClientStats Session::statistics(Clock::time_point now) const {
           .idle_ms = static_cast<uint64_t>(std::max<int64_t>(0, idle.count()))};
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

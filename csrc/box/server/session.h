@@ -1,11 +1,10 @@
-// A client of the box: what it attached, its requests in order, and its lease.
+// A session of a client: its attachments, its queued requests, and its lease.
 //
-// A session's requests are carried out one at a time in the order in which they came, by the
-// handler thread that has the session: that took it from the ring. It is in the ring exactly while
-// it has requests.
+// A session's requests are executed one at a time, in order of arrival, by the handler thread that
+// took the session from the run queue. The session is in the queue, or with a handler, exactly
+// while it has requests.
 //
-// Threads: every member may be called from any thread, but for those that say that they are for the
-// handler that has the session.
+// Threads: any, except members reserved for the handler that has the session.
 #pragma once
 
 #include <atomic>
@@ -23,109 +22,111 @@
 #include "box/server/storage/operation_record.h"
 #include "box/server/storage/segment.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 
 using Clock = std::chrono::steady_clock;
 
 struct QueuedRequest {
-  smb::Opcode opcode{};
+  protocol::Opcode opcode{};
   std::vector<std::byte> body;
   Answer answer;
 };
 
 struct SessionAttachment {
-  std::shared_ptr<BoxSegment> segment;
+  std::shared_ptr<storage::BoxSegment> segment;
   bool may_write = false;
 };
 
-// Tells new sequenced requests of a session from repeated ones, and has the replies to those.
+// Duplicate-request cache: replays the saved reply to a retransmitted sequenced request.
 //
-// Numbers rise by one. The one after the last that was carried out is new; those that were carried
-// out, and whose replies the client has not confirmed, are answered again as they were. A client
-// may leave smb::kWindow replies unconfirmed, so the window is bounded.
+// Numbers rise by one. The number after the last executed one is new. An executed number whose
+// reply the client has not confirmed gets the same reply again. A client may leave at most
+// protocol::kSequencedInFlight replies unconfirmed, so the cache is bounded.
 //
-// Threads: applied() may be called from any; all else by the handler that has the session.
-class ReplyWindow {
+// Threads: applied() may be called from any thread, the rest by the handler that has the session.
+class DuplicateRequestCache {
  public:
-  // The requests up to record.applied were carried out before the box was restarted.
-  explicit ReplyWindow(const SessionRecord& record) : record_(record), restored_(record.applied) {}
+  // Requests up to record.applied were executed before the restart of the box.
+  explicit DuplicateRequestCache(const storage::SessionRecord& record)
+      : record_(record), restored_(record.applied) {}
 
-  enum class Turn {
-    kNew,      // carry it out, then save()
-    kSaved,    // saved() is the reply
-    kForeign,  // carried out before the restart: the record alone knows how it ended
+  enum class Kind {
+    kNew,            // execute it, then save()
+    kSaved,          // saved() is the reply
+    kBeforeRestart,  // executed before the restart: only the record has the outcome
   };
-  // Forgets the replies that `sequence` confirms.
-  // Throws Refusal(kMalformed) for a number that breaks the rules.
-  Turn turn(const smb::Sequence& sequence);
+  // Classifies a request, and drops the replies that `sequence` confirms. Throws
+  // Refusal(kMalformed) for a number out of order.
+  Kind classify(const protocol::Sequence& sequence);
 
   const Reply& saved(uint64_t number) const;
 
-  // Keeps the reply of the last number, applied(). What it grants is not kept, so that a window
-  // holds no memory of a segment.
+  // Saves the reply to the last number, applied(), without the segment that it grants: the cache
+  // keeps no memory alive.
   void save(Reply reply);
 
   uint64_t applied() const noexcept { return record_.applied.load(std::memory_order_acquire); }
-  // The last number before the box was restarted; 0: it was not.
+  // Returns the last number before the restart of the box; 0: it has not restarted.
   uint64_t restored() const noexcept { return restored_; }
 
  private:
-  const SessionRecord& record_;
+  const storage::SessionRecord& record_;
   const uint64_t restored_;
   uint64_t answered_ = 0;
-  std::deque<Reply> replies_;  // of the numbers up to applied()
+  std::deque<Reply> replies_;  // of the last numbers, up to applied()
 };
 
 class Session {
  public:
   struct Identity {
-    smb::Id id;
-    bool read_only = false;  // it may attach and read, and nothing else
-    // The box was restarted since the session began: its attachments are made again by kAttach.
+    protocol::Id id;
+    bool read_only = false;  // may only attach and read
+    // The box has restarted since the session began: kAttach restores the attachments.
     bool restored = false;
     uint32_t pid = 0;
-    smb::TransportKind transport{};
+    protocol::TransportKind transport{};
   };
 
-  // `counted`, by which the client counts among the box's, goes when nobody holds the session.
-  Session(const Identity& identity, SessionRecord& record, std::shared_ptr<const void> counted);
+  // `counted` counts the client at the box until the session is destroyed.
+  Session(const Identity& identity, storage::SessionRecord& record,
+          std::shared_ptr<const void> counted);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
   const Identity& identity() const noexcept { return identity_; }
 
-  // The lease starts anew.
+  // Restarts the lease.
   void renew() noexcept { seen_.store(Clock::now(), std::memory_order_relaxed); }
   Clock::time_point seen() const noexcept { return seen_.load(std::memory_order_relaxed); }
 
-  // Puts a request behind the others; after kLeave no more are taken. True: the caller puts the
-  // session into the ring.
+  // Queues a request, and returns true if the caller must put the session into the run queue. No
+  // request follows kLeave.
+  //
   // Throws Refusal(kExpired) after kLeave, Refusal(kExhausted) at kMostRequestsPerSession;
-  // `request` is then as it was.
+  // `request` is unchanged then.
   bool push(QueuedRequest&& request);
-  QueuedRequest pop();  // REQUIRES: by the handler that has it; a request
-  bool idle();          // at the end of a request; false: the caller puts the session into the ring
+  QueuedRequest pop();  // REQUIRES: called by the handler; a request is queued
+  bool idle();          // called after a request; false: put the session into the run queue
 
-  // No attachment: none has that handle.
+  // Returns the attachment of the handle, or an empty one.
   SessionAttachment attachment(uint32_t handle) const;
-  // Throws Refusal(kExhausted) at kMostAttachmentsPerSession. REQUIRES: by the handler that has the
-  // session; the handle is not in use.
+  // Throws Refusal(kExhausted) at kMostAttachmentsPerSession. REQUIRES: called by the handler that
+  // has the session; the handle is unused.
   void attach(uint32_t handle, SessionAttachment attachment);
   SessionAttachment detach(uint32_t handle);
   std::vector<SessionAttachment> detach_all();
   size_t attachments() const;
-  std::set<smb::Id> keys() const;  // of what is attached
+  std::set<protocol::Id> keys() const;  // of all attachments
 
-  bool ended() const noexcept {
-    return ended_.load(std::memory_order_acquire);
-  }  // kLeave was taken
+  // Returns true once kLeave is queued.
+  bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
 
-  smb::ClientStats statistics(Clock::time_point now) const;
+  protocol::ClientStats statistics(Clock::time_point now) const;
 
-  // Used by the handler that has the session, but for `applied` and applied().
-  SessionRecord& record;
-  ReplyWindow window;
-  Counters counters;
+  // Used by the handler that has the session, except record.applied and applied().
+  storage::SessionRecord& record;
+  DuplicateRequestCache request_cache;
+  storage::Counters counters;
   std::atomic<uint32_t> connections{0};
 
  private:
@@ -134,10 +135,10 @@ class Session {
   std::atomic<Clock::time_point> seen_;
   std::atomic<bool> ended_{false};
 
-  mutable std::mutex mutex_;  // guards all below; nothing else is locked under it
+  mutable std::mutex mutex_;  // guards all below; no other lock is taken under it
   std::unordered_map<uint32_t, SessionAttachment> attachments_;
   std::deque<QueuedRequest> requests_;
-  bool scheduled_ = false;  // in the ring, or in a handler's hands
+  bool scheduled_ = false;  // in the run queue, or with a handler
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

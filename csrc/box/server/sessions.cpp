@@ -10,13 +10,13 @@
 #include "box/protocol/proof.h"
 #include "box/server/request_handler.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 
-Sessions::Sessions(Options options, Records& records)
+Sessions::Sessions(Options options, storage::Records& records)
     : options_(std::move(options)),
       records_(records),
       client_count_(std::make_shared<std::atomic<size_t>>(0)) {
-  for (SessionRecord* record : records_.sessions()) {
+  for (storage::SessionRecord* record : records_.sessions()) {
     absent_.emplace(record->id, Absent{record, count_client()});
   }
   watch_ = std::thread(&Sessions::watch, this);
@@ -31,24 +31,25 @@ Sessions::~Sessions() {
   watch_.join();
 }
 
-Joining Sessions::join(const smb::Join& join, smb::TransportKind transport) {
+Joining Sessions::join(const protocol::Join& join, protocol::TransportKind transport) {
   Joining joining;
   try {
-    if ((join.flags & ~(smb::Join::kReadOnlyClient | smb::Join::kLane)) != 0) {
-      throw Refusal(smb::Status::kMalformed, "it has flags that do not exist");
+    if ((join.flags & ~(protocol::Join::kReadOnlyClient | protocol::Join::kFurtherConnection)) !=
+        0) {
+      throw Refusal(protocol::Status::kMalformed, "it has flags that do not exist");
     }
     const std::lock_guard lock(mutex_);
     joining.session = join.session ? resume(join, transport) : begin(join, transport);
     joining.session->renew();
     ++joining.session->connections;
     joining.id = joining.session->identity().id;
-    joining.applied = joining.session->window.applied();
+    joining.applied = joining.session->request_cache.applied();
     joining.resumed = static_cast<bool>(join.session) && !joining.session->identity().restored;
   } catch (const Refusal& refusal) {
     joining.status = refusal.status();
     joining.cause = refusal.what();
   } catch (const Error& error) {
-    joining.status = smb::Status::kExhausted;
+    joining.status = protocol::Status::kExhausted;
     joining.cause = error.what();
   }
   return joining;
@@ -59,45 +60,48 @@ std::shared_ptr<const void> Sessions::count_client() {
   return {client_count_.get(), [count = client_count_](const void*) { --*count; }};
 }
 
-std::shared_ptr<Session> Sessions::begin(const smb::Join& join, smb::TransportKind transport) {
-  if ((join.flags & smb::Join::kLane) != 0) {
-    throw Refusal(smb::Status::kMalformed, "a lane belongs to a session, and names none");
+std::shared_ptr<Session> Sessions::begin(const protocol::Join& join,
+                                         protocol::TransportKind transport) {
+  if ((join.flags & protocol::Join::kFurtherConnection) != 0) {
+    throw Refusal(protocol::Status::kMalformed,
+                  "a further connection must name the session that it joins");
   }
   if (client_count_->load() >= options_.most) {
-    throw Refusal(smb::Status::kExhausted, "the box has " + std::to_string(options_.most) +
-                                               " clients, the most that it was told to serve");
+    throw Refusal(protocol::Status::kExhausted, "the box has " + std::to_string(options_.most) +
+                                                    " clients, the most in its options");
   }
   const Session::Identity identity{
-      .id = smb::random_id(),
-      .read_only = (join.flags & smb::Join::kReadOnlyClient) != 0,
+      .id = protocol::random_id(),
+      .read_only = (join.flags & protocol::Join::kReadOnlyClient) != 0,
       .restored = false,
       .pid = join.pid,
       .transport = transport,
   };
   auto counted = count_client();
-  SessionRecord& record = records_.open_session(identity.id);
+  storage::SessionRecord& record = records_.open_session(identity.id);
   auto session = std::make_shared<Session>(identity, record, std::move(counted));
   sessions_.emplace(identity.id, session);
   return session;
 }
 
-std::shared_ptr<Session> Sessions::resume(const smb::Join& join, smb::TransportKind transport) {
+std::shared_ptr<Session> Sessions::resume(const protocol::Join& join,
+                                          protocol::TransportKind transport) {
   if (const auto live = sessions_.find(join.session); live != sessions_.end()) {
-    const bool read_only = (join.flags & smb::Join::kReadOnlyClient) != 0;
+    const bool read_only = (join.flags & protocol::Join::kReadOnlyClient) != 0;
     if (read_only != live->second->identity().read_only) {
-      throw Refusal(smb::Status::kMalformed, "the session began with other rights");
+      throw Refusal(protocol::Status::kMalformed, "the session began with other rights");
     }
     if (!live->second->ended()) return live->second;
   }
   const auto absent = absent_.find(join.session);
-  if (absent == absent_.end() || (join.flags & smb::Join::kLane) != 0) {
-    throw Refusal(smb::Status::kExpired, "the session is not known here: its lease of " +
-                                             std::to_string(options_.lease.count()) +
-                                             " ms ended, or the box is another");
+  if (absent == absent_.end() || (join.flags & protocol::Join::kFurtherConnection) != 0) {
+    throw Refusal(protocol::Status::kExpired, "the session is not known here: its lease of " +
+                                                  std::to_string(options_.lease.count()) +
+                                                  " ms ended, or the box is another");
   }
   const Session::Identity identity{
       .id = join.session,
-      .read_only = (join.flags & smb::Join::kReadOnlyClient) != 0,
+      .read_only = (join.flags & protocol::Join::kReadOnlyClient) != 0,
       .restored = true,
       .pid = join.pid,
       .transport = transport,
@@ -162,4 +166,4 @@ Clock::time_point Sessions::expire() {
   return next;
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

@@ -6,10 +6,11 @@
 
 #include "box/protocol/proof.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 namespace {
 
-// The rows from the one numbered `first` that fit into `room` bytes, which shrinks by them.
+// Returns the rows from number `first` on that fit into `room` bytes, and subtracts their size from
+// `room`.
 template <class Row>
 std::vector<Row> fitting(const std::vector<Row>& rows, size_t first, size_t& room) {
   first = std::min(first, rows.size());
@@ -24,32 +25,32 @@ void append(std::vector<std::byte>& payload, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-std::vector<std::byte> page(const Statistics& statistics, const smb::StatsQuery& query,
+std::vector<std::byte> page(const Statistics& statistics, const protocol::StatsQuery& query,
                             const Reader& reader) {
-  smb::StatsTotals totals = statistics.totals;
-  size_t room = smb::kMaxPayload - sizeof totals;
+  protocol::StatsTotals totals = statistics.totals;
+  size_t room = protocol::kMaxPayload - sizeof totals;
   auto clients = fitting(statistics.clients, query.first_client, room);
   auto segments = fitting(statistics.segments, query.first_segment, room);
   totals.clients_here = static_cast<uint32_t>(clients.size());
   totals.segments_here = static_cast<uint32_t>(segments.size());
 
-  for (smb::ClientStats& client : clients) {
+  for (protocol::ClientStats& client : clients) {
     if (client.session != reader.session) {
-      client.session = smb::fingerprint(reader.salt, client.session);
+      client.session = protocol::fingerprint(reader.salt, client.session);
     }
   }
-  for (smb::SegmentStats& segment : segments) {
+  for (protocol::SegmentStats& segment : segments) {
     if (!reader.keys.contains(segment.key)) {
-      segment.key = smb::fingerprint(reader.salt, segment.key);
+      segment.key = protocol::fingerprint(reader.salt, segment.key);
     }
   }
 
   std::vector<std::byte> payload;
-  payload.reserve(smb::kMaxPayload - room);
+  payload.reserve(protocol::kMaxPayload - room);
   append(payload, std::as_bytes(std::span(&totals, 1)));
   append(payload, std::as_bytes(std::span(clients)));
   append(payload, std::as_bytes(std::span(segments)));
   return payload;
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

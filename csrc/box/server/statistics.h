@@ -1,6 +1,6 @@
 // The statistics of a box, and the pages in which clients read them.
 //
-// Threads: pure functions of what they are given.
+// Threads: any.
 #pragma once
 
 #include <cstddef>
@@ -9,25 +9,25 @@
 
 #include "box/protocol/protocol.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 
 struct Statistics {
-  smb::StatsTotals totals{};
-  std::vector<smb::ClientStats> clients;
-  std::vector<smb::SegmentStats> segments;
+  protocol::StatsTotals totals{};
+  std::vector<protocol::ClientStats> clients;
+  std::vector<protocol::SegmentStats> segments;
 };
 
-// For whom a page is, and so whose ids it may show; the others' are fingerprints
+// The client that reads a page. The page shows ids of this client only, and fingerprints of others
 // (box/protocol/proof.h).
 struct Reader {
-  smb::Id session;
-  std::set<smb::Id> keys;  // of what it attached
-  smb::Nonce salt{};       // of the fingerprints
+  protocol::Id session;
+  std::set<protocol::Id> keys;  // of its attachments
+  protocol::Nonce salt{};       // of the fingerprints
 };
 
-// The payload of a reply to kStats: the totals, and as many rows as fit from where the query
-// starts, clients first. Throws Error(kUnavailable) when OpenSSL fails.
-std::vector<std::byte> page(const Statistics& statistics, const smb::StatsQuery& query,
+// Returns the payload of a reply to kStats: the totals, and the rows that fit, from the start in
+// the query, clients first. Throws Error(kUnavailable) when OpenSSL fails.
+std::vector<std::byte> page(const Statistics& statistics, const protocol::StatsQuery& query,
                             const Reader& reader);
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

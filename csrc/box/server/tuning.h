@@ -10,7 +10,7 @@
 
 #include "box/protocol/tuning.h"
 
-namespace hbm::box {
+namespace hbm::box::server {
 
 // -- Options
 
@@ -90,15 +90,15 @@ inline constexpr size_t kMostRequestsPerSession = 1u << 14;
 // Below: the listener reads from the connection.
 // Above: from the value on, it does not, until a handler has replied.
 // Measure: `smb_stream_listener_load_test
-// --gtest_filter=StreamListener.DoesNotReadWhoDoesNotTakeReplies`
-inline constexpr uint32_t kMostUnansweredPerConnection = 2 * smb::kWindow;
+// --gtest_filter=StreamListener.StopsReadingUntilRepliesAreTaken`
+inline constexpr uint32_t kMostUnansweredPerConnection = 2 * protocol::kSequencedInFlight;
 
 // The bytes that a connection moves in its turn, and the bytes of its replies that wait to be sent.
 // Unit: bytes
 // Below: the turn continues, and the listener reads.
 // Above: from the value on, the other connections of the event loop have their turn; the listener
 // reads again when the client has taken its replies.
-// Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNobody`
+// Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNoClient`
 inline constexpr uint64_t kTurnBytes = uint64_t{1} << 20;
 
 // -- Clients that come
@@ -107,7 +107,7 @@ inline constexpr uint64_t kTurnBytes = uint64_t{1} << 20;
 // Below: the connection stands.
 // Above: the listener closes it.
 // Measure: `smb_stream_listener_refusal_test
-// --gtest_filter=StreamListener.SendsAwayWhoDoesNotJoinInTime`
+// --gtest_filter=StreamListener.ClosesConnectionsThatDoNotJoinInTime`
 inline constexpr std::chrono::milliseconds kJoinTimeout{5000};
 
 // Connections that have not joined.
@@ -115,7 +115,7 @@ inline constexpr std::chrono::milliseconds kJoinTimeout{5000};
 // Below: up to and including the value, all of them stand.
 // Above: the oldest of them is closed.
 // Measure: `smb_stream_listener_refusal_test
-// --gtest_filter=StreamListener.HasRoomForSoManyWhoHaveNotJoined`
+// --gtest_filter=StreamListener.BoundsConnectionsThatHaveNotJoined`
 inline constexpr size_t kMostJoining = 512;
 
 // Connections that a listener accepts in one turn.
@@ -130,14 +130,14 @@ inline constexpr int kAcceptsPerTurn = 64;
 // Below: a smaller value makes more attempts that fail.
 // Above: a larger value delays clients when descriptors are free again.
 // Measure: `smb_stream_listener_load_test
-// --gtest_filter=StreamListener.GoesOnWhenDescriptorsRunOut`
+// --gtest_filter=StreamListener.ContinuesWhenDescriptorsRunOut`
 inline constexpr std::chrono::milliseconds kAcceptPause{50};
 
 // The time between two warnings of such a shortage.
 // Below: the warning is counted only.
 // Above: the next warning is logged, with the count.
 // Measure: `smb_stream_listener_load_test
-// --gtest_filter=StreamListener.GoesOnWhenDescriptorsRunOut`
+// --gtest_filter=StreamListener.ContinuesWhenDescriptorsRunOut`
 inline constexpr std::chrono::seconds kShortageWarningPeriod{60};
 
 // Warnings of refused clients and malformed frames in each kRefusalWarningPeriod.
@@ -157,7 +157,7 @@ inline constexpr std::chrono::seconds kRefusalWarningPeriod{10};
 // Unit: events
 // Below: a smaller value takes more system calls.
 // Above: a larger value delays connections that have the next turn.
-// Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNobody`
+// Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNoClient`
 inline constexpr size_t kEventsPerTurn = 64;
 
 // The period in which the listener checks for connections whose session has ended.
@@ -177,7 +177,7 @@ inline constexpr std::chrono::seconds kCloseDrainTimeout{2};
 // The period in which drain() checks whether all connections are idle.
 // Below: a smaller value takes more processor time.
 // Above: a larger value delays the box's end.
-// Measure: `smb_stream_listener_test --gtest_filter=StreamListener.DrainsWhatWasRead`
+// Measure: `smb_stream_listener_test --gtest_filter=StreamListener.DrainsRequestsThatWereRead`
 inline constexpr std::chrono::milliseconds kDrainPollPeriod{1};
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server

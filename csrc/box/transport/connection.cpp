@@ -6,13 +6,13 @@
 
 #include "box/transport/tuning.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
-using smb::FrameStream;
-using smb::Header;
-using smb::Opcode;
-using smb::Status;
+using protocol::FrameStream;
+using protocol::Header;
+using protocol::Opcode;
+using protocol::Status;
 
 }  // namespace
 
@@ -25,21 +25,21 @@ void Connection::queue(Opcode opcode, std::variant<TransportRequest*, Slice> of,
     free_.push_back(static_cast<uint32_t>(sent_.size()));
     sent_.emplace_back();
   }
-  const uint32_t place = free_.back();
+  const uint32_t index = free_.back();
   free_.pop_back();
   Header header;
   header.opcode = opcode;
-  header.id = ++turn_ << 32 | place;
+  header.id = ++turn_ << 32 | index;
   stream_->queue(header, body, payload);
   asked_ += sizeof(header) + body.size() + payload.size();
-  sent_[place] = {header.id, opcode, asked_, std::move(of)};
+  sent_[index] = {header.id, opcode, asked_, std::move(of)};
   ++unanswered_;
 }
 
 Connection::Sent* Connection::find(uint64_t id) noexcept {
-  const uint64_t place = id & UINT32_MAX;
-  if (id == 0 || place >= sent_.size() || sent_[place].id != id) return nullptr;
-  return &sent_[place];
+  const uint64_t index = id & UINT32_MAX;
+  if (id == 0 || index >= sent_.size() || sent_[index].id != id) return nullptr;
+  return &sent_[index];
 }
 
 void Connection::send(TransportRequest& request) {
@@ -71,18 +71,20 @@ const char* Connection::check(const Header& header) {
   if (const char* cause = malformed_reply(header)) return cause;
   if (header.opcode == Opcode::kHello && header.status != Status::kOk) return nullptr;
   const Sent* const sent = find(header.id);
-  if (sent == nullptr) return "it answers nothing that was asked";
-  if (header.opcode != sent->opcode) return "it answers another kind of request";
-  if (sent->end > asked_ - stream_->queued_bytes()) return "it answers what was not sent yet";
+  if (sent == nullptr) return "it replies to no request";
+  if (header.opcode != sent->opcode) return "it has another opcode than its request";
+  if (sent->end > asked_ - stream_->queued_bytes())
+    return "it replies to a request that was not fully sent";
   if (header.status != Status::kOk) return nullptr;
-  if (header.body_bytes != smb::reply_body_bytes(header.opcode)) return "its body has another size";
+  if (header.body_bytes != protocol::reply_body_bytes(header.opcode))
+    return "its body has another size";
   uint32_t payload = 0;
   if (header.opcode == Opcode::kStats) payload = header.payload_bytes;  // any
   if (header.opcode == Opcode::kRead) payload = std::get<Slice>(sent->of).transfer.bytes;
   return header.payload_bytes == payload ? nullptr : "its payload has another size";
 }
 
-std::byte* Connection::place(const Header& header, std::span<const std::byte>) {
+std::byte* Connection::payload_destination(const Header& header, std::span<const std::byte>) {
   if (header.status != Status::kOk) {
     cause_.resize(header.payload_bytes);
     return reinterpret_cast<std::byte*>(cause_.data());
@@ -120,4 +122,4 @@ void Connection::closed() const {
   throw Error(ErrorKind::kNetwork, "the memory box at " + box_ + " closed the connection");
 }
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

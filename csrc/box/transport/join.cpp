@@ -10,16 +10,16 @@
 
 #include "box/protocol/proof.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
-using smb::FrameStream;
-using smb::Header;
-using smb::Opcode;
-using smb::Status;
+using protocol::FrameStream;
+using protocol::Header;
+using protocol::Opcode;
+using protocol::Status;
 
-// One frame of a struct, or of an error's words.
-template <smb::Body T>
+// Receives one frame: a struct, or the text of a refusal.
+template <protocol::Body T>
 class Expected final : public FrameStream::Receiver {
  public:
   explicit Expected(FrameStream& stream, Opcode opcode) : stream_(stream), opcode_(opcode) {}
@@ -32,7 +32,7 @@ class Expected final : public FrameStream::Receiver {
     return header.payload_bytes == 0 ? nullptr : "it has a payload";
   }
 
-  std::byte* place(const Header& header, std::span<const std::byte>) override {
+  std::byte* payload_destination(const Header& header, std::span<const std::byte>) override {
     words_.resize(header.payload_bytes);
     return reinterpret_cast<std::byte*>(words_.data());
   }
@@ -48,7 +48,7 @@ class Expected final : public FrameStream::Receiver {
 
   T value() const {
     if (value_) return *value_;
-    throw Refused(status_, words_.empty() ? smb::status_name(status_) : words_);
+    throw Refused(status_, words_.empty() ? protocol::status_name(status_) : words_);
   }
 
  private:
@@ -64,24 +64,24 @@ class Expected final : public FrameStream::Receiver {
   throw Error(ErrorKind::kNetwork, "cannot join the memory box at " + box + ": " + what);
 }
 
-template <smb::Body T>
-T receive(FrameStream& stream, const std::string& box, Opcode opcode, smb::Deadline deadline) {
+template <protocol::Body T>
+T receive(FrameStream& stream, const std::string& box, Opcode opcode, protocol::Deadline deadline) {
   Expected<T> expected(stream, opcode);
   for (;;) {
-    const FrameStream::Flow flow = stream.receive(expected, smb::kMaxPayload);
+    const FrameStream::Flow flow = stream.receive(expected, protocol::kMaxPayload);
     if (expected.arrived()) return expected.value();
     const std::string what = std::string("its ") + opcode_name(opcode);
     if (flow == FrameStream::Flow::kClosed) {
       failed(box, "it closed the connection before " + what + " came; its log may say why");
     }
-    if (flow == FrameStream::Flow::kIdle && !smb::wait_for(stream.fd(), POLLIN, deadline)) {
+    if (flow == FrameStream::Flow::kIdle && !protocol::wait_for(stream.fd(), POLLIN, deadline)) {
       failed(box, what + " did not come in time; is it a memory box, and does it still run?");
     }
   }
 }
 
-void send(FrameStream& stream, const std::string& box, const smb::Join& join,
-          smb::Deadline deadline) {
+void send(FrameStream& stream, const std::string& box, const protocol::Join& join,
+          protocol::Deadline deadline) {
   Header header;
   header.opcode = Opcode::kJoin;
   stream.queue(header, std::as_bytes(std::span(&join, 1)));
@@ -89,7 +89,7 @@ void send(FrameStream& stream, const std::string& box, const smb::Join& join,
     const FrameStream::Flow flow = stream.flush();
     if (flow == FrameStream::Flow::kIdle) return;
     if (flow == FrameStream::Flow::kClosed) failed(box, "it closed the connection");
-    if (!smb::wait_for(stream.fd(), POLLOUT, deadline)) failed(box, "it takes no data");
+    if (!protocol::wait_for(stream.fd(), POLLOUT, deadline)) failed(box, "it takes no data");
   }
 }
 
@@ -99,15 +99,16 @@ bool ends_with_zero(std::span<const char> text) {
 
 }  // namespace
 
-smb::Join sealed_join(const TransportOptions& opening) {
-  smb::Join join = opening.join;
-  if (opening.seal && !opening.token.empty()) join.flags |= smb::Join::kSealed;
+protocol::Join authenticated_join(const TransportOptions& opening) {
+  protocol::Join join = opening.join;
+  if (opening.seal && !opening.token.empty()) join.flags |= protocol::Join::kAuthenticated;
   return join;
 }
 
-smb::Joined join_box(FrameStream& stream, const std::string& box, const smb::Join& request,
-                     const std::string& token, smb::Deadline deadline) {
-  const auto hello = receive<smb::Hello>(stream, box, Opcode::kHello, deadline);
+protocol::Joined join_box(FrameStream& stream, const std::string& box,
+                          const protocol::Join& request, const std::string& token,
+                          protocol::Deadline deadline) {
+  const auto hello = receive<protocol::Hello>(stream, box, Opcode::kHello, deadline);
   if (hello.token_required != 0 && token.empty()) {
     throw Refused(Status::kDenied, "the memory box at " + box +
                                        " asks for a token and none was given; give the "
@@ -116,29 +117,30 @@ smb::Joined join_box(FrameStream& stream, const std::string& box, const smb::Joi
   if (hello.token_required == 0 && !token.empty()) {
     failed(box, "it runs without a token, so it cannot prove that it knows the one that was given");
   }
-  const bool seals = (request.flags & smb::Join::kSealed) != 0;
-  if (seals != (hello.sealed != 0)) throw Refused(Status::kUnsupported, smb::seal_mismatch(seals));
-  smb::Join join = request;
-  join.nonce = smb::random_nonce();
+  const bool authenticates = (request.flags & protocol::Join::kAuthenticated) != 0;
+  if (authenticates != (hello.authenticated != 0))
+    throw Refused(Status::kUnsupported, protocol::authentication_mismatch(authenticates));
+  protocol::Join join = request;
+  join.nonce = protocol::random_nonce();
   join.pid = static_cast<uint32_t>(getpid());
-  join.proof = smb::client_proof(token, hello, join);
+  join.proof = protocol::client_proof(token, hello, join);
   send(stream, box, join, deadline);
 
-  const auto joined = receive<smb::Joined>(stream, box, Opcode::kJoin, deadline);
-  if (!smb::equal(joined.proof, smb::server_proof(token, hello, join, joined))) {
-    failed(box, "it does not know the token; somebody else answers at this address");
+  const auto joined = receive<protocol::Joined>(stream, box, Opcode::kJoin, deadline);
+  if (!protocol::equal(joined.proof, protocol::server_proof(token, hello, join, joined))) {
+    failed(box, "it does not know the token; another process answers at this address");
   }
   if (join.session && joined.session != join.session) {
     failed(box, "it answered for another session than the one asked for");
   }
   if (!ends_with_zero(joined.boot_id) || !ends_with_zero(joined.socket_path)) {
-    failed(box, "its names have no end");
+    failed(box, "its names are not terminated");
   }
-  if (seals) {
-    const smb::SealKeys keys = smb::seal_keys(token, hello, join);
-    stream.seal(keys.to_box, keys.to_client);
+  if (authenticates) {
+    const protocol::MacKeys keys = protocol::mac_keys(token, hello, join);
+    stream.authenticate(keys.to_box, keys.to_client);
   }
   return joined;
 }
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -1,6 +1,6 @@
 // Joins a box over a stream socket: Hello, Join, Joined.
 //
-// Threads: every function may be called from any thread, each stream used by one at a time.
+// Threads: any; each stream is used by one at a time.
 #pragma once
 
 #include <string>
@@ -10,18 +10,21 @@
 #include "box/protocol/socket.h"
 #include "box/transport/transport.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 
-// The Join that a connection over a network begins with: `opening`'s, which asks for a seal if
-// there is a token and the seal is not turned off.
-smb::Join sealed_join(const TransportOptions& opening);
+// Returns the Join for a network connection: opening.join, with kAuthenticated if there is a token
+// and the option `seal` is on.
+protocol::Join authenticated_join(const TransportOptions& opening);
 
-// Joins over a new connection, with `request`'s session and flags, and proves the token both ways.
-// A client that has a token leaves a box that does not prove it. With the flag kSealed the stream
-// is sealed afterwards. Throws Refused with the box's answer, or for a token that is missing;
-// Error(kNetwork), which names `box`, when the other end closes, breaks the protocol, is too late
-// or proves nothing.
-smb::Joined join_box(smb::FrameStream& stream, const std::string& box, const smb::Join& request,
-                     const std::string& token, smb::Deadline deadline);
+// Joins over a new connection, with the session and flags of `request`, and proves the token in
+// both directions. Rejects a box that does not prove the client's token. Authenticates the stream
+// afterwards if the flag kAuthenticated is set.
+//
+// Throws Refused with the reply of the box, or if a required token is missing. Throws
+// Error(kNetwork), naming `box`, if the box closes the connection, violates the protocol, misses
+// `deadline` or fails to prove the token.
+protocol::Joined join_box(protocol::FrameStream& stream, const std::string& box,
+                          const protocol::Join& request, const std::string& token,
+                          protocol::Deadline deadline);
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -1,5 +1,5 @@
-// open_shm(): one connection to the box's Unix socket, by which the segments' descriptors come, and
-// the segments mapped here.
+// open_shm(): one connection to the box's Unix socket, which passes the descriptors of segments,
+// and the mappings of the segments.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@
 #include "box/transport/stream_transport.h"
 #include "box/transport/transport.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
 void map_grant(Grant& grant, const TransportRequest& request, Descriptor descriptor) {
@@ -28,7 +28,7 @@ void map_grant(Grant& grant, const TransportRequest& request, Descriptor descrip
                 "open files (ulimit -n)");
   }
   const int mode = fcntl(descriptor.get(), F_GETFL) & O_ACCMODE;
-  const bool read_only = (grant_request(request).flags & smb::Alloc::kReadOnly) != 0;
+  const bool read_only = (grant_request(request).flags & protocol::Alloc::kReadOnly) != 0;
   const bool writable = mode == O_RDWR && !read_only;
   struct stat file{};
   if (fstat(descriptor.get(), &file) != 0 || static_cast<uint64_t>(file.st_size) < grant.size) {
@@ -42,14 +42,14 @@ void map_grant(Grant& grant, const TransportRequest& request, Descriptor descrip
   grant.holds = mapping;
 }
 
-smb::Address unix_address(const std::string& path) {
-  smb::Address address;
+protocol::Address unix_address(const std::string& path) {
+  protocol::Address address;
   address.path = path;
   return address;
 }
 
-// Another user who listens at the path could pass everything on to the box, and change it on the
-// way; what the user itself and root do, nothing here can prevent.
+// Rejects a Unix socket of another user, who could forward the traffic to the box and change it.
+// The same user and root cannot be excluded.
 void require_own_user(const std::string& path, std::optional<uid_t> user) {
   if (user && (*user == geteuid() || *user == 0)) return;
   throw Error(
@@ -60,26 +60,26 @@ void require_own_user(const std::string& path, std::optional<uid_t> user) {
           ") or root's; use the transport tcp");
 }
 
-Descriptor call_box(const std::string& path, smb::Deadline deadline) {
-  Descriptor called = smb::connect_to(unix_address(path), deadline);
-  require_own_user(path, smb::peer_user(called.get()));
+Descriptor call_box(const std::string& path, protocol::Deadline deadline) {
+  Descriptor called = protocol::connect_to(unix_address(path), deadline);
+  require_own_user(path, protocol::peer_user(called.get()));
   return called;
 }
 
 }  // namespace
 
 OpenedTransport open_shm(const TransportOptions& opening) {
-  const smb::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
+  const protocol::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
   OpenedTransport opened;
-  std::vector<std::unique_ptr<smb::FrameStream>> streams;
-  streams.push_back(std::make_unique<smb::FrameStream>(call_box(opening.path, deadline)));
+  std::vector<std::unique_ptr<protocol::FrameStream>> streams;
+  streams.push_back(std::make_unique<protocol::FrameStream>(call_box(opening.path, deadline)));
   opened.joined = join_box(*streams.front(), opening.path, opening.join, opening.token, deadline);
-  opened.transport = std::make_unique<StreamTransport>(smb::TransportKind::kShm, std::move(streams),
-                                                       opening.path, map_grant);
+  opened.transport = std::make_unique<StreamTransport>(protocol::TransportKind::kShm,
+                                                       std::move(streams), opening.path, map_grant);
   return opened;
 }
 
-std::string why_no_shm(const smb::Joined& joined) {
+std::string why_no_shm(const protocol::Joined& joined) {
   const std::string here = boot_id();
   if (here.empty() || here != joined.boot_id) return "the box runs on another machine";
   const std::string path = joined.socket_path;
@@ -92,4 +92,4 @@ std::string why_no_shm(const smb::Joined& joined) {
   return {};
 }
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 
 class SlicedRequest {
  public:
@@ -18,7 +18,7 @@ class SlicedRequest {
     Slice slice;
     slice.opcode = opcode;
     slice.transfer.offset = offset;
-    // The next one begins at a multiple of 8, so that no element lies in two.
+    // End at a multiple of 8, so that no element is in two slices.
     const uint64_t most = kSliceBytes - offset % sizeof(uint64_t);
     slice.transfer.bytes = static_cast<uint32_t>(std::min(left, most));
     slice.transfer.handle = handle;
@@ -31,21 +31,21 @@ class SlicedRequest {
     return slice;
   }
 
-  TransportRequest& request;  // until the last slice is answered
-  const smb::Opcode opcode;
+  TransportRequest& request;  // valid until the last slice is answered
+  const protocol::Opcode opcode;
   const uint32_t handle;
-  uint64_t offset;  // of what is not cut yet, as the next two
+  uint64_t offset;  // of the uncut rest, as are the next two
   std::byte* local;
   uint64_t left;
-  bool all_cut = false;  // an empty transfer has a slice too
-  uint64_t out = 0;      // slices that are not answered
+  bool all_cut = false;  // an empty transfer has one slice too
+  uint64_t out = 0;      // slices without a reply
 };
 
 Slices::Slices() = default;
 Slices::~Slices() = default;
 
 void Slices::put(TransportRequest& request) {
-  request.status = smb::Status::kOk;
+  request.status = protocol::Status::kOk;
   request.cause.clear();
   const auto sliced = std::make_shared<SlicedRequest>(request);
   const std::lock_guard lock(mutex_);
@@ -78,7 +78,7 @@ std::optional<Slice> Slices::wait() {
   return next();
 }
 
-void Slices::call() {
+void Slices::notify() {
   const std::lock_guard lock(mutex_);
   if (waiting_ == 0) return;
   if (ordinary_.empty() && overtaking_.size() == 1) {
@@ -98,14 +98,14 @@ bool Slices::awaited() const {
   return waiting_ > 0;
 }
 
-bool Slices::finish(const Slice& slice, smb::Status status, const std::string& cause) {
+bool Slices::finish(const Slice& slice, protocol::Status status, const std::string& cause) {
   const std::lock_guard lock(mutex_);
   SlicedRequest& sliced = *slice.of;
   --sliced.out;
-  if (status != smb::Status::kOk && sliced.request.status == smb::Status::kOk) {
+  if (status != protocol::Status::kOk && sliced.request.status == protocol::Status::kOk) {
     sliced.request.status = status;
     sliced.request.cause = cause;
-    if (!sliced.all_cut) std::erase(ordinary_, slice.of);  // the rest would fail too
+    if (!sliced.all_cut) std::erase(ordinary_, slice.of);  // the remaining slices would fail too
     sliced.all_cut = true;
   }
   if (!sliced.all_cut || sliced.out != 0) return false;
@@ -119,4 +119,4 @@ void Slices::stop() {
   put_.notify_all();
 }
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -1,10 +1,9 @@
-// Cuts reads and writes into slices, which the lanes of a transport take as they have room: a slow
-// lane takes fewer. An aligned element of up to 8 bytes in a segment, all of which is moved, lies
-// in one slice.
+// Cuts reads and writes into slices, which the connections of a transport take when they have room:
+// a slow connection takes fewer. A slice boundary never divides an aligned element of up to 8
+// bytes.
 //
-// Threads: every member may be called from any thread. A TransportRequest is touched by put() and
-// by the finish() that returns true for it or that fails, and the memory that it names by whoever
-// holds a slice.
+// Threads: any. Only put(), and the finish() that returns true for a request or fails it, access
+// its TransportRequest. The holder of a slice accesses the memory that the slice names.
 #pragma once
 
 #include <condition_variable>
@@ -20,14 +19,14 @@
 #include "box/transport/transport.h"
 #include "box/transport/tuning.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 
-class SlicedRequest;  // of which slices are out or still to be cut
+class SlicedRequest;  // with slices in flight or still to be cut
 
 struct Slice {
   std::shared_ptr<SlicedRequest> of;
-  smb::Opcode opcode{};
-  smb::Transfer transfer{};
+  protocol::Opcode opcode{};
+  protocol::Transfer transfer{};
   std::byte* local = nullptr;
 };
 
@@ -36,25 +35,26 @@ class Slices {
   Slices();
   ~Slices();
 
-  // A kRead or kWrite. Nobody who waits is woken: see call().
+  // Queues a kRead or kWrite without waking waiters; notify() wakes them.
   void put(TransportRequest& request);
 
-  // None: all are taken.
+  // Returns the next slice, or none.
   std::optional<Slice> take();
 
-  // Sleeps until there is one; none: stopped.
+  // Sleeps until there is a slice. Returns none after stop().
   std::optional<Slice> wait();
 
-  // Wakes those who wait, as many as may find one.
-  void call();
+  // Wakes waiters: one if there is one short request only, else all.
+  void notify();
 
-  bool left() const;     // there is one to take
-  bool awaited() const;  // someone sleeps in wait()
+  bool left() const;     // true: take() returns a slice
+  bool awaited() const;  // true: a thread sleeps in wait()
 
-  // The box's answer. True: its request is finished, and not to be touched any more.
-  bool finish(const Slice& slice, smb::Status status, const std::string& cause);
+  // Records the reply to a slice. Returns true if its request is finished; the request must not be
+  // accessed afterwards.
+  bool finish(const Slice& slice, protocol::Status status, const std::string& cause);
 
-  // Ends every wait(), now and later.
+  // Ends all present and later calls of wait().
   void stop();
 
  private:
@@ -68,4 +68,4 @@ class Slices {
   bool stopped_ = false;
 };
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -20,13 +20,13 @@
 #include "box/protocol/wake_event.h"
 #include "box/transport/tuning.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
 using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
-// Sleeps until one of `polled` is ready or `most` has passed; returns also when a signal comes.
+// Sleeps until one of `polled` is ready, `most` has passed, or a signal arrives.
 void sleep_on(std::span<pollfd> polled, nanoseconds most) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
   const timespec limit{seconds.count(), (most - seconds).count()};
@@ -38,7 +38,7 @@ void sleep_on(std::span<pollfd> polled, nanoseconds most) {
 }
 
 std::shared_ptr<Grant> grant_of(const TransportRequest& request) {
-  const auto allocated = smb::read_as<smb::Allocated>(request.reply);
+  const auto allocated = protocol::read_as<protocol::Allocated>(request.reply);
   auto grant = std::make_shared<Grant>();
   grant->handle = grant_request(request).handle;
   grant->size = allocated.size;
@@ -46,20 +46,20 @@ std::shared_ptr<Grant> grant_of(const TransportRequest& request) {
 }
 
 bool grants(const TransportRequest& request) {
-  return request.status == smb::Status::kOk &&
-         (request.opcode == smb::Opcode::kAlloc || request.opcode == smb::Opcode::kAttach);
+  return request.status == protocol::Status::kOk && (request.opcode == protocol::Opcode::kAlloc ||
+                                                     request.opcode == protocol::Opcode::kAttach);
 }
 
 }  // namespace
 
-// A thread that sleeps until the other end of a connection closes it, for clients that do not touch
-// their sockets while they copy.
+// A thread that detects when the peer closes a connection, for clients that do not use their
+// sockets while they copy.
 //
-// Threads: hung_up() may be called from any thread and costs one load. The sockets must outlive the
-// watch.
+// Threads: hung_up() may be called from any thread, and costs one load. The sockets must outlive
+// this object.
 class HangupWatch {
  public:
-  // `then` is called once, by the watch's thread, after the first of `sockets` has hung up.
+  // Calls `then` once, on its thread, after the first of `sockets` has hung up.
   HangupWatch(std::vector<int> sockets, std::function<void()> then);
   ~HangupWatch();
   HangupWatch(const HangupWatch&) = delete;
@@ -72,7 +72,7 @@ class HangupWatch {
 
   std::atomic<bool> hung_up_{false};
   const std::function<void()> then_;
-  smb::WakeEvent stop_;
+  protocol::WakeEvent stop_;
   std::thread thread_;
 };
 
@@ -92,21 +92,21 @@ void HangupWatch::watch(const std::vector<int>& sockets) {
   for (int socket : sockets) watched.push_back({socket, POLLRDHUP, 0});
   while (poll(watched.data(), watched.size(), -1) < 0) {
     if (errno == EINTR || errno == EAGAIN) continue;
-    break;  // the kernel cannot watch: nobody may trust the connection
+    break;  // poll() failed: report the connections as lost
   }
   if (watched.front().revents != 0) return;
   hung_up_.store(true, std::memory_order_release);
   then_();
 }
 
-StreamTransport::StreamTransport(smb::TransportKind kind,
-                                 std::vector<std::unique_ptr<smb::FrameStream>> streams,
+StreamTransport::StreamTransport(protocol::TransportKind kind,
+                                 std::vector<std::unique_ptr<protocol::FrameStream>> streams,
                                  const std::string& box, CompleteGrant complete)
     : kind_(kind), complete_(std::move(complete)) {
   std::vector<int> sockets;
   for (auto& stream : streams) {
     sockets.push_back(stream->fd());
-    lanes_.push_back(std::make_unique<Lane>(*this, std::move(stream), box));
+    connections_.push_back(std::make_unique<PooledConnection>(*this, std::move(stream), box));
   }
   watch_ = std::make_unique<HangupWatch>(std::move(sockets), [this] { wake_event_.signal(); });
 }
@@ -130,23 +130,23 @@ void StreamTransport::post(TransportRequest& request) {
 void StreamTransport::start(TransportRequest& request) {
   const bool idle = first().unanswered() == 0;
   ++posted_;
-  if (request.opcode == smb::Opcode::kRead || request.opcode == smb::Opcode::kWrite) {
+  if (request.opcode == protocol::Opcode::kRead || request.opcode == protocol::Opcode::kWrite) {
     slices_.put(request);
     const bool for_others = request.bytes <= kOvertakingBytes &&
                             first().moving_bytes() > kOvertakingBytes && slices_.awaited();
     if (!for_others) refill(first());
-    if (slices_.left()) call_threads();
+    if (slices_.left()) wake_threads();
   } else {
     first().send(request);
   }
   if (idle || first().queued_bytes() >= kGatheredBytes) first().flush();
 }
 
-void StreamTransport::refill(Connection& lane) {
-  while (lane.moving_bytes() < kStreamBytesInFlight) {
+void StreamTransport::refill(Connection& connection) {
+  while (connection.moving_bytes() < kStreamBytesInFlight) {
     const std::optional<Slice> slice = slices_.take();
     if (!slice) return;
-    lane.send(*slice);
+    connection.send(*slice);
   }
 }
 
@@ -172,13 +172,13 @@ bool StreamTransport::turn(Deadline deadline) {
   if (!more_) {
     std::array<pollfd, 2> polled = {
         {{first().fd(), first().events(), 0}, {wake_event_.fd(), POLLIN, 0}}};
-    const auto look = [&] {
+    const auto poll_once = [&] {
       sleep_on(polled, nanoseconds(0));
       return polled[0].revents != 0 || polled[1].revents != 0;
     };
     if (steady_clock::now() >= deadline) {
-      look();
-    } else if (!spin(look)) {
+      poll_once();
+    } else if (!spin(poll_once)) {
       sleep_on(polled, std::max(deadline - steady_clock::now(), nanoseconds(0)));
     }
     more_ = (polled[0].revents & ~POLLOUT) != 0;
@@ -193,32 +193,32 @@ bool StreamTransport::turn(Deadline deadline) {
   return true;
 }
 
-void StreamTransport::serve(Connection& lane) {
+void StreamTransport::serve(Connection& connection) {
   for (;;) {
-    if (lane.unanswered() == 0) {
+    if (connection.unanswered() == 0) {
       const std::optional<Slice> slice = slices_.wait();
       if (!slice) return;
-      lane.send(*slice);
+      connection.send(*slice);
     }
-    refill(lane);
-    lane.flush();
-    pollfd polled{lane.fd(), lane.events(), 0};
+    refill(connection);
+    connection.flush();
+    pollfd polled{connection.fd(), connection.events(), 0};
     sleep_on({&polled, 1}, kLongestStreamSleep);
     bool more = (polled.revents & ~POLLOUT) != 0;
-    while (more && lane.unanswered() > 0) {
-      more = lane.receive();
-      refill(lane);
-      lane.flush();
+    while (more && connection.unanswered() > 0) {
+      more = connection.receive();
+      refill(connection);
+      connection.flush();
     }
   }
 }
 
-void StreamTransport::call_threads() {
+void StreamTransport::wake_threads() {
   const SignalsHeldOff held_off;
-  for (size_t lane = threads_.size() + 1; lane < lanes_.size(); ++lane) {
-    const auto run = [this, lane] {
+  for (size_t index = threads_.size() + 1; index < connections_.size(); ++index) {
+    const auto run = [this, index] {
       try {
-        serve(lanes_[lane]->connection);
+        serve(connections_[index]->connection);
       } catch (const std::exception& error) {
         fail(error.what());
       }
@@ -226,24 +226,24 @@ void StreamTransport::call_threads() {
     try {
       threads_.emplace_back(run);
     } catch (const std::system_error& error) {
-      log::warn("a tcp transport to a memory box goes on with " + std::to_string(lane) + " of " +
-                std::to_string(lanes_.size()) + " connections: cannot start a thread: " +
+      log::warn("a tcp transport to a memory box continues with " + std::to_string(index) + " of " +
+                std::to_string(connections_.size()) + " connections: cannot start a thread: " +
                 error.what() + "; raise the limit of processes (ulimit -u)");
       break;
     }
   }
-  slices_.call();
+  slices_.notify();
 }
 
-void StreamTransport::Lane::answered(TransportRequest& request, Descriptor descriptor) {
+void StreamTransport::PooledConnection::answered(TransportRequest& request, Descriptor descriptor) {
   if (grants(request)) {
     try {
       const std::shared_ptr<Grant> grant = grant_of(request);
       if (all_.complete_) all_.complete_(*grant, request, std::move(descriptor));
       request.granted = grant;
     } catch (const Error& error) {
-      request.status =
-          error.kind() == ErrorKind::kExhausted ? smb::Status::kExhausted : smb::Status::kInternal;
+      request.status = error.kind() == ErrorKind::kExhausted ? protocol::Status::kExhausted
+                                                             : protocol::Status::kInternal;
       request.cause = error.what();
     }
   }
@@ -251,14 +251,14 @@ void StreamTransport::Lane::answered(TransportRequest& request, Descriptor descr
   all_.finished(*this);
 }
 
-void StreamTransport::Lane::answered(const Slice& slice, smb::Status status,
-                                     const std::string& cause) {
+void StreamTransport::PooledConnection::answered(const Slice& slice, protocol::Status status,
+                                                 const std::string& cause) {
   if (all_.slices_.finish(slice, status, cause)) all_.finished(*this);
 }
 
-void StreamTransport::finished(const Lane& by) noexcept {
+void StreamTransport::finished(const PooledConnection& by) noexcept {
   finished_.fetch_add(1, std::memory_order_release);
-  if (&by != lanes_.front().get()) wake_event_.signal();
+  if (&by != connections_.front().get()) wake_event_.signal();
 }
 
 bool StreamTransport::alive() const noexcept {
@@ -278,9 +278,9 @@ void StreamTransport::fail(const std::string& cause) {
     cause_ = cause;
     broken_.store(true, std::memory_order_release);
   }
-  for (const auto& lane : lanes_) shutdown(lane->connection.fd(), SHUT_RDWR);
+  for (const auto& pooled : connections_) shutdown(pooled->connection.fd(), SHUT_RDWR);
   slices_.stop();
   wake_event_.signal();
 }
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

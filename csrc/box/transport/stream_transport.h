@@ -1,13 +1,13 @@
-// A Transport over stream sockets: the joined connections of a client, its lanes, and the threads
-// that serve them. tcp has several, shm one to the box's Unix socket.
+// A Transport over stream sockets: the joined connections of a client, and the threads that serve
+// them. tcp has several connections, shm has one to the Unix socket of the box.
 //
-// Control requests travel on the first lane, in order. Transfers are cut in slices (slices.h). The
-// caller's thread serves the first lane, in post() and progress(), and needs no other for small
-// transfers; the further lanes have threads of their own, which start with the first transfer that
-// the first lane alone does not take, and sleep when there is nothing for them.
+// Control requests are sent on the first connection, in order. Transfers are cut into slices
+// (slices.h). The caller's thread serves the first connection, in post() and progress(). The other
+// connections have threads, which start with the first transfer that does not fit on the first
+// connection, and sleep while there are no slices.
 //
-// What is posted on an idle first lane is sent at once; else it waits for the next progress(), or
-// for kGatheredBytes of its like, and goes out together with them.
+// A request on an idle first connection is sent immediately. Otherwise it is sent by the next
+// progress(), or together with others once kGatheredBytes are queued.
 //
 // Threads: as Transport.
 #pragma once
@@ -28,41 +28,43 @@
 #include "box/transport/slices.h"
 #include "box/transport/transport.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 
 class HangupWatch;
 
-// A kAlloc's or kAttach's arguments, read back from its body.
+// The arguments of a kAlloc or kAttach, read from its body.
 struct GrantRequest {
   uint32_t handle = 0;
-  uint32_t flags = 0;  // of smb::Alloc
+  uint32_t flags = 0;  // of protocol::Alloc
 };
 
-// REQUIRES: `request` is one of the two, with a body of its size.
+// REQUIRES: `request` is a kAlloc or kAttach, with a body of its size.
 inline GrantRequest grant_request(const TransportRequest& request) noexcept {
-  if (request.opcode == smb::Opcode::kAlloc) {
-    const auto alloc = smb::read_as<smb::Alloc>(request.body);
+  if (request.opcode == protocol::Opcode::kAlloc) {
+    const auto alloc = protocol::read_as<protocol::Alloc>(request.body);
     return {alloc.handle, alloc.flags};
   }
-  const auto attach = smb::read_as<smb::Attach>(request.body);
+  const auto attach = protocol::read_as<protocol::Attach>(request.body);
   return {attach.handle, attach.flags};
 }
 
-// Completes what the box granted by `request`, with what came with the reply. It may throw Error:
-// the request then fails here, with kExhausted or kInternal, though the box has attached.
+// Completes `grant`, the box's reply to `request`, with the descriptor passed with it. May throw
+// Error: the request then fails at the client with kExhausted or kInternal, although the box has
+// attached.
 using CompleteGrant =
     std::function<void(Grant& grant, const TransportRequest& request, Descriptor descriptor)>;
 
 class StreamTransport final : public Transport {
  public:
-  // `streams` are joined, at least one; `box` is its name in messages.
-  StreamTransport(smb::TransportKind kind, std::vector<std::unique_ptr<smb::FrameStream>> streams,
+  // `streams` are joined, at least one; `box`: for messages.
+  StreamTransport(protocol::TransportKind kind,
+                  std::vector<std::unique_ptr<protocol::FrameStream>> streams,
                   const std::string& box, CompleteGrant complete);
   ~StreamTransport() override;
   StreamTransport(const StreamTransport&) = delete;
   StreamTransport& operator=(const StreamTransport&) = delete;
 
-  smb::TransportKind kind() const noexcept override { return kind_; }
+  protocol::TransportKind kind() const noexcept override { return kind_; }
   void post(TransportRequest& request) override;
   void progress(std::chrono::nanoseconds most) override;
   void wake() noexcept override { wake_event_.signal(); }
@@ -72,13 +74,14 @@ class StreamTransport final : public Transport {
  private:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  class Lane final : public Connection::Requester {
+  class PooledConnection final : public Connection::Requester {
    public:
-    Lane(StreamTransport& all, std::unique_ptr<smb::FrameStream> stream, const std::string& box)
+    PooledConnection(StreamTransport& all, std::unique_ptr<protocol::FrameStream> stream,
+                     const std::string& box)
         : connection(std::move(stream), box, *this), all_(all) {}
 
     void answered(TransportRequest& request, Descriptor descriptor) override;
-    void answered(const Slice& slice, smb::Status status, const std::string& cause) override;
+    void answered(const Slice& slice, protocol::Status status, const std::string& cause) override;
 
     Connection connection;
 
@@ -86,28 +89,28 @@ class StreamTransport final : public Transport {
     StreamTransport& all_;
   };
 
-  Connection& first() const noexcept { return lanes_.front()->connection; }
+  Connection& first() const noexcept { return connections_.front()->connection; }
 
-  // All throw Error when a connection fails.
+  // All throw Error if a connection fails.
   void start(TransportRequest& request);
-  bool turn(Deadline deadline);  // one sleep at most; false: woken
-  void refill(Connection& lane);
-  void serve(Connection& lane);  // until the transport stops
+  bool turn(Deadline deadline);  // sleeps at most once; false: woken by wake()
+  void refill(Connection& connection);
+  void serve(Connection& connection);  // returns when the transport stops
 
-  void call_threads();
-  void finished(const Lane& by) noexcept;
+  void wake_threads();
+  void finished(const PooledConnection& by) noexcept;
   void require_whole() const;
   void fail(const std::string& cause);
 
-  const smb::TransportKind kind_;
+  const protocol::TransportKind kind_;
   const CompleteGrant complete_;
-  smb::WakeEvent wake_event_;  // ends the caller's sleep
+  protocol::WakeEvent wake_event_;  // ends the caller's sleep
   Slices slices_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
-  std::vector<std::thread> threads_;  // of all lanes but the first, or none yet
+  std::vector<std::unique_ptr<PooledConnection>> connections_;
+  std::vector<std::thread> threads_;  // of all connections except the first; empty until needed
 
-  uint64_t posted_ = 0;                // the caller's
-  bool more_ = false;                  // the caller's: the first lane may have more to receive
+  uint64_t posted_ = 0;  // used by the caller only
+  bool more_ = false;    // used by the caller only: the first connection may have more to receive
   std::atomic<uint64_t> finished_{0};  // requests
   std::atomic<bool> broken_{false};
   mutable std::mutex mutex_;  // guards cause_
@@ -116,4 +119,4 @@ class StreamTransport final : public Transport {
   std::unique_ptr<HangupWatch> watch_;  // of all sockets
 };
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -1,4 +1,4 @@
-// open_tcp(): lanes that join one session.
+// open_tcp(): several connections that join one session.
 #include <string>
 
 #include "box/protocol/address.h"
@@ -7,42 +7,44 @@
 #include "box/transport/stream_transport.h"
 #include "box/transport/tuning.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 namespace {
 
-void require_lanes(uint32_t lanes) {
-  if (lanes >= 1 && lanes <= kMostStreamLanes) return;
-  throw Error(ErrorKind::kInvalid, "a tcp transport of " + std::to_string(lanes) +
-                                       " lanes was asked for; choose 1 to " +
-                                       std::to_string(kMostStreamLanes));
+void require_connections(uint32_t connections) {
+  if (connections >= 1 && connections <= kMostConnections) return;
+  throw Error(ErrorKind::kInvalid, "lanes is " + std::to_string(connections) +
+                                       "; the tcp transport takes 1 to " +
+                                       std::to_string(kMostConnections) + " connections");
 }
 
 }  // namespace
 
 OpenedTransport open_tcp(const TransportOptions& opening) {
-  require_lanes(opening.lanes);
-  const smb::Address address{opening.host, opening.port, {}};
+  require_connections(opening.connections);
+  const protocol::Address address{opening.host, opening.port, {}};
   const std::string box = address.host_and_port();
-  const smb::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
+  const protocol::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
 
   OpenedTransport opened;
-  smb::Join join = sealed_join(opening);
-  std::vector<std::unique_ptr<smb::FrameStream>> streams;
-  for (uint32_t lane = 0; lane < opening.lanes; ++lane) {
-    streams.push_back(std::make_unique<smb::FrameStream>(smb::connect_to(address, deadline)));
-    const smb::Joined joined = join_box(*streams.back(), box, join, opening.token, deadline);
-    if (lane == 0) opened.joined = joined;
-    if (joined.box != opened.joined.box) {
-      throw Error(ErrorKind::kNetwork, "the lanes of a tcp transport to the memory box at " + box +
+  protocol::Join join = authenticated_join(opening);
+  std::vector<std::unique_ptr<protocol::FrameStream>> streams;
+  for (uint32_t index = 0; index < opening.connections; ++index) {
+    streams.push_back(
+        std::make_unique<protocol::FrameStream>(protocol::connect_to(address, deadline)));
+    const protocol::Joined joined = join_box(*streams.back(), box, join, opening.token, deadline);
+    if (index == 0) opened.joined = joined;
+    if (joined.generation != opened.joined.generation) {
+      throw Error(ErrorKind::kNetwork, "the connections of a tcp transport to the memory box at " +
+                                           box +
                                            " met two boxes; it was restarted just now, or several "
                                            "share the name");
     }
     join.session = joined.session;
-    join.flags |= smb::Join::kLane;
+    join.flags |= protocol::Join::kFurtherConnection;
   }
-  opened.transport =
-      std::make_unique<StreamTransport>(smb::TransportKind::kTcp, std::move(streams), box, nullptr);
+  opened.transport = std::make_unique<StreamTransport>(protocol::TransportKind::kTcp,
+                                                       std::move(streams), box, nullptr);
   return opened;
 }
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

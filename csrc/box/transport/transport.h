@@ -1,15 +1,16 @@
-// The contract of a client's transports: one live connection to a box, by shm, tcp or verbs.
-// docs/design/memory-box.md lists the steps to a new one.
+// The interface of a client's transports: one live connection to a box, by shm, tcp or verbs.
+// docs/design/memory-box.md has the steps for a new one.
 //
-// A transport moves requests; it knows nothing of reconnects, sequence numbers or what operations
-// mean. When it breaks it throws Broken, and is of no further use: the client makes another and
-// posts again whatever had not finished.
+// A transport moves requests. It does not handle reconnects or sequence numbers. When it breaks it
+// throws Broken, and must not be used again: the client opens another one, and posts the unfinished
+// requests again.
 //
-// It belongs to the process that opened it. In a forked child nothing may be done with it, not even
-// destroyed: the client's driver, its only user, sees to that (box/client/driver.h).
+// It belongs to the process that opened it. In a forked child it must not be used, nor destroyed:
+// the progress engine, its only user, ensures that (box/client/progress_engine.h).
 //
-// Threads: one at a time (the client's driver), but for wake() and alive(), which any may call. It
-// may have threads of its own; none of them touches a TransportRequest's memory after ~Transport.
+// Threads: one at a time (the client's progress thread); any may call wake() and alive(). A
+// transport may have threads of its own, which do not access the memory of a TransportRequest after
+// ~Transport.
 #pragma once
 
 #include <atomic>
@@ -23,44 +24,44 @@
 #include "base/error.h"
 #include "box/protocol/protocol.h"
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 
-// The connection is lost; the message says how.
+// The connection is lost; the message has the reason.
 class Broken : public Error {
  public:
   explicit Broken(const std::string& message) : Error(ErrorKind::kNetwork, message) {}
 };
 
-// A client's access to an attached segment on this transport, made from the reply to kAlloc or
+// A client's access to an attached segment over this transport, from the reply to kAlloc or
 // kAttach.
 struct Grant {
   uint32_t handle = 0;
   uint64_t size = 0;
-  // shm: the segment itself, readable, and writable if it was attached so; null elsewhere. Then
-  // reads and writes are copies by the caller, and never posted.
+  // shm: the mapped segment, readable, and writable unless attached for reading only. The caller
+  // then copies reads and writes, and does not post them. Null on other transports.
   std::byte* memory = nullptr;
   std::shared_ptr<void> holds;  // the mapping
 };
 
-// One request. The client owns it, and keeps it and the memory that it names until finished().
+// One request. The client owns it, and keeps it and its memory alive until finished().
 struct TransportRequest {
-  smb::Opcode opcode{};
-  std::vector<std::byte> body;  // of control requests (all but kRead and kWrite)
+  protocol::Opcode opcode{};
+  std::vector<std::byte> body;  // of control requests: all except kRead and kWrite
 
-  // kRead and kWrite, of any size; the transport cuts it in slices.
+  // kRead and kWrite, of any size; the transport cuts them into slices.
   const Grant* grant = nullptr;
   uint64_t offset = 0;
-  std::byte* local = nullptr;  // to here, or from here
+  std::byte* local = nullptr;  // destination of a read, source of a write
   uint64_t bytes = 0;
 
-  // Set by the transport before finished. Of a transfer in slices: the first failure.
-  smb::Status status = smb::Status::kOk;
+  // Set by the transport before finished(). A transfer in slices has the first failure.
+  protocol::Status status = protocol::Status::kOk;
   std::string cause;
   std::vector<std::byte> reply;    // body
   std::vector<std::byte> payload;  // kStats
   std::shared_ptr<Grant> granted;  // kAlloc, kAttach
 
-  // Released by whoever finishes the request, acquired by finished().
+  // Stored with release order by the finishing thread, loaded with acquire order by finished().
   std::atomic<bool> done{false};
   bool finished() const noexcept { return done.load(std::memory_order_acquire); }
 };
@@ -69,30 +70,29 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  virtual smb::TransportKind kind() const noexcept = 0;
+  virtual protocol::TransportKind kind() const noexcept = 0;
 
-  // Starts it. Control requests reach the box in the order in which they were posted; transfers are
-  // in no order with anything. Small requests that are posted while the transport is busy go out
-  // together.
+  // Starts a request. Control requests reach the box in the order of posting; transfers are
+  // unordered. Short requests that are posted while the transport is busy are sent together.
   virtual void post(TransportRequest& request) = 0;
 
-  // Sends and receives until a TransportRequest finishes or `most` has passed; returns at once if
-  // nothing is in flight. 0: does what can be done now.
+  // Sends and receives until a TransportRequest finishes or `most` has passed. Returns immediately
+  // if nothing is in flight; with 0, does not sleep.
   virtual void progress(std::chrono::nanoseconds most) = 0;
 
-  // Makes a progress() that sleeps return.
+  // Ends the sleep of progress().
   virtual void wake() noexcept = 0;
 
-  // False once the box is seen to be gone, also with nothing in flight; costs no system call.
-  // Whoever copies from Grant::memory asks before and after.
+  // Returns false once the box is known to be gone, also with nothing in flight. Takes no system
+  // call. Copies from Grant::memory are valid only if it returns true before and after.
   virtual bool alive() const noexcept = 0;
 
-  // Becomes readable, or hangs up, when the box closes the connection: an idle client polls it for
-  // POLLRDHUP. Negative: the transport looks by itself.
+  // Returns a descriptor that an idle client polls for POLLRDHUP: readable, or hung up, when the
+  // box closes the connection. Negative: poll alive() instead.
   virtual int liveness_fd() const noexcept = 0;
 
-  // Transfers from and to this memory need no copy on their way until the handle goes; till then it
-  // has to stay mapped as it is. Null: they are no faster for it on this transport.
+  // Registers memory, so that transfers from and to it take no extra copy until the handle is
+  // destroyed; until then it must stay mapped. Returns null if this transport gains nothing.
   virtual std::shared_ptr<void> register_memory(std::byte* memory, uint64_t bytes) {
     static_cast<void>(memory);
     static_cast<void>(bytes);
@@ -103,41 +103,41 @@ class Transport {
 struct TransportOptions {
   std::string host;  // tcp and verbs
   uint16_t port = 0;
-  std::string path;                         // shm: of the box's Unix socket
-  std::string token;                        // empty: none
-  bool seal = true;                         // with a token, as the box does: box/protocol/seal.h
-  smb::Join join{};                         // session, flags; the rest is filled in here
-  uint32_t lanes = 4;                       // connections of tcp, queue pairs of verbs
-  std::chrono::milliseconds timeout{5000};  // for connecting and proving
+  std::string path;   // shm: of the box's Unix socket
+  std::string token;  // empty: none
+  bool seal = true;   // with a token: authenticate, as the box does (box/protocol/authenticator.h)
+  protocol::Join join{};                    // session and flags; the transport sets the rest
+  uint32_t connections = 4;                 // connections of tcp, queue pairs of verbs
+  std::chrono::milliseconds timeout{5000};  // for connecting and joining
 };
 
 struct OpenedTransport {
   std::unique_ptr<Transport> transport;
-  smb::Joined joined{};
+  protocol::Joined joined{};
 };
 
-// Throw Error(kNetwork) with the cause when the box cannot be reached or does not prove the token,
-// and Refused when it answers with a status.
+// Throw Error(kNetwork) with the cause if the box cannot be reached or does not prove the token;
+// Refused if it replies with a status.
 OpenedTransport open_tcp(const TransportOptions& opening);
 OpenedTransport open_shm(const TransportOptions& opening);
 
-// Why shm is not the transport between this process and a box that it has reached by another, in
-// words that complete "no shm: ...". Empty: both run under one kernel, and the box's Unix socket
-// answers here, which open_shm() takes to Joined::socket_path. The first kAlloc or kAttach proves
-// the rest: its descriptor is mapped, or it fails.
+// Returns why shm cannot be used with a box that was reached over another transport, as text for
+// "no shm: ...". Empty: both run on one kernel, and the box's Unix socket answers at
+// Joined::socket_path, the path for open_shm(). The first kAlloc or kAttach maps the descriptor, or
+// fails.
 //
-// Threads: any. It does not block.
-std::string why_no_shm(const smb::Joined& joined);
+// Threads: any. Does not block.
+std::string why_no_shm(const protocol::Joined& joined);
 
-// The box said no to a Join.
+// The box refused a Join.
 class Refused : public Error {
  public:
-  Refused(smb::Status status, const std::string& cause)
+  Refused(protocol::Status status, const std::string& cause)
       : Error(ErrorKind::kNetwork, cause), status_(status) {}
-  smb::Status status() const noexcept { return status_; }
+  protocol::Status status() const noexcept { return status_; }
 
  private:
-  smb::Status status_;
+  protocol::Status status_;
 };
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cstdint>
 
-namespace hbm::transport {
+namespace hbm::box::transport {
 
 // The bytes of a slice, the part of a read or write that one request of a connection moves.
 // Unit: bytes
@@ -35,7 +35,7 @@ inline constexpr uint64_t kStreamBytesInFlight = 512u << 10;
 // Unit: bytes
 // Below: requests behind others in flight wait for the next progress().
 // Above: from the value on, they are sent.
-// Measure: `smb_tcp_transport_test --gtest_filter=TcpTransport.GathersSmallRequests`
+// Measure: `smb_tcp_transport_test --gtest_filter=TcpTransport.GathersShortRequests`
 inline constexpr uint64_t kGatheredBytes = 64u << 10;
 
 // The bytes that a connection receives before it asks for slices again.
@@ -49,7 +49,7 @@ inline constexpr uint64_t kReceivedBytesPerTurn = kSliceBytes;
 // Below: up to and including the value, the client has them.
 // Above: the client is refused with Error(kInvalid).
 // Measure: `python -m papers.connections --quick`
-inline constexpr uint32_t kMostStreamLanes = 16;
+inline constexpr uint32_t kMostConnections = 16;
 
 // The longest sleep of a thread that serves a connection.
 // Below: it sleeps until data or the deadline come.
@@ -57,4 +57,4 @@ inline constexpr uint32_t kMostStreamLanes = 16;
 // Measure: `smb_transport_test --gtest_filter=*ProgressReturnsInTime*`
 inline constexpr std::chrono::hours kLongestStreamSleep{1};
 
-}  // namespace hbm::transport
+}  // namespace hbm::box::transport

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "bootstrap/claim.h"
-#include "communicator/connect/crowd.h"
+#include "communicator/connect/oversubscription.h"
 #include "communicator/failure/failure_detector.h"
 #include "communicator/hierarchical/communicator.h"
 #include "communicator/mpi/communicator.h"
@@ -22,7 +22,7 @@
 #include "memory/cpu_binding.h"
 #include "memory/topology.h"
 
-namespace hbm {
+namespace hbm::communicator::connect {
 namespace {
 
 memory::BindMode bind_mode() {
@@ -50,10 +50,10 @@ void take_memory(const GroupSetup& setup, GroupConnection& made) {
   made.segment = memory::process_segment(setup.policy);
 }
 
-// Takes what this rank needs of its machine, before the others come to rely on it; but memory only
-// once it is bound, if it will be.
+// Checks this rank's requirements before other ranks rely on it. Takes memory now, unless the
+// process will be bound first.
 void prepare(const GroupSetup& setup, GroupConnection& made) {
-  reduce_isa();
+  kernels::reduce_isa();
   if (bind_mode() == memory::BindMode::kNone) take_memory(setup, made);
 }
 
@@ -85,7 +85,7 @@ std::string list_nodes(const std::vector<int>& node_of,
 void require_one_node(const GroupSetup& setup, const std::vector<int>& node_of,
                       const std::vector<bootstrap::Member>& members) {
   const bool all = std::ranges::all_of(node_of, [&](int node) { return node == node_of.front(); });
-  if (setup.transport != GroupTransport::kShm || all) return;
+  if (setup.transport != bootstrap::GroupTransport::kShm || all) return;
   throw Error(ErrorKind::kUnavailable,
               "transport is \"shm\", and not all ranks of " + setup.group +
                   " share memory; ranks that do: " + list_nodes(node_of, members) +
@@ -93,17 +93,17 @@ void require_one_node(const GroupSetup& setup, const std::vector<int>& node_of,
                   "HBMCOMM_NODE); HBMCOMM_LOG=info says why ranks of one machine share no memory");
 }
 
-// Chooses the communicator and makes it. The detector hears of failures before the last step in
-// which ranks wait for one another.
-void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, size_t slot_chunk,
+// Chooses and makes the communicator. The detector learns of failures before the last step in which
+// ranks wait for one another.
+void join_ranks(const GroupSetup& setup, const shm::LocalPeers& local_peers, size_t slot_chunk,
                 size_t threads, failure::FailureDetector& detector, GroupConnection& made) {
-  const std::vector<int>& node_of = neighbours.node_of;
+  const std::vector<int>& node_of = local_peers.node_of;
   const std::string& prefix = made.rendezvous.participant.prefix;
   require_one_node(setup, node_of, made.rendezvous.members);
   std::shared_ptr<shm::ShmGroup> shm_group;
-  if (setup.transport != GroupTransport::kMpi) {
-    shm_group =
-        shm::join(made.rendezvous, made.segment, neighbours, slot_chunk, made.crowded, threads);
+  if (setup.transport != bootstrap::GroupTransport::kMpi) {
+    shm_group = shm::join(made.rendezvous, made.segment, local_peers, slot_chunk,
+                          made.oversubscribed, threads);
     if (shm_group->size() == static_cast<size_t>(setup.size)) {
       detector.formed(prefix, shm_group);
       made.communicator = shm::make_communicator(shm_group);
@@ -127,9 +127,9 @@ void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, s
       hierarchical::make_node_layout(made.rendezvous, connection, node_of, shm_group, *channel));
 }
 
-// Finds the ranks that share this one's memory, and joins all, once they have introduced
-// themselves.
-void join_all(const GroupSetup& setup, shm::NeighbourListener* listener,
+// Finds the ranks that share this rank's memory, and joins them. REQUIRES: all ranks have
+// introduced themselves.
+void join_all(const GroupSetup& setup, shm::PeerListener* listener,
               failure::FailureDetector& detector, GroupConnection& made) {
   detector.all_met();
 
@@ -138,45 +138,45 @@ void join_all(const GroupSetup& setup, shm::NeighbourListener* listener,
   const auto local_rank = std::find(local.begin(), local.end(), setup.rank) - local.begin();
   bind_once(static_cast<int>(local_rank), local_size);
   if (!made.segment) take_memory(setup, made);
-  const Crowd crowd = crowd_of(local, made.rendezvous.members);
+  const ProcessorDemand demand = processor_demand(local, made.rendezvous.members);
   count_group(local_size);
-  made.crowded = crowd.crowded();
-  const size_t slot_chunk = shm_slot_chunk(setup.staging_bytes, made.crowded);
-  const shm::Neighbourhood neighbours =
+  made.oversubscribed = demand.oversubscribed();
+  const size_t slot_chunk = shm_slot_chunk(setup.staging_bytes, made.oversubscribed);
+  const shm::LocalPeers local_peers =
       listener != nullptr ? shm::explore(made.rendezvous, *listener, made.segment, slot_chunk)
                           : shm::apart(setup.size);
-  // HBMCOMM_BIND may have narrowed them since this rank told.
+  // HBMCOMM_BIND may have reduced the processors since this rank introduced itself.
   const size_t cores = std::min(usable_processors({setup.rank}, made.rendezvous.members),
                                 count_processors({allowed_processors()}));
-  const size_t cores_of_rank = std::max<size_t>(1, cores / static_cast<size_t>(crowd.ranks));
+  const size_t cores_of_rank = std::max<size_t>(1, cores / static_cast<size_t>(demand.ranks));
   const size_t threads = std::min(setup.reduce_threads, cores_of_rank);
   log::debug(setup.group + ": threads of a large reduction: " + std::to_string(threads));
-  join_ranks(setup, neighbours, slot_chunk, threads, detector, made);
-  detector.await_links(setup.deadline);
+  join_ranks(setup, local_peers, slot_chunk, threads, detector, made);
+  detector.await_connections(setup.deadline);
 }
 
 GroupConnection connect_watched(const GroupSetup& setup,
                                 const std::shared_ptr<failure::FailureDetector>& detector) {
-  mpi::sweep_abandoned();
+  mpi::sweep_orphaned();
   GroupConnection made;
   made.server = setup.server;
   made.peers = detector;
-  std::optional<shm::NeighbourListener> listener;
+  std::optional<shm::PeerListener> listener;
   const auto introduce = [&] {
     // A group that may need MPI is refused before its ranks meet if `staging_bytes` are too few.
-    if (setup.transport != GroupTransport::kShm) {
+    if (setup.transport != bootstrap::GroupTransport::kShm) {
       mpi::chunk_bytes(setup.staging_bytes, setup.size);
     }
     prepare(setup, made);
     // The version stands for the layout of messages, and with staging_bytes for the cutting into
     // chunks.
     bootstrap::Member self = bootstrap::introduce(setup.version, setup.staging_bytes);
-    self.transport = transport_name(setup.transport);
+    self.transport = bootstrap::transport_name(setup.transport);
     self.parameter_server = setup.parameter_server;
     self.processors = allowed_processors();
     self.quota = allowed_quota();
     self.most_ranks = std::to_string(most_ranks());
-    if (setup.size > 1 && setup.transport != GroupTransport::kMpi) {
+    if (setup.size > 1 && setup.transport != bootstrap::GroupTransport::kMpi) {
       self.segment = memory::policy_name(setup.policy);
       self.listener = listener.emplace().name();
     }
@@ -185,8 +185,9 @@ GroupConnection connect_watched(const GroupSetup& setup,
   };
   made.rendezvous = bootstrap::meet(setup.store, setup.rank, setup.size, setup.group,
                                     setup.deadline, introduce, detector, setup.global_ranks);
-  bootstrap::attempt(made.rendezvous.participant,
-                     [&] { join_all(setup, listener ? &*listener : nullptr, *detector, made); });
+  bootstrap::run_in_formation(made.rendezvous.participant, [&] {
+    join_all(setup, listener ? &*listener : nullptr, *detector, made);
+  });
   return made;
 }
 
@@ -203,7 +204,7 @@ GroupConnection connect(const GroupSetup& setup) {
                           .server = setup.server});
   try {
     return connect_watched(setup, detector);
-  } catch (const StoreError& error) {
+  } catch (const bootstrap::StoreError& error) {
     const bool is_gone = error.kind() == ErrorKind::kNetwork && !error.was_removed;
     throw Error(error.kind(), setup.group + " cannot be made: " + error.what() +
                                   (is_gone ? detector->deaths() : ""));
@@ -213,4 +214,4 @@ GroupConnection connect(const GroupSetup& setup) {
   }
 }
 
-}  // namespace hbm
+}  // namespace hbm::communicator::connect

@@ -1,11 +1,12 @@
 // Thresholds by which a group's ranks agree on the chunk of the slots in shared memory.
-// Measure: `crowd_test --gtest_filter=ShmSlotChunk.IsLargerInACrowdIfThereIsRoom`
+// Measure: `oversubscription_test
+// --gtest_filter=ShmSlotChunk.IsLargerIfOversubscribedAndRoomIsLeft`
 
 #pragma once
 
 #include <cstddef>
 
-namespace hbm {
+namespace hbm::communicator::connect {
 
 // The chunk of a slot if each rank has a processor. The slots of a few ranks stay in the cache.
 // Unit: bytes
@@ -20,7 +21,7 @@ inline constexpr size_t kSlotChunkBytes = 128 << 10;
 // processor.
 // Above: a larger value takes more memory, and the slots out of the processor's cache.
 // Measure: `hbmcomm bench collectives --ranks 8 --contenders hbm-staged`
-inline constexpr size_t kCrowdedSlotChunkBytes = 1 << 20;
+inline constexpr size_t kOversubscribedSlotChunkBytes = 1 << 20;
 
 // The least chunk of a slot.
 // Unit: bytes
@@ -28,4 +29,4 @@ inline constexpr size_t kCrowdedSlotChunkBytes = 1 << 20;
 // Above: the chunk is halved while the slots take more than half of staging_bytes.
 inline constexpr size_t kLeastSlotChunkBytes = 4 << 10;
 
-}  // namespace hbm
+}  // namespace hbm::communicator::connect

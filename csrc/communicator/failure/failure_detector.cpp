@@ -12,13 +12,13 @@
 #include "communicator/failure/tuning.h"
 #include "communicator/oversized_message.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// The ranks of both, ascending.
+// Returns the ranks of both lists, ascending, each once.
 std::vector<int> united(std::vector<int> ranks, const std::set<int>& others) {
   ranks.insert(ranks.end(), others.begin(), others.end());
   std::ranges::sort(ranks);
@@ -45,15 +45,15 @@ void FailureDetector::met(int rank, const bootstrap::Member& member) {
   monitor_.meet(*group_, rank, member);
 }
 
-void FailureDetector::await_sight(KeyValue::Deadline deadline) {
+void FailureDetector::await_sight(bootstrap::KeyValue::Deadline deadline) {
   monitor_.await_greeting(*group_, deadline);
 }
 
 void FailureDetector::check(const std::vector<int>& ranks) {
   if (fork_.in_child()) return;
   if (monitor_.ended(*group_, ranks).empty()) return;
-  // The first to die may have been another, on another node, whom this one had seen.
-  monitor_.await_published(*group_, kReportPublishPatience);
+  // Another rank, on another node, may have died first, and this dead rank may have reported it.
+  monitor_.await_published(*group_, kReportPublishTimeout);
   throw Error(ErrorKind::kDeath,
               group_->name + " cannot be made: " + deaths_of(monitor_.ended(*group_, ranks)));
 }
@@ -61,7 +61,7 @@ void FailureDetector::check(const std::vector<int>& ranks) {
 std::string FailureDetector::deaths() {
   if (fork_.in_child()) return {};
   std::vector<std::string> dead;
-  for (const auto end = Clock::now() + kDeathProofPatience; dead.empty() && Clock::now() < end;) {
+  for (const auto end = Clock::now() + kDeathProofTimeout; dead.empty() && Clock::now() < end;) {
     dead = monitor_.ended();
     if (dead.empty()) std::this_thread::sleep_for(kDeathProofCheckPeriod);
   }
@@ -73,7 +73,7 @@ void FailureDetector::tell_claimed_twice(const std::string& first, const std::st
                                          const std::string& why) noexcept {
   try {
     monitor_.tell_claimed_twice(*group_, log_key(first, prefix, group_->name), mailboxes, why,
-                                kReportPublishPatience);
+                                kReportPublishTimeout);
   } catch (const std::exception& error) {  // no thread or memory is left
     log::warn(std::string("cannot tell a group of a second claim: ") + error.what());
   }
@@ -99,7 +99,7 @@ std::string FailureDetector::claimed_twice() const {
   return group_->claimed_twice;
 }
 
-void FailureDetector::check(const Operation& operation) {
+void FailureDetector::check(const progress::Operation& operation) {
   if (const std::string why = claimed_twice(); !why.empty()) {
     throw Error(ErrorKind::kPeer, group_->name + " has failed: " + why);
   }
@@ -107,10 +107,11 @@ void FailureDetector::check(const Operation& operation) {
   if (asks_monitor()) check_monitored(operation);
 }
 
-void FailureDetector::check_monitored(const Operation& operation) {
+void FailureDetector::check_monitored(const progress::Operation& operation) {
   const std::vector<int> missing = operation.missing();
-  const Findings found = monitor_.look(*group_, missing);
-  // The cause before what follows from it: who has failed or met a death ends or leaves.
+  const Findings found = monitor_.findings(*group_, missing);
+  // Checks causes before their consequences: a rank that has failed or detected a death ends or
+  // leaves.
   if (found.failure) {
     throw Error(ErrorKind::kPeer, group_->name + " has failed: " + *found.failure);
   }
@@ -138,12 +139,12 @@ void FailureDetector::check_monitored(const Operation& operation) {
                   found.store_trouble + ")");
 }
 
-// Whether a rank that is late may itself be waiting, for one on another node.
-bool FailureDetector::waits_for_neighbour(const Operation& operation) const {
+// Returns true if a late rank of this node may itself wait for a rank on another node.
+bool FailureDetector::waits_for_local_peer(const progress::Operation& operation) const {
   if (!shm_group_ || !asks_monitor()) return false;
   const std::vector<int> missing = operation.missing();
   for (size_t i = 0; i < shm_group_->size(); ++i) {
-    if (std::ranges::count(missing, shm_group_->member(i).rank) > 0) return true;
+    if (std::ranges::count(missing, shm_group_->local_rank(i).group_rank) > 0) return true;
   }
   return false;
 }
@@ -151,19 +152,20 @@ bool FailureDetector::waits_for_neighbour(const Operation& operation) const {
 std::vector<int> FailureDetector::dead() const {
   std::vector<int> ranks = shm_group_ ? shm_group_->dead() : std::vector<int>();
   if (!asks_monitor()) return ranks;
-  return united(std::move(ranks), monitor_.look(*group_, {}).dead);
+  return united(std::move(ranks), monitor_.findings(*group_, {}).dead);
 }
 
 std::vector<int> FailureDetector::left(const std::vector<int>& wanted) const {
   std::vector<int> ranks = shm_group_ ? shm_group_->left() : std::vector<int>();
   if (!asks_monitor()) return ranks;
-  return united(std::move(ranks), monitor_.look(*group_, wanted).left);
+  return united(std::move(ranks), monitor_.findings(*group_, wanted).left);
 }
 
 // Returns `error` and the group's failure report, if one comes in time: the sender of an
 // oversized message mostly knows both operations.
-std::exception_ptr FailureDetector::with_report(const Operation& operation, const Error& error) {
-  for (const auto end = Clock::now() + kSenderReportPatience; Clock::now() < end;) {
+std::exception_ptr FailureDetector::with_report(const progress::Operation& operation,
+                                                const Error& error) {
+  for (const auto end = Clock::now() + kSenderReportTimeout; Clock::now() < end;) {
     try {
       check(operation);
     } catch (const Error& cause) {
@@ -176,19 +178,19 @@ std::exception_ptr FailureDetector::with_report(const Operation& operation, cons
   return std::make_exception_ptr(Error(error.kind(), error.what()));
 }
 
-// MPI's errors are mostly the consequence of a death, which it does not name; and when a neighbour
-// is late because it waits for a third rank, its timeout comes at about the same time as ours, and
-// knows more.
-std::exception_ptr FailureDetector::explain(const Operation& operation,
+// An error of MPI is mostly the consequence of a death, which MPI does not name. If a local peer is
+// late because it waits for a third rank, its timeout comes at about the same time as this rank's,
+// and its report has more information.
+std::exception_ptr FailureDetector::explain(const progress::Operation& operation,
                                             const std::exception_ptr& error) {
-  milliseconds patience = kCausePatience;
+  milliseconds timeout = kCauseTimeout;
   try {
     std::rethrow_exception(error);
   } catch (const OversizedMessage& oversized) {
     return with_report(operation, oversized);
   } catch (const Error& ours) {
-    if (ours.kind() == ErrorKind::kTimeout && waits_for_neighbour(operation)) {
-      patience = kNeighbourReportPatience;
+    if (ours.kind() == ErrorKind::kTimeout && waits_for_local_peer(operation)) {
+      timeout = kLocalPeerReportTimeout;
     } else if (ours.kind() != ErrorKind::kNetwork) {
       return error;
     }
@@ -196,13 +198,13 @@ std::exception_ptr FailureDetector::explain(const Operation& operation,
     return error;
   }
   std::exception_ptr found = error;
-  Clock::time_point end = Clock::now() + patience;
+  Clock::time_point end = Clock::now() + timeout;
   do {
     try {
       check(operation);
     } catch (const Error& cause) {
       if (cause.kind() != ErrorKind::kNetwork) return std::current_exception();
-      if (found == error) end = std::min(end, Clock::now() + kDeathSightPatience);
+      if (found == error) end = std::min(end, Clock::now() + kDeathSightTimeout);
       found = std::current_exception();  // the store is gone
     }
     if (const std::vector<int> ranks = dead(); !ranks.empty()) {
@@ -225,7 +227,7 @@ void FailureDetector::report_failure(const std::exception& error) {
     return;
   }
   if (shm_group_) shm_group_->report(report, /*death=*/false);
-  if (asks_monitor()) monitor_.report(*group_, report, kReportPublishPatience);
+  if (asks_monitor()) monitor_.report(*group_, report, kReportPublishTimeout);
 }
 
 bool FailureDetector::group_failed() const {
@@ -258,4 +260,4 @@ std::string FailureDetector::list(const std::vector<int>& ranks) const {
   return text;
 }
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

@@ -1,13 +1,13 @@
-// The failure detector of a group: sees the deaths of its ranks while the group is formed, and
-// tells an operation afterwards why it can never complete. It knows the ranks on this node by their
-// shared memory and pidfds (communicator/shm/shm_group.h), and those on other nodes by the failure
-// monitor.
+// The failure detector of a group. Detects the deaths of ranks while the group is being formed.
+// Afterwards it reports why an operation can never complete. It watches the ranks on this node by
+// their shared memory and pidfds (communicator/shm/shm_group.h), and the ranks on other nodes by
+// the failure monitor.
 //
 // monitored_group.h has the states of a group, and the calls that are legal in each.
 //
-// Threads: one thread forms the group, up to formed(); the group's other threads get the detector
-// after that, and may call every member of Peers. A forked child cannot reach its parent's monitor:
-// there the monitor's part of an answer is empty, and nothing is published.
+// Threads: one thread forms the group, up to formed(). Other threads of the group get the detector
+// after that, and may call every member of Peers. A forked child cannot reach the monitor of its
+// parent: there the monitor's part of an answer is empty, and nothing is published.
 #pragma once
 
 #include <chrono>
@@ -24,47 +24,51 @@
 #include "communicator/shm/shm_group.h"
 #include "communicator/tuning.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 
 class FailureDetector final : public bootstrap::RankWatch, public Peers {
  public:
   // `parting`: the longest wait in leave() and in finish_reports().
-  explicit FailureDetector(GroupFacts facts, std::chrono::milliseconds parting = kPartingPatience);
+  explicit FailureDetector(GroupFacts facts, std::chrono::milliseconds parting = kPartingTimeout);
   ~FailureDetector() override { stop(); }
   FailureDetector(const FailureDetector&) = delete;
   FailureDetector& operator=(const FailureDetector&) = delete;
 
-  // The calls while the group is formed, in their order. bootstrap::meet() makes the calls of
+  // The calls while the group is being formed, in their order. bootstrap::meet() makes the calls of
   // RankWatch.
 
-  // Makes second claims heard. Rank 0 also begins to take links, and returns where, for
-  // bootstrap::Member::links. Called while a failure still reaches the other ranks. Throws
-  // std::system_error if no thread is left.
+  // Starts to receive reports of second claims. Rank 0 also starts to listen for liveness
+  // connections, and returns the address, for bootstrap::Member::links. REQUIRES: an error still
+  // reaches the other ranks. Throws std::system_error if no thread can start.
   std::string prepare() { return monitor_.prepare(*group_); }
 
   void met(int rank, const bootstrap::Member& member) override;
-  void await_sight(KeyValue::Deadline deadline) override;
+  void await_sight(bootstrap::KeyValue::Deadline deadline) override;
   void check(const std::vector<int>& ranks) override;
   std::string deaths() override;
   void tell_claimed_twice(const std::string& first, const std::string& prefix,
                           const std::vector<std::string>& mailboxes,
                           const std::string& why) noexcept override;
 
-  // All ranks have been met: takes no links any more if no group has any on another node.
+  // Declares that all ranks have met. Stops listening for liveness connections if no group has
+  // ranks on another node.
   void all_met() { monitor_.all_met(*group_); }
 
-  // The group has been made, under `prefix` of keys. `shm_group`: the ranks on this node; null
-  // where ranks do not share memory. REQUIRED before every member of Peers except claimed_twice()
-  // and stop().
+  // Declares that the group is formed, under the key prefix `prefix`. `shm_group`: the ranks on
+  // this node; null if ranks do not share memory. REQUIRED before every member of Peers except
+  // claimed_twice() and stop().
   void formed(const std::string& prefix, std::shared_ptr<shm::ShmGroup> shm_group);
 
-  // Waits until this process has its link to rank 0, if that is on another node, or cannot get it,
-  // which the log says once.
-  void await_links(KeyValue::Deadline deadline) { monitor_.await_links(*group_, deadline); }
+  // Waits until this process has its liveness connection to rank 0, if that is on another node, or
+  // cannot get the connection; the log says so once.
+  void await_connections(bootstrap::KeyValue::Deadline deadline) {
+    monitor_.await_connections(*group_, deadline);
+  }
 
-  void check(const Operation& operation) override;
+  void check(const progress::Operation& operation) override;
   std::string claimed_twice() const override;
-  std::exception_ptr explain(const Operation& operation, const std::exception_ptr& error) override;
+  std::exception_ptr explain(const progress::Operation& operation,
+                             const std::exception_ptr& error) override;
   void report_failure(const std::exception& error) override;
   bool group_failed() const override;
   std::vector<int> dead() const override;
@@ -76,9 +80,9 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
 
  private:
   bool asks_monitor() const;
-  void check_monitored(const Operation& operation);
-  std::exception_ptr with_report(const Operation& operation, const Error& error);
-  bool waits_for_neighbour(const Operation& operation) const;
+  void check_monitored(const progress::Operation& operation);
+  std::exception_ptr with_report(const progress::Operation& operation, const Error& error);
+  bool waits_for_local_peer(const progress::Operation& operation) const;
 
   const ForkGuard fork_;
   const std::chrono::milliseconds parting_;
@@ -86,7 +90,7 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
   const std::shared_ptr<MonitoredGroup> group_;
   // Constant from formed() on.
   std::shared_ptr<shm::ShmGroup> shm_group_;  // null: ranks share no memory
-  std::optional<bool> is_monitored_;          // some rank does not share this one's memory
+  std::optional<bool> is_monitored_;          // some rank does not share this rank's memory
 };
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

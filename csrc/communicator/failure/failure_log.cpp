@@ -7,7 +7,7 @@
 
 #include "communicator/failure/tuning.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 namespace {
 
 constexpr const char* kCount = "hbm/failures/count";
@@ -27,15 +27,15 @@ std::optional<FailureEntry> parse(const std::string& record) {
   const size_t kind = record.find('\n');
   if (kind == std::string::npos) return std::nullopt;
   const size_t about = record.find('\n', kind + 1);
-  const auto place = std::ranges::find(kKinds, record.substr(0, kind)) - kKinds.begin();
-  if (about == std::string::npos || static_cast<size_t>(place) == kKinds.size()) {
+  const auto index = std::ranges::find(kKinds, record.substr(0, kind)) - kKinds.begin();
+  if (about == std::string::npos || static_cast<size_t>(index) == kKinds.size()) {
     return std::nullopt;
   }
-  return FailureEntry{static_cast<FailureKind>(place), record.substr(kind + 1, about - kind - 1),
+  return FailureEntry{static_cast<FailureKind>(index), record.substr(kind + 1, about - kind - 1),
                       record.substr(about + 1)};
 }
 
-void FailureLog::exchange(std::deque<FailureEntry>& entries, KeyValue::Deadline deadline,
+void FailureLog::exchange(std::deque<FailureEntry>& entries, bootstrap::KeyValue::Deadline deadline,
                           const std::function<void(const FailureEntry&)>& heard) {
   while (!entries.empty()) {
     const long number = store_->add(kCount, 1, deadline);
@@ -54,4 +54,4 @@ void FailureLog::exchange(std::deque<FailureEntry>& entries, KeyValue::Deadline 
   }
 }
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

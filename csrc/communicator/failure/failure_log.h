@@ -14,7 +14,7 @@
 
 #include "bootstrap/key_value.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 
 enum class FailureKind { kDeath, kFailure, kClosing, kClaimedTwice };
 
@@ -30,17 +30,17 @@ std::optional<FailureEntry> parse(const std::string& record);  // none: not of t
 
 class FailureLog {
  public:
-  explicit FailureLog(std::shared_ptr<KeyValue> store) : store_(std::move(store)) {}
+  explicit FailureLog(std::shared_ptr<bootstrap::KeyValue> store) : store_(std::move(store)) {}
 
   // Appends `entries`, dropping each once it is in the store. Then passes to `heard` the entries
   // that have come since the last call, the own ones among them. Throws the errors of the store.
-  void exchange(std::deque<FailureEntry>& entries, KeyValue::Deadline deadline,
+  void exchange(std::deque<FailureEntry>& entries, bootstrap::KeyValue::Deadline deadline,
                 const std::function<void(const FailureEntry&)>& heard);
 
  private:
-  const std::shared_ptr<KeyValue> store_;
+  const std::shared_ptr<bootstrap::KeyValue> store_;
   long read_ = 0;                // entries that are known to have a number
   std::map<long, int> missing_;  // unread numbers, and the questions for each
 };
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

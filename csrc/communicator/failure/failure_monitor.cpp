@@ -17,7 +17,7 @@
 #include "base/log.h"
 #include "communicator/failure/tuning.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 namespace {
 
 using std::chrono::milliseconds;
@@ -27,7 +27,7 @@ bool has_ended(const Descriptor& pidfd) {
   return pidfd && poll(&ended, 1, 0) == 1;
 }
 
-// A pidfd of the process, or nothing where there can be none; `ended` if it is no more.
+// Returns a pidfd of the process; none if unavailable. Sets `ended` if the process has ended.
 Descriptor open_process(const bootstrap::Member& member, bool* ended) {
   Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, member.pid, 0)));
   *ended = !pidfd && errno == ESRCH;
@@ -61,13 +61,14 @@ void FailureMonitor::remove(const std::shared_ptr<MonitoredGroup>& group) {
   groups_.erase(group);
   group->state = GroupState::kStopped;
   std::set<std::string> used;
-  std::set<KeyValue*> stores;
+  std::set<bootstrap::KeyValue*> stores;
   for (const auto& other : groups_) {
     used.insert(other->processes.begin(), other->processes.end());
     stores.insert(other->job_store.get());
   }
   std::erase_if(processes_, [&](const auto& entry) { return !used.contains(entry.first); });
-  std::erase_if(wanted_links_, [&](const auto& entry) { return !used.contains(entry.first); });
+  std::erase_if(wanted_connections_,
+                [&](const auto& entry) { return !used.contains(entry.first); });
   std::erase_if(stores_, [&](const auto& entry) { return !stores.contains(entry.first); });
   std::erase_if(greeted_, [&](const auto& process) { return !used.contains(process); });
   drop_unused_listener();
@@ -89,20 +90,20 @@ void FailureMonitor::meet(MonitoredGroup& group, int rank, const bootstrap::Memb
   if (member.process.empty() || member.process == group.self->process) return;
   const std::string name = group.named(rank) + " of " + group.name;
   if (see_each_other(*group.self, member)) {
-    const auto [place, is_new] = processes_.try_emplace(member.process, WatchedProcess{name, {}});
+    const auto [found, is_new] = processes_.try_emplace(member.process, WatchedProcess{name, {}});
     bool ended = false;
-    if (is_new) place->second.pidfd = open_process(member, &ended);
+    if (is_new) found->second.pidfd = open_process(member, &ended);
     if (ended) mark_ended(member.process);
     return;
   }
   processes_.try_emplace(member.process, WatchedProcess{name, {}});
   group.spans_nodes = true;
   open_store(group);
-  if (rank == 0 && !linked_.contains(member.process) && !unreachable_.contains(member.process)) {
+  if (rank == 0 && !connected_.contains(member.process) && !unreachable_.contains(member.process)) {
     const bool near = member.boot_id == group.self->boot_id &&
                       member.network_namespace == group.self->network_namespace;
-    wanted_links_.emplace(member.process,
-                          WantedLink{member.links, near, Clock::now() + kLinkPatience});
+    wanted_connections_.emplace(
+        member.process, WantedConnection{member.links, near, Clock::now() + kConnectionTimeout});
   }
   if (ended_.contains(member.process)) publish_death(group, rank);
 }
@@ -118,12 +119,13 @@ std::string FailureMonitor::prepare(MonitoredGroup& group) {
 
 std::string FailureMonitor::listen(std::unique_lock<std::mutex>& lock) {
   if (!thread_) {
-    if (!links_) links_ = std::make_unique<NodeLinks>(bootstrap::process_id());
-    return where_ = links_->listen();
+    if (!connections_)
+      connections_ = std::make_unique<LivenessConnections>(bootstrap::process_id());
+    return where_ = connections_->listen();
   }
   wants_listener_ = true;
   wake();
-  changed_.wait_for(lock, kListenPatience, [this] { return !wants_listener_ || stopping_; });
+  changed_.wait_for(lock, kListenTimeout, [this] { return !wants_listener_ || stopping_; });
   return where_;
 }
 
@@ -135,7 +137,8 @@ void FailureMonitor::all_met(MonitoredGroup& group) {
   drop_unused_listener();
 }
 
-// REQUIRES: mutex_ is held. Once the thread runs, links stay, and it alone closes the listener.
+// REQUIRES: mutex_ is held. Once the thread runs, connections stay, and only the thread closes the
+// listener.
 void FailureMonitor::drop_unused_listener() {
   const auto listens = [](const auto& group) { return group->listens; };
   if (where_.empty() || std::ranges::any_of(groups_, listens)) return;
@@ -143,7 +146,7 @@ void FailureMonitor::drop_unused_listener() {
   if (thread_) {
     wake();
   } else {
-    links_.reset();
+    connections_.reset();
   }
 }
 
@@ -169,13 +172,13 @@ void FailureMonitor::mark_ended(const std::string& process) {
   wake();
 }
 
-void FailureMonitor::look_at_processes() {
+void FailureMonitor::check_processes() {
   for (const auto& [id, process] : processes_) {
     if (has_ended(process.pidfd)) mark_ended(id);
   }
 }
 
-// Has the thread do rounds at the group's store from now on.
+// Makes the thread do rounds at the group's store from this call on.
 void FailureMonitor::open_store(const MonitoredGroup& group) {
   std::shared_ptr<JobStore>& store = stores_[group.job_store.get()];
   if (!store) store = std::make_shared<JobStore>(group.job_store);
@@ -200,7 +203,7 @@ void FailureMonitor::publish_death(const MonitoredGroup& group, int rank) {
 std::vector<std::string> FailureMonitor::ended(const MonitoredGroup& group,
                                                const std::vector<int>& ranks) {
   const std::lock_guard lock(mutex_);
-  look_at_processes();
+  check_processes();
   std::vector<std::string> names;
   for (const int rank : ranks) {
     const auto r = static_cast<size_t>(rank);
@@ -211,9 +214,9 @@ std::vector<std::string> FailureMonitor::ended(const MonitoredGroup& group,
     if (r >= group.global_ranks.size()) continue;
     for (const auto& other : groups_) {
       if (other->job_store != group.job_store) continue;
-      const auto place = std::ranges::find(other->global_ranks, group.global_ranks[r]);
-      const auto theirs = static_cast<size_t>(place - other->global_ranks.begin());
-      if (place == other->global_ranks.end() || theirs >= other->processes.size()) continue;
+      const auto found = std::ranges::find(other->global_ranks, group.global_ranks[r]);
+      const auto theirs = static_cast<size_t>(found - other->global_ranks.begin());
+      if (found == other->global_ranks.end() || theirs >= other->processes.size()) continue;
       if (!ended_.contains(other->processes[theirs])) continue;
       names.push_back("rank " + other->names[theirs] + " of " + other->name);
       break;
@@ -224,7 +227,7 @@ std::vector<std::string> FailureMonitor::ended(const MonitoredGroup& group,
 
 std::vector<std::string> FailureMonitor::ended() {
   const std::lock_guard lock(mutex_);
-  look_at_processes();
+  check_processes();
   std::vector<std::string> names;
   for (const auto& [id, process] : processes_) {
     if (ended_.contains(id)) names.push_back(process.name);
@@ -232,33 +235,35 @@ std::vector<std::string> FailureMonitor::ended() {
   return names;
 }
 
-void FailureMonitor::await_published(const MonitoredGroup& group, milliseconds patience) {
+void FailureMonitor::await_published(const MonitoredGroup& group, milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  const auto place = stores_.find(group.job_store.get());
-  if (place == stores_.end()) return;
-  const std::shared_ptr<JobStore> store = place->second;
+  const auto found = stores_.find(group.job_store.get());
+  if (found == stores_.end()) return;
+  const std::shared_ptr<JobStore> store = found->second;
   const uint64_t next = store->begun + 1;
   wake();
-  changed_.wait_for(lock, patience,
+  changed_.wait_for(lock, timeout,
                     [&] { return store->done >= next && store->to_publish.empty(); });
 }
 
-void FailureMonitor::await_greeting(const MonitoredGroup& group, KeyValue::Deadline deadline) {
+void FailureMonitor::await_greeting(const MonitoredGroup& group,
+                                    bootstrap::KeyValue::Deadline deadline) {
   std::unique_lock lock(mutex_);
   group.require({GroupState::kMeeting}, "await_greeting()");
   const std::string& process = group.processes.front();
   changed_.wait_until(lock, deadline, [&] {
-    return !wanted_links_.contains(process) || greeted_.contains(process) ||
+    return !wanted_connections_.contains(process) || greeted_.contains(process) ||
            ended_.contains(process) || stopping_;
   });
 }
 
-void FailureMonitor::await_links(const MonitoredGroup& group, KeyValue::Deadline deadline) {
+void FailureMonitor::await_connections(const MonitoredGroup& group,
+                                       bootstrap::KeyValue::Deadline deadline) {
   std::unique_lock lock(mutex_);
-  group.require({GroupState::kLocal, GroupState::kMonitored}, "await_links()");
+  group.require({GroupState::kLocal, GroupState::kMonitored}, "await_connections()");
   const std::string& process = group.processes.front();
   changed_.wait_until(lock, deadline, [&] {
-    return !wanted_links_.contains(process) || ended_.contains(process) || stopping_;
+    return !wanted_connections_.contains(process) || ended_.contains(process) || stopping_;
   });
 }
 
@@ -277,17 +282,17 @@ void FailureMonitor::formed(MonitoredGroup& group, const std::string& prefix, bo
   } else {
     group.state = GroupState::kLocal;
   }
-  if (group.processes.size() == 1) return;  // no other process has come
+  if (group.processes.size() == 1) return;  // the group has one rank
   group.key = log_key(group.processes.front(), prefix, group.name);
   if (const auto heard = claimed_twice_.find(group.key); heard != claimed_twice_.end()) {
     apply_second_claim(group.key, heard->second);
   }
-  wake();  // letters that have come
+  wake();  // for reports that have arrived
 }
 
 void FailureMonitor::tell_claimed_twice(const MonitoredGroup& own, const std::string& key,
                                         const std::vector<std::string>& mailboxes,
-                                        const std::string& why, milliseconds patience) {
+                                        const std::string& why, milliseconds timeout) {
   const FailureEntry entry{FailureKind::kClaimedTwice, key, why};
   for (const std::string& mailbox : mailboxes) ClaimMailbox::send(mailbox, format(entry));
   {
@@ -295,46 +300,46 @@ void FailureMonitor::tell_claimed_twice(const MonitoredGroup& own, const std::st
     open_store(own);
     publish(own, entry);
   }
-  await_published(own, patience);
+  await_published(own, timeout);
 }
 
-Findings FailureMonitor::look(MonitoredGroup& group, const std::vector<int>& missing) {
+Findings FailureMonitor::findings(MonitoredGroup& group, const std::vector<int>& missing) {
   const std::lock_guard lock(mutex_);
-  group.require(kFormed, "look()");
+  group.require(kFormed, "findings()");
   group.wanted.insert(missing.begin(), missing.end());
   Findings found{group.failure, group.dead, group.left, group.silent, {}};
   const auto store = stores_.find(group.job_store.get());
   if (store != stores_.end() && !store->second->was_removed &&
-      Clock::now() - store->second->answered > kStoreLossPatience) {
+      Clock::now() - store->second->answered > kStoreLossGracePeriod) {
     found.store_trouble = store->second->trouble;
   }
   return found;
 }
 
 void FailureMonitor::report(MonitoredGroup& group, const std::string& failure,
-                            milliseconds patience) {
+                            milliseconds timeout) {
   {
     const std::lock_guard lock(mutex_);
     group.require(kFormed, "report()");
     if (group.state == GroupState::kStopped) return;
     publish(group, {FailureKind::kFailure, group.key, failure});
   }
-  await_published(group, patience);
+  await_published(group, timeout);
 }
 
-bool FailureMonitor::finish_publishing(const MonitoredGroup& group, milliseconds patience) {
+bool FailureMonitor::finish_publishing(const MonitoredGroup& group, milliseconds timeout) {
   std::unique_lock lock(mutex_);
   group.require(kFormed, "finish_publishing()");
-  const auto place = stores_.find(group.job_store.get());
-  if (place == stores_.end()) return true;
-  const std::shared_ptr<JobStore> store = place->second;
-  changed_.wait_for(lock, patience, [&] {
+  const auto found = stores_.find(group.job_store.get());
+  if (found == stores_.end()) return true;
+  const std::shared_ptr<JobStore> store = found->second;
+  changed_.wait_for(lock, timeout, [&] {
     return store->to_publish.empty() || !store->trouble.empty() || stopping_;
   });
   return store->to_publish.empty();
 }
 
-bool FailureMonitor::leave(MonitoredGroup& group, milliseconds patience) {
+bool FailureMonitor::leave(MonitoredGroup& group, milliseconds timeout) {
   std::unique_lock lock(mutex_);
   group.require({GroupState::kMonitored}, "leave()");
   group.state = GroupState::kLeaving;
@@ -343,14 +348,14 @@ bool FailureMonitor::leave(MonitoredGroup& group, milliseconds patience) {
     const auto store = stores_.find(group.job_store.get());
     return store != stores_.end() && !store->second->trouble.empty();
   };
-  changed_.wait_for(lock, patience,
+  changed_.wait_for(lock, timeout,
                     [&] { return group.state != GroupState::kLeaving || is_lost(); });
   return group.state == GroupState::kLeft;
 }
 
 void FailureMonitor::start() {
   if (thread_) return;
-  if (!links_) links_ = std::make_unique<NodeLinks>(bootstrap::process_id());
+  if (!connections_) connections_ = std::make_unique<LivenessConnections>(bootstrap::process_id());
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   thread_ = std::make_unique<BackgroundThread>([this] { run(); },
                                                [this] {
@@ -367,22 +372,22 @@ void FailureMonitor::wake() {
 
 void FailureMonitor::run() {
   std::unique_lock lock(mutex_);
-  NodeLinks& links = *links_;
+  LivenessConnections& connections = *connections_;
   while (!stopping_) {
     lock.unlock();
-    wait(links);
-    const std::vector<std::string> ended = links.advance();
+    wait(connections);
+    const std::vector<std::string> ended = connections.advance();
     lock.lock();
     for (const std::string& process : ended) {
-      linked_.erase(process);
+      connected_.erase(process);
       mark_ended(process);
     }
-    look_at_processes();
-    measure_silence(links);
+    check_processes();
+    measure_silence(connections);
     read_mail();
-    link(links);
-    if (std::exchange(wants_listener_, false)) where_ = links.listen();
-    if (where_.empty()) links.stop_listening();
+    connect(connections);
+    if (std::exchange(wants_listener_, false)) where_ = connections.listen();
+    if (where_.empty()) connections.stop_listening();
     const auto stores = stores_;
     changed_.notify_all();
     lock.unlock();
@@ -390,11 +395,12 @@ void FailureMonitor::run() {
     lock.lock();
     changed_.notify_all();
   }
-  links_.reset();
+  connections_.reset();
 }
 
-// Waits for a link, a process or another thread to want something, and for the next round at most.
-void FailureMonitor::wait(const NodeLinks& links) {
+// Waits until a connection, a process or another thread needs attention, and until the next round
+// at most.
+void FailureMonitor::wait(const LivenessConnections& connections) {
   std::vector<pollfd> waits;
   std::optional<milliseconds> longest;
   {
@@ -404,11 +410,12 @@ void FailureMonitor::wait(const NodeLinks& links) {
     for (const auto& [id, process] : processes_) {
       if (process.pidfd && !ended_.contains(id)) waits.push_back({process.pidfd.get(), POLLIN, 0});
     }
-    if (!stores_.empty()) longest = wanted_links_.empty() ? kRoundPeriod : kRoundPeriodWhileLinking;
+    if (!stores_.empty())
+      longest = wanted_connections_.empty() ? kRoundPeriod : kRoundPeriodWhileConnecting;
     const auto leaves = [](const auto& group) { return group->state == GroupState::kLeaving; };
     if (longest && std::ranges::any_of(groups_, leaves)) longest = kRoundPeriodWhileLeaving;
   }
-  links.add_to(waits);
+  connections.add_to(waits);
   poll(waits.data(), waits.size(), longest ? static_cast<int>(longest->count()) : -1);
   eventfd_t count = 0;
   eventfd_read(wake_.get(), &count);
@@ -422,7 +429,7 @@ void FailureMonitor::read_mail() {
   }
 }
 
-// Which ranks a job has is no longer known, so all groups of its store end.
+// Ends all groups of the store: the ranks of the job are no longer certain.
 void FailureMonitor::apply_second_claim(const std::string& key, const std::string& why) {
   for (const auto& claimed : groups_) {
     if (claimed->key != key) continue;
@@ -434,12 +441,12 @@ void FailureMonitor::apply_second_claim(const std::string& key, const std::strin
   }
 }
 
-void FailureMonitor::measure_silence(const NodeLinks& links) {
+void FailureMonitor::measure_silence(const LivenessConnections& connections) {
   for (const auto& group : groups_) {
     if (!group->is_monitored()) continue;
     for (size_t r = 0; r < group->processes.size(); ++r) {
       const auto rank = static_cast<int>(r);
-      const auto silence = links.silence(group->processes[r]);
+      const auto silence = connections.silence(group->processes[r]);
       if (!silence || *silence <= group->heartbeat) continue;
       if (!group->silent.insert_or_assign(rank, *silence).second) continue;
       publish(*group, {FailureKind::kFailure, group->key,
@@ -449,21 +456,21 @@ void FailureMonitor::measure_silence(const NodeLinks& links) {
   }
 }
 
-// Goes on with the calls to processes that this one has to link to. REQUIRES: mutex_ is held.
-void FailureMonitor::link(NodeLinks& links) {
-  std::erase_if(wanted_links_, [&](const auto& wanted) {
+// Continues to connect to the processes in wanted_connections_. REQUIRES: mutex_ is held.
+void FailureMonitor::connect(LivenessConnections& connections) {
+  std::erase_if(wanted_connections_, [&](const auto& wanted) {
     const auto& [process, how] = wanted;
-    const bool up = links.linked(process);
+    const bool up = connections.connected(process);
     if (!up && Clock::now() < how.until) {
-      if (!links.calling(process)) links.call(process, how.where, how.near);
-      if (links.greeted(process)) {
+      if (!connections.calling(process)) connections.call(process, how.where, how.near);
+      if (connections.greeted(process)) {
         greeted_.insert(process);
       } else {
         greeted_.erase(process);
       }
       return false;
     }
-    (up ? linked_ : unreachable_).insert(process);
+    (up ? connected_ : unreachable_).insert(process);
     const auto name = processes_.find(process);
     if (!up && name != processes_.end() && !ended_.contains(process)) {
       log::warn("no connection to " + name->second.name +
@@ -484,4 +491,4 @@ std::string silence_text(const std::string& rank, milliseconds silence) {
          " s: it is down, or the network to it is cut (heartbeat_timeout)";
 }
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

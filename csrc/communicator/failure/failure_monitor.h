@@ -1,16 +1,17 @@
-// Watches the processes of all groups of this process. It alone decides that a rank has died, and
-// only by proof. docs/failures.md has the states of a rank.
+// Watches the processes of all groups of this process. Only the monitor decides that a rank has
+// died, and only by proof. docs/failures.md has the states of a rank.
 //
 // A pidfd shows the end of a process of this node (the same kernel, PID namespace and
-// HBMCOMM_NODE_ID). From the first group of several ranks on, the monitor has a thread, which hears
-// of second claims. For groups of several nodes, or without shared memory, the thread also sees the
-// ends of processes on other nodes by NodeLinks, and exchanges entries of the failure log through
-// the store: four times a second, or immediately when a link or a process ends. So a death has a
-// witness even while that rank computes, and a store that does not answer delays no caller.
+// HBMCOMM_NODE_ID). From the first group of several ranks on, the monitor has a thread, which
+// receives reports of second claims. For groups of several nodes, or without shared memory, the
+// thread also detects the ends of processes on other nodes by LivenessConnections. It exchanges
+// entries of the failure log through the store: four times a second, or immediately when a
+// connection or a process ends. So a death has a witness even while that rank computes, and a store
+// that does not answer delays no caller.
 //
-// Threads: every member may be called from any thread. mutex_ is never held while the store is
-// asked, which tend() alone does, in the thread (store_round.cpp); the links are the thread's
-// alone.
+// Threads: any thread may call every member. mutex_ is never held during a request to the store.
+// Only tend() makes such requests, in the monitor's thread (store_round.cpp). Only that thread uses
+// the connections.
 #pragma once
 
 #include <chrono>
@@ -30,13 +31,13 @@
 #include "bootstrap/key_value.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/failure/failure_log.h"
+#include "communicator/failure/liveness_connections.h"
 #include "communicator/failure/mailbox.h"
 #include "communicator/failure/monitored_group.h"
-#include "communicator/failure/node_links.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 
-// The state of a group that an operation of it waits for.
+// The state of a group, for an operation of it.
 struct Findings {
   std::optional<std::string> failure;
   std::set<int> dead;
@@ -49,7 +50,7 @@ struct Findings {
 // its keys.
 std::string log_key(const std::string& first, const std::string& prefix, const std::string& name);
 
-// How errors tell of a machine that is silent.
+// Returns the text of errors about a silent machine.
 std::string silence_text(const std::string& rank, std::chrono::milliseconds silence);
 
 class FailureMonitor {
@@ -57,8 +58,8 @@ class FailureMonitor {
   // The monitor of this process.
   static FailureMonitor& here();
 
-  // A new group, in the state kMeeting. The calls that follow throw std::logic_error in a state of
-  // the group in which they are not legal.
+  // Adds a group in the state kMeeting. The calls below throw std::logic_error in a state of the
+  // group in which they are not legal.
   void add(const std::shared_ptr<MonitoredGroup>& group);
 
   // Idempotent, and legal in every state.
@@ -67,83 +68,91 @@ class FailureMonitor {
   // Rank `rank` of the group is `member`; the caller itself among them.
   void meet(MonitoredGroup& group, int rank, const bootstrap::Member& member);
 
-  // Starts the thread, for second claims. Rank 0 of a group also begins to take links, unless
-  // another group has, and returns where. Throws std::system_error if no thread is left.
+  // Starts the thread, for second claims. Rank 0 of a group also starts to listen for liveness
+  // connections, unless another group has started that, and returns the address. Throws
+  // std::system_error if no thread can start.
   std::string prepare(MonitoredGroup& group);
 
-  // All ranks have been met. Closes the listener for links unless this group or another needs it.
+  // Declares that all ranks have met. Closes the listener for liveness connections unless this
+  // group or another needs it.
   void all_met(MonitoredGroup& group);
 
-  // Names those of `ranks` of a group in the making whose process is known to have ended. Ranks
-  // that have not come are known by other groups.
+  // Returns the names of the ranks in `ranks` whose process is known to have ended. The group is
+  // being formed. Ranks that have not come are known from other groups.
   std::vector<std::string> ended(const MonitoredGroup& group, const std::vector<int>& ranks);
 
-  // Names every process of a living group that has ended.
+  // Returns the name of every process of a living group that has ended.
   std::vector<std::string> ended();
 
   // Waits until this process has published all its entries and has read the failure log, or
-  // `patience` is over.
-  void await_published(const MonitoredGroup& group, std::chrono::milliseconds patience);
+  // `timeout` is over.
+  void await_published(const MonitoredGroup& group, std::chrono::milliseconds timeout);
 
-  // Waits until the group's rank 0, if that is on another node, would see the end of this process.
-  void await_greeting(const MonitoredGroup& group, KeyValue::Deadline deadline);
+  // Waits until the group's rank 0, if that is on another node, would detect the end of this
+  // process.
+  void await_greeting(const MonitoredGroup& group, bootstrap::KeyValue::Deadline deadline);
 
-  // Waits until this process has its link to the group's rank 0, if that is on another node, or
-  // cannot get it, which the log says once.
-  void await_links(const MonitoredGroup& group, KeyValue::Deadline deadline);
+  // Waits until this process has its liveness connection to the group's rank 0, if that is on
+  // another node, or cannot get the connection; the log says so once.
+  void await_connections(const MonitoredGroup& group, bootstrap::KeyValue::Deadline deadline);
 
-  // The group has been made, under `prefix` of keys. From now on it hears of a second process that
-  // comes as one of its ranks. If `is_monitored`, it also follows the failure log.
+  // Declares that the group is formed, under the key prefix `prefix`. From this call on the monitor
+  // reports a second process that comes as one of its ranks. If `is_monitored`, the group also
+  // follows the failure log.
   void formed(MonitoredGroup& group, const std::string& prefix, bool is_monitored);
 
-  // Tells a group, which this process is none of, that it has come as one of its ranks.
+  // Publishes to a group, of which this process is no rank, that this process has come as one of
+  // its ranks.
   void tell_claimed_twice(const MonitoredGroup& own, const std::string& key,
                           const std::vector<std::string>& mailboxes, const std::string& why,
-                          std::chrono::milliseconds patience);
+                          std::chrono::milliseconds timeout);
 
-  // `missing`: the ranks that the caller waits for.
-  Findings look(MonitoredGroup& group, const std::vector<int>& missing);
+  // Returns the state of the group. `missing`: the ranks for which the caller waits; the next round
+  // asks the store whether they have left.
+  Findings findings(MonitoredGroup& group, const std::vector<int>& missing);
 
-  // Publishes the cause that has broken the group; waits until the store has it, or `patience` is
-  // over.
-  void report(MonitoredGroup& group, const std::string& failure,
-              std::chrono::milliseconds patience);
+  // Publishes the failure that has broken the group. Waits until the store has the report, or
+  // `timeout` is over.
+  void report(MonitoredGroup& group, const std::string& failure, std::chrono::milliseconds timeout);
 
-  // Waits until the store has all that was reported; false if it is gone, or has not in time.
-  bool finish_publishing(const MonitoredGroup& group, std::chrono::milliseconds patience);
+  // Waits until the store has all reports. Returns false if the store is gone, or did not get them
+  // in time.
+  bool finish_publishing(const MonitoredGroup& group, std::chrono::milliseconds timeout);
 
-  // False if the others could not be told in time.
-  bool leave(MonitoredGroup& group, std::chrono::milliseconds patience);
+  // Publishes that this process leaves the group. Returns false if the store did not get this in
+  // time.
+  bool leave(MonitoredGroup& group, std::chrono::milliseconds timeout);
 
  private:
   using Clock = std::chrono::steady_clock;
 
   struct WatchedProcess {
     std::string name;  // "rank 3 (pid 4711 on host) of group "0""
-    Descriptor pidfd;  // none: on another node, or not to be had
+    Descriptor pidfd;  // none: on another node, or unavailable
   };
-  // A process that this one has to link to.
-  struct WantedLink {
-    std::string where;  // it listens
-    bool near;          // in the same network namespace
+  // A process to which this process must connect.
+  struct WantedConnection {
+    std::string where;  // address of its listener
+    bool near;          // in the same network namespace as this process
     Clock::time_point until;
   };
   // One store: its failure log, and the state of its rounds. Guarded by mutex_, except `log` and
   // `to_remove`, which are the thread's alone.
   struct JobStore {
-    explicit JobStore(const std::shared_ptr<KeyValue>& store) : keys(store.get()), log(store) {}
-    const KeyValue* const keys;
+    explicit JobStore(const std::shared_ptr<bootstrap::KeyValue>& store)
+        : keys(store.get()), log(store) {}
+    const bootstrap::KeyValue* const keys;
     FailureLog log;
-    // Groups that this process has left, and whose keys of leaving it removes later: it serves the
-    // store, and not all ranks have counted themselves.
+    // Groups that this process has left. It serves the store, and removes their keys of leaving
+    // later: not all ranks have counted themselves.
     std::vector<std::shared_ptr<MonitoredGroup>> to_remove;
     std::deque<FailureEntry> to_publish;
     uint64_t begun = 0;        // rounds
-    uint64_t done = 0;         // the last that came to its end
+    uint64_t done = 0;         // the last round that was complete
     std::string trouble;       // in the last round; empty: none
-    bool was_removed = false;  // the trouble is no rank's end: the store was a file
-    bool closed = false;       // the server has left, and this process asks no more
-    Clock::time_point answered = Clock::now();  // when it was last known to be well
+    bool was_removed = false;  // not a rank's end: the store was a file
+    bool closed = false;       // the server has left, and this process makes no more requests
+    Clock::time_point answered = Clock::now();  // the time of the last answer
   };
   // A store's answer about a rank.
   struct Answer {
@@ -153,18 +162,18 @@ class FailureMonitor {
     bool has_left;
   };
 
-  void look_at_processes();
+  void check_processes();
   void mark_ended(const std::string& process);
   std::string listen(std::unique_lock<std::mutex>& lock);
   void start();
   void wake();
   void run();
-  void wait(const NodeLinks& links);
-  void link(NodeLinks& links);
+  void wait(const LivenessConnections& connections);
+  void connect(LivenessConnections& connections);
   void drop_unused_listener();
   void read_mail();
   void apply_second_claim(const std::string& key, const std::string& why);
-  void measure_silence(const NodeLinks& links);
+  void measure_silence(const LivenessConnections& connections);
   void publish_death(const MonitoredGroup& group, int rank);
   void publish(const MonitoredGroup& group, FailureEntry entry);
   void open_store(const MonitoredGroup& group);
@@ -188,24 +197,25 @@ class FailureMonitor {
   std::mutex mutex_;  // guards all below, MonitoredGroup and JobStore
   std::condition_variable changed_;
   std::set<std::shared_ptr<MonitoredGroup>> groups_;
-  std::map<std::string, WatchedProcess> processes_;  // of these groups
+  std::map<std::string, WatchedProcess> processes_;  // processes of these groups
   std::set<std::string> ended_;                      // processes
-  std::set<std::string> published_;                  // of these, in the log
-  std::set<std::string> linked_;                     // processes
-  std::map<std::string, WantedLink> wanted_links_;
-  std::set<std::string> greeted_;      // of these, who know this process
-  std::set<std::string> unreachable_;  // processes that wanted_links_ has given up
-  std::map<KeyValue*, std::shared_ptr<JobStore>> stores_;
-  std::unique_ptr<NodeLinks> links_;     // the thread's alone, once that runs
+  std::set<std::string> published_;                  // ended processes that are in the log
+  std::set<std::string> connected_;                  // processes
+  std::map<std::string, WantedConnection> wanted_connections_;
+  std::set<std::string> greeted_;      // connected processes that know this process
+  std::set<std::string> unreachable_;  // processes to which this process could not connect
+  std::map<bootstrap::KeyValue*, std::shared_ptr<JobStore>> stores_;
+  // Used only by the thread after it has started.
+  std::unique_ptr<LivenessConnections> connections_;
   std::optional<ClaimMailbox> mailbox_;  // open from the first group on
-  // Groups that another process came as a rank of, by their keys: how. This may be heard before the
-  // group has been made.
+  // The groups in which another process has come as one of the ranks, by their keys, with the
+  // description of the second claim. The report may arrive before the group is formed.
   std::map<std::string, std::string> claimed_twice_;
-  std::string where_;            // they are taken; empty: nowhere
+  std::string where_;            // address of the listener; empty: not listening
   bool wants_listener_ = false;  // the thread is to listen
   bool stopping_ = false;
   Descriptor wake_;  // an eventfd
   std::unique_ptr<BackgroundThread> thread_;
 };
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

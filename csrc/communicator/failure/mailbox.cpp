@@ -10,7 +10,7 @@
 
 #include "communicator/failure/tuning.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 namespace {
 
 constexpr int kType = SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
@@ -53,4 +53,4 @@ void ClaimMailbox::send(const std::string& name, const std::string& letter) noex
          address.get(), address.length);
 }
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

@@ -9,7 +9,7 @@
 
 #include "base/descriptor.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 
 class ClaimMailbox {
  public:
@@ -29,4 +29,4 @@ class ClaimMailbox {
   Descriptor socket_;
 };
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

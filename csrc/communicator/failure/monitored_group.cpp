@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <stdexcept>
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 namespace {
 
 constexpr std::array<const char*, 7> kStates = {"meeting", "joining", "local",  "monitored",
@@ -20,4 +20,4 @@ void MonitoredGroup::require(std::initializer_list<GroupState> legal, const char
                          " of " + name);
 }
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

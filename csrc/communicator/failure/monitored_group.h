@@ -16,7 +16,7 @@
 #include "bootstrap/key_value.h"
 #include "bootstrap/rendezvous.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 
 // The states of a group in this process, and the calls of FailureMonitor that change them:
 //
@@ -35,20 +35,20 @@ namespace hbm::failure {
 //   Every state goes to kStopped by remove().
 //
 // Legal in kMeeting alone: prepare(), meet(), await_greeting(). In kLocal and kMonitored:
-// await_links(). From formed() on: look(), report(), finish_publishing(); in kStopped report()
-// publishes nothing. Another call throws std::logic_error, which names the group, the call and the
-// state.
+// await_connections(). From formed() on: findings(), report(), finish_publishing(); in kStopped
+// report() publishes nothing. Another call throws std::logic_error, which names the group, the call
+// and the state.
 enum class GroupState { kMeeting, kJoining, kLocal, kMonitored, kLeaving, kLeft, kStopped };
 
 // A rank's arguments to FailureDetector.
 struct GroupFacts {
   std::string name;  // of the group, as errors have it
   int rank = 0;
-  std::vector<uint64_t> global_ranks;         // by rank; empty: unknown
-  std::shared_ptr<KeyValue> store;            // the group's own keys
-  std::shared_ptr<KeyValue> job_store;        // one object for all groups of the job
-  std::chrono::milliseconds heartbeat{0};     // the longest silence of another machine
-  StoreServer server = StoreServer::kNoRank;  // of the stores
+  std::vector<uint64_t> global_ranks;              // by rank; empty: unknown
+  std::shared_ptr<bootstrap::KeyValue> store;      // the group's own keys
+  std::shared_ptr<bootstrap::KeyValue> job_store;  // one object for all groups of the job
+  std::chrono::milliseconds heartbeat{0};          // the longest silence of another machine
+  bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of the stores
 };
 
 struct MonitoredGroup : GroupFacts {
@@ -58,7 +58,7 @@ struct MonitoredGroup : GroupFacts {
   // the monitor's mutex is held.
   void require(std::initializer_list<GroupState> legal, const char* call) const;
 
-  // Returns true from formed() on, if some rank does not share this one's memory. REQUIRES: the
+  // Returns true from formed() on, if some rank does not share this rank's memory. REQUIRES: the
   // monitor's mutex is held.
   bool is_monitored() const {
     return state == GroupState::kMonitored || state == GroupState::kLeaving ||
@@ -75,23 +75,23 @@ struct MonitoredGroup : GroupFacts {
   // Guarded by the monitor's mutex.
   GroupState state = GroupState::kMeeting;
   std::optional<bootstrap::Member> self;
-  std::string key;          // names the group in the log; empty: it is being made
-  std::string left_prefix;  // of keys in `store`: + rank: it has left in good order
-                            // + "count": ranks that ask the store no more
+  std::string key;          // names the group in the log; empty: being formed
+  std::string left_prefix;  // prefix of keys in `store`; + rank: the rank has left;
+                            // + "count": the ranks that ask the store no more
   bool spans_nodes = false;
-  bool listens = false;       // other ranks know where this process takes links
-  bool store_closes = false;  // the rank that serves it has published that it leaves its last group
-  bool counted = false;       // this rank, among those that ask the store no more
+  bool listens = false;       // other ranks know the listener for liveness connections
+  bool store_closes = false;  // the rank that serves the store has published that it leaves
+  bool counted = false;       // this rank has counted itself
   std::set<int> wanted;       // ranks that an operation waits for
   // Ranks whose process has ended, since when: dead, or gone in good order.
   std::map<int, std::chrono::steady_clock::time_point> undecided;
   std::set<int> dead;
   std::set<int> left;
   std::map<int, std::chrono::milliseconds> silent;  // for longer than `heartbeat`
-  std::optional<std::string> failure;               // what broke it, on another rank
-  // How another process came as one of its ranks. Constant once has_second_claim is set, for good.
+  std::optional<std::string> failure;  // the failure that broke the group, on another rank
+  // The second claim of one of its ranks. Constant after has_second_claim has been set.
   std::string claimed_twice;
   std::atomic<bool> has_second_claim = false;
 };
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

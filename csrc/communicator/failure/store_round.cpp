@@ -22,14 +22,16 @@
 #include "communicator/failure/failure_monitor.h"
 #include "communicator/failure/tuning.h"
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 namespace {
 
 using std::chrono::milliseconds;
 
 constexpr const char* kCount = "count";  // behind left_prefix
 
-KeyValue::Deadline soon() { return std::chrono::steady_clock::now() + kRoundAnswerPatience; }
+bootstrap::KeyValue::Deadline soon() {
+  return std::chrono::steady_clock::now() + kRoundAnswerTimeout;
+}
 
 }  // namespace
 
@@ -73,7 +75,7 @@ void FailureMonitor::tend(JobStore& store) {
     // A store that does not answer proves nothing.
     const bool silent = error.kind() == ErrorKind::kTimeout;
     if (!silent) trouble = error.what();
-    const auto* const of_store = dynamic_cast<const StoreError*>(&error);
+    const auto* const of_store = dynamic_cast<const bootstrap::StoreError*>(&error);
     const bool removed = of_store != nullptr && of_store->was_removed;
     lock.lock();
     if (removed && !std::exchange(store.was_removed, true)) {
@@ -96,7 +98,7 @@ std::vector<FailureMonitor::Answer> FailureMonitor::ask_who_left(const JobStore&
   std::vector<Answer> answers;
   std::unique_lock lock(mutex_);
   for (const auto& group : groups_of(store)) {
-    const bool asks = !group->counted || group->server == StoreServer::kThisProcess;
+    const bool asks = !group->counted || group->server == bootstrap::StoreServer::kThisProcess;
     if (!group->is_monitored() || !asks) continue;
     std::set<int> asked = std::exchange(group->wanted, {});
     for (const auto& [rank, since] : group->undecided) asked.insert(rank);
@@ -127,7 +129,7 @@ void FailureMonitor::publish_leaving(JobStore& store) {
       count(*group);
       lock.lock();
     }
-    if (group->server == StoreServer::kThisProcess && is_last(store, *group)) {
+    if (group->server == bootstrap::StoreServer::kThisProcess && is_last(store, *group)) {
       lock.unlock();
       const bool complete = all_counted(*group);
       if (complete) remove_left(*group);
@@ -139,7 +141,7 @@ void FailureMonitor::publish_leaving(JobStore& store) {
         }
         continue;
       }
-    } else if (group->server == StoreServer::kThisProcess) {
+    } else if (group->server == bootstrap::StoreServer::kThisProcess) {
       store.to_remove.push_back(group);
     }
     if (group->state != GroupState::kLeaving) continue;  // removed during count()
@@ -152,7 +154,8 @@ void FailureMonitor::publish_leaving(JobStore& store) {
 void FailureMonitor::heed_closing(JobStore& store) {
   std::unique_lock lock(mutex_);
   for (const auto& group : groups_of(store)) {
-    const bool closes = group->store_closes && group->server != StoreServer::kThisProcess;
+    const bool closes =
+        group->store_closes && group->server != bootstrap::StoreServer::kThisProcess;
     if (!closes || group->state == GroupState::kLeft) continue;
     lock.unlock();
     count(*group);
@@ -197,7 +200,7 @@ void FailureMonitor::count(MonitoredGroup& group) {
   const long counted = group.store->add(group.left_prefix + kCount, 1, soon());
   // Another rank that serves the store waits for no more than the count.
   const bool is_last_rank = std::cmp_greater_equal(counted, group.processes.size());
-  if (is_last_rank && group.server == StoreServer::kNoRank) remove_left(group);
+  if (is_last_rank && group.server == bootstrap::StoreServer::kNoRank) remove_left(group);
 }
 
 // Removes the keys of leaving. REQUIRES: all ranks have counted themselves, or have died, so no
@@ -217,8 +220,8 @@ bool FailureMonitor::all_counted(const MonitoredGroup& group) {
   return std::stoul(counted.value_or("0")) + group.dead.size() >= group.processes.size();
 }
 
-// Takes those for dead that have ended, unless the store has said that they had left. REQUIRES:
-// mutex_ is held.
+// Marks ranks as dead whose process has ended, unless the store has answered that they had left.
+// REQUIRES: mutex_ is held.
 void FailureMonitor::decide_unanswered(const JobStore& store, Clock::time_point ended_before,
                                        const std::vector<Answer>& answers) {
   for (const auto& group : groups_of(store)) {
@@ -267,4 +270,4 @@ void FailureMonitor::apply(const FailureEntry& entry) {
   }
 }
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

@@ -1,4 +1,4 @@
-// Thresholds of failure detection: the rounds at the store, links between nodes, and the wait for
+// Thresholds of failure detection: the rounds at the store, liveness connections, and the wait for
 // the cause of an error.
 // Measure: `python -m benchmarks.failures`
 
@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cstddef>
 
-namespace hbm::failure {
+namespace hbm::communicator::failure {
 
 // -- Rounds at the store
 
@@ -16,13 +16,13 @@ namespace hbm::failure {
 // Above: a larger value delays the errors of ranks on other nodes.
 inline constexpr std::chrono::milliseconds kRoundPeriod{250};
 
-// The same while the process makes links to other nodes.
+// The period while the process connects to other nodes.
 // Below: a smaller value burdens the store.
-// Above: a larger value delays the links.
+// Above: a larger value delays the connections.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
-inline constexpr std::chrono::milliseconds kRoundPeriodWhileLinking{20};
+inline constexpr std::chrono::milliseconds kRoundPeriodWhileConnecting{20};
 
-// The same while a group of the process leaves.
+// The period while a group of the process leaves.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays destroy_process_group().
 // Measure: `failure_monitor_test --gtest_filter=FailureMonitor.WhoServesTheStoreLeavesLast`
@@ -33,7 +33,7 @@ inline constexpr std::chrono::milliseconds kRoundPeriodWhileLeaving{2};
 // Above: the round ends without an answer, which proves nothing.
 // Measure: `pytest tests/python/failures/test_store_connection.py -k
 // test_a_stopped_rank_is_not_dead`
-inline constexpr std::chrono::milliseconds kRoundAnswerPatience{200};
+inline constexpr std::chrono::milliseconds kRoundAnswerTimeout{200};
 
 // The time since a process has ended after which it counts as dead, if the store is silent. Its
 // rank may have left before, which the store would tell.
@@ -47,7 +47,7 @@ inline constexpr std::chrono::milliseconds kSilentStoreDeathDelay{2000};
 // Below: the operation waits, since the cause of the store's end may come to light.
 // Above: the operation fails: the store is gone.
 // Measure: `pytest tests/python/failures/test_deaths.py -k test_death_of_the_store`
-inline constexpr std::chrono::milliseconds kStoreLossPatience{1000};
+inline constexpr std::chrono::milliseconds kStoreLossGracePeriod{1000};
 
 // The rounds in which the failure log's next entry has to appear. Its writer reserves the
 // entry's number first, and may die before it writes the entry.
@@ -65,13 +65,13 @@ inline constexpr int kRoundsForFailureEntry = 40;
 // test_a_second_claim_ends_the_formed_group`
 inline constexpr size_t kLongestLetterBytes = 4096;
 
-// -- Links between nodes
+// -- Liveness connections
 
-// The time in which a process must have a link to rank 0 of another node.
+// The time in which a process must have a liveness connection to rank 0 of another node.
 // Below: the process waits for the listener's address and calls it.
-// Above: the process does without the link.
+// Above: the process continues without the connection.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
-inline constexpr std::chrono::milliseconds kLinkPatience{6000};
+inline constexpr std::chrono::milliseconds kConnectionTimeout{6000};
 
 // The longest wait for the monitor's thread, which may have no way to be woken, to open the
 // listener.
@@ -79,26 +79,26 @@ inline constexpr std::chrono::milliseconds kLinkPatience{6000};
 // Above: the group is formed without a listener.
 // Measure: `pytest tests/python/failures/test_store_connection.py -k
 // test_too_few_descriptors_are_named`
-inline constexpr std::chrono::milliseconds kListenPatience{1000};
+inline constexpr std::chrono::milliseconds kListenTimeout{1000};
 
 // The time to connect to one address of a listener.
 // Below: the caller waits.
 // Above: from the value on, the caller tries the next address.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
-inline constexpr std::chrono::milliseconds kLinkConnectPatience{500};
+inline constexpr std::chrono::milliseconds kAddressConnectTimeout{500};
 
 // The time in which a caller has to say which process it is.
 // Below: the listener waits.
 // Above: from the value on, the listener closes the connection.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k
 // test_a_death_in_init_leaves_no_listener`
-inline constexpr std::chrono::milliseconds kHelloPatience{5000};
+inline constexpr std::chrono::milliseconds kHelloTimeout{5000};
 
 // The time that the listener's process has to reply. It may be busy or stopped.
 // Below: the caller waits.
 // Above: from the value on, the caller tries the next address.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
-inline constexpr std::chrono::milliseconds kHelloReplyPatience{60'000};
+inline constexpr std::chrono::milliseconds kHelloReplyTimeout{60'000};
 
 // The pause after the listener had no descriptor for a caller.
 // Below: the caller waits in the kernel's queue.
@@ -114,30 +114,30 @@ inline constexpr std::chrono::milliseconds kAcceptPause{200};
 // Measure: `python -m benchmarks.scaling`
 inline constexpr size_t kMostUnknownCallers = 64;
 
-// The links that a forked child closes, so that it does not keep them open after its parent's
-// death.
-// Unit: links
-// Below: up to and including the value, the child closes all links.
-// Above: the child keeps the others.
+// The connections that a forked child closes, so that they do not stay open after the death of its
+// parent.
+// Unit: connections
+// Below: up to and including the value, the child closes all connections.
+// Above: the child keeps the other connections.
 // Measure: `pytest tests/python/failures/test_deaths.py -k
 // test_child_does_not_hide_a_death_on_another_node`
-inline constexpr size_t kLinksClosedInChildren = 4096;
+inline constexpr size_t kConnectionsClosedInChildren = 4096;
 
-// The period in which the kernel asks the other end of a link for a sign of life.
+// The period in which the kernel probes the other end of a connection.
 // Unit: s
 // Below: a smaller value sends more packets.
 // Above: a larger value delays the error after a machine or a link was lost.
 // Measure: `pytest tests/python/failures/test_cut_link.py`
 inline constexpr int kProbePeriodSeconds = 1;
 
-// The silence after which the kernel itself ends a link: a day. The waiting rank decides before, by
-// its heartbeat_timeout.
+// The silence after which the kernel itself ends a connection: a day. The waiting rank decides
+// before, by its heartbeat_timeout.
 // Unit: ms
-// Below: the link stays, and work continues when the machine answers again.
-// Above: the kernel ends the link, and the other process counts as dead.
+// Below: the connection stays, and work continues when the machine answers again.
+// Above: the kernel ends the connection, and the other process counts as dead.
 // Measure: `pytest tests/python/failures/test_cut_link.py -k
 // test_work_goes_on_when_the_link_is_back`
-inline constexpr unsigned kKernelPatienceMilliseconds = 24 * 3600 * 1000;
+inline constexpr unsigned kKernelTimeoutMilliseconds = 24 * 3600 * 1000;
 
 // -- The cause of an error
 
@@ -146,26 +146,26 @@ inline constexpr unsigned kKernelPatienceMilliseconds = 24 * 3600 * 1000;
 // Below: the rank looks for a death or a failure report.
 // Above: the rank raises MPI's error.
 // Measure: `pytest tests/python/failures/test_deaths.py -k test_death_over_mpi`
-inline constexpr std::chrono::milliseconds kCausePatience{1500};
+inline constexpr std::chrono::milliseconds kCauseTimeout{1500};
 
 // The wait for a death to be seen once the store is gone.
 // Below: the rank looks for a death.
 // Above: the rank raises the loss of the store.
 // Measure: `pytest tests/python/failures/test_deaths.py -k test_death_of_the_store`
-inline constexpr std::chrono::milliseconds kDeathSightPatience{700};
+inline constexpr std::chrono::milliseconds kDeathSightTimeout{700};
 
 // The wait for the report of a late rank on this node, which may itself wait for a third rank.
 // Below: the rank waits for the report.
 // Above: the rank raises its own timeout, which names the late rank.
 // Measure: `pytest tests/python/failures/test_deaths.py -k
 // test_a_timeout_names_the_rank_that_the_others_wait_for_too`
-inline constexpr std::chrono::milliseconds kNeighbourReportPatience{500};
+inline constexpr std::chrono::milliseconds kLocalPeerReportTimeout{500};
 
 // The wait for the report of the sender of an oversized message, which knows both operations.
 // Below: the rank waits for the report.
 // Above: the error has only this rank's operation.
 // Measure: `pytest tests/python/failures/test_oversized_message.py`
-inline constexpr std::chrono::milliseconds kSenderReportPatience{500};
+inline constexpr std::chrono::milliseconds kSenderReportTimeout{500};
 
 // The period in which those waits check for the cause.
 // Below: a smaller value takes more processor time.
@@ -176,14 +176,14 @@ inline constexpr std::chrono::milliseconds kCauseCheckPeriod{20};
 // Below: the rank waits until the report is published.
 // Above: the rank raises its error. The monitor publishes the report later.
 // Measure: `failure_monitor_test --gtest_filter=FailureMonitor.WhoLeavesAFailedGroupHasToldOfIt`
-inline constexpr std::chrono::milliseconds kReportPublishPatience{200};
+inline constexpr std::chrono::milliseconds kReportPublishTimeout{200};
 
 // The time from the end of a connection to the end of its process.
 // Below: the rank looks for a process that has ended, to name it.
 // Above: the error names no death.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k
 // test_death_of_the_stores_host_in_init`
-inline constexpr std::chrono::milliseconds kDeathProofPatience{300};
+inline constexpr std::chrono::milliseconds kDeathProofTimeout{300};
 
 // The period in which the rank looks for that process.
 // Below: a smaller value takes more processor time.
@@ -192,4 +192,4 @@ inline constexpr std::chrono::milliseconds kDeathProofPatience{300};
 // test_death_of_the_stores_host_in_init`
 inline constexpr std::chrono::milliseconds kDeathProofCheckPeriod{10};
 
-}  // namespace hbm::failure
+}  // namespace hbm::communicator::failure

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace hbm::hierarchical {
+namespace hbm::communicator::hierarchical {
 
 HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<mpi::Channel> channel,
                                                    std::shared_ptr<const NodeLayout> layout)
@@ -10,9 +10,9 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<mpi::Channel>
 
 void HierarchicalCommunicator::wake() noexcept { layout_->shm_group->wake(); }
 
-void HierarchicalCommunicator::give_up() noexcept {
-  MpiCommunicator::give_up();
-  for (const std::shared_ptr<mpi::Channel>& lane : layout_->column) lane->communicator->leak();
+void HierarchicalCommunicator::invalidate() noexcept {
+  MpiCommunicator::invalidate();
+  for (const std::shared_ptr<mpi::Channel>& channel : layout_->rail) channel->communicator->leak();
 }
 
 CommunicatorMemory HierarchicalCommunicator::memory() const {
@@ -21,4 +21,4 @@ CommunicatorMemory HierarchicalCommunicator::memory() const {
   return memory;
 }
 
-}  // namespace hbm::hierarchical
+}  // namespace hbm::communicator::hierarchical

@@ -1,9 +1,11 @@
-// The collectives of a group that spans several nodes: within each node in the memory that its
-// ranks share, between nodes over MPI, so that each node's link carries no more than it must.
-// send and recv go over MPI between all ranks (which has shared memory of its own within a node).
+// The communicator of a group that spans several nodes. Collectives use shared memory within each
+// node and MPI between nodes, so that the link of each node carries no more data than necessary.
+// send and recv use MPI between all ranks; MPI has shared memory of its own within a node.
 //
-// Each family of operations has a file, data_movement.cpp and reductions.cpp; what they share is in
+// The operations are in data_movement.cpp and reductions.cpp. Their base class is in
 // leader_operation.h.
+//
+// Threads: as for Communicator.
 #pragma once
 
 #include <memory>
@@ -12,11 +14,11 @@
 #include "communicator/hierarchical/node_layout.h"
 #include "communicator/mpi/communicator.h"
 
-namespace hbm::hierarchical {
+namespace hbm::communicator::hierarchical {
 
 class HierarchicalCommunicator final : public mpi::MpiCommunicator {
  public:
-  // `channel` is of all ranks, `layout` of the same group.
+  // `channel`: of all ranks of the group. `layout`: of the same group.
   HierarchicalCommunicator(std::shared_ptr<mpi::Channel> channel,
                            std::shared_ptr<const NodeLayout> layout);
 
@@ -39,11 +41,11 @@ class HierarchicalCommunicator final : public mpi::MpiCommunicator {
   OperationPtr barrier(OperationNumber sequence) override;
 
   void wake() noexcept override;
-  void give_up() noexcept override;
+  void invalidate() noexcept override;
   CommunicatorMemory memory() const override;
 
  private:
   const std::shared_ptr<const NodeLayout> layout_;
 };
 
-}  // namespace hbm::hierarchical
+}  // namespace hbm::communicator::hierarchical

@@ -1,6 +1,8 @@
-// How the operations of several nodes are cut: how many leaders a node has in one, and the blocks
-// that its pipeline goes by. The same on all ranks, for it depends on sizes and on the layout
-// alone. docs/design/hierarchical.md has the reasons.
+// Decides how an operation over several nodes is cut: the leaders of each node, and the blocks of
+// the pipeline. The result is the same on all ranks, because it depends only on sizes and on the
+// layout. docs/design/hierarchical.md has the reasons.
+//
+// Threads: pure functions.
 #pragma once
 
 #include <algorithm>
@@ -9,27 +11,27 @@
 #include "communicator/hierarchical/node_layout.h"
 #include "communicator/hierarchical/tuning.h"
 #include "communicator/mpi/tuning.h"
-#include "communicator/pieces.h"
+#include "communicator/scatter_gather.h"
 
-namespace hbm::hierarchical {
+namespace hbm::communicator::hierarchical {
 
-// How fine an operation is cut.
+// The granularity of a cut.
 struct Grain {
-  size_t blocks;               // as many at least, if messages are not too small then
-  size_t least_message_bytes;  // a leader sends to another in a block
+  size_t blocks;               // the least number of blocks, unless messages would be too short
+  size_t least_message_bytes;  // of a message between two leaders in a block
 };
 inline constexpr Grain kCoarse{kCoarseBlocks, kCoarseMessageBytes};
-// For links that wait for what another link has carried.
+// For links that wait for data from another link.
 inline constexpr Grain kFine{kFineBlocks, kFineMessageBytes};
 inline constexpr Grain kOfChain{kChainBlocks, kChainMessageBytes};
 
-// `bytes`: of all that the operation moves.
+// Returns the leaders of each node in an operation that moves `bytes` in total.
 inline size_t leaders_of(const NodeLayout& layout, size_t bytes) {
   return bytes <= kOneLeaderBytes ? 1 : layout.leaders;
 }
 
 struct BlockCut {
-  size_t block = 1;  // elements of each stream
+  size_t block = 1;  // elements of each transfer
   size_t blocks = 1;
 
   ElementRange range(size_t count, size_t index) const {
@@ -38,17 +40,18 @@ struct BlockCut {
   }
 };
 
-// Cuts streams of at most `longest` elements. In a block, a message between two leaders has a part
-// of each of `streams`, and the parts of `shares` messages make up a stream's block.
-inline BlockCut cut(const NodeLayout& layout, size_t longest, size_t element, size_t streams,
+// Cuts transfers of at most `longest` elements into blocks. In a block, a message between two
+// leaders has a part of each of `transfers` transfers, and the parts of `shares` messages make up
+// the block of a transfer.
+inline BlockCut cut(const NodeLayout& layout, size_t longest, size_t element, size_t transfers,
                     size_t shares, Grain grain = kCoarse) {
-  // With kLanes blocks on the link, each of one message a peer, an operation takes no more memory
-  // than one of two blocks of whole chunks (mpi/channel.h).
-  const size_t most = std::min(kLongestBlockMessageBytes, layout.chunk_bytes * 2 / mpi::kLanes);
-  const size_t message = longest * element * streams / (shares * grain.blocks);
+  // With kTagRanges blocks in flight between nodes, each of one message to each peer, an operation
+  // takes no more memory than one of two blocks of whole chunks (mpi/channel.h).
+  const size_t most = std::min(kLongestBlockMessageBytes, layout.chunk_bytes * 2 / mpi::kTagRanges);
+  const size_t message = longest * element * transfers / (shares * grain.blocks);
   const size_t bytes = std::clamp(message, std::min(grain.least_message_bytes, most), most);
-  const size_t block = std::max<size_t>(1, bytes / (element * streams)) * shares;
+  const size_t block = std::max<size_t>(1, bytes / (element * transfers)) * shares;
   return {block, std::max<size_t>(1, (longest + block - 1) / block)};
 }
 
-}  // namespace hbm::hierarchical
+}  // namespace hbm::communicator::hierarchical

@@ -1,4 +1,4 @@
-// The collectives of several nodes that move data and reduce nothing.
+// The collectives over several nodes that move data without reducing it.
 #include <algorithm>
 #include <utility>
 
@@ -8,16 +8,16 @@
 #include "communicator/hierarchical/tuning.h"
 #include "communicator/mpi/collectives.h"
 #include "communicator/mpi/tuning.h"
-#include "communicator/pieces.h"
+#include "communicator/scatter_gather.h"
+#include "communicator/shm/peer_transfers.h"
 #include "communicator/shm/reduction.h"
-#include "communicator/shm/streams.h"
 
-namespace hbm::hierarchical {
+namespace hbm::communicator::hierarchical {
 namespace {
 
-using shm::StreamExchange;
+using shm::PeerExchange;
 
-// The numbers below `count` but `self`, the next one first.
+// Returns the numbers below `count` except `self`, starting after `self`.
 std::vector<int> others(size_t count, size_t self) {
   std::vector<int> found;
   for (size_t step = 1; step < count; ++step) {
@@ -26,42 +26,44 @@ std::vector<int> others(size_t count, size_t self) {
   return found;
 }
 
-// The other ranks of a channel.
+// Returns the other ranks of a channel.
 std::vector<int> others(const mpi::Channel& channel) {
   return others(static_cast<size_t>(channel.size), static_cast<size_t>(channel.rank));
 }
 
-// Whom a rank sends to and whom it receives from in a turn of an alltoall; -1: nobody.
+// The receiver and the sender of a rank in one turn of an alltoall; -1: none.
 struct Partners {
   int to;
   int from;
 };
 
-// A rank's turns: a node sends to one other node at a time and receives from one, each rank to and
-// from another rank there.
+// Returns a rank's turns. In each a node sends to one other node and receives from one, and each
+// rank of the node sends to and receives from another rank there.
 std::vector<Partners> turns_of(const NodeLayout& layout) {
   const size_t count = layout.nodes.size();
-  const auto at = [&layout](size_t node, size_t place) {
-    const std::vector<int>& members = layout.nodes[node];
-    return place < members.size() ? members[place] : -1;
+  const auto at = [&layout](size_t node, size_t local_rank) {
+    const std::vector<int>& local_ranks = layout.nodes[node];
+    return local_rank < local_ranks.size() ? local_ranks[local_rank] : -1;
   };
   std::vector<Partners> turns;
   for (size_t distance = 1; distance < count; ++distance) {
     const size_t next = (layout.node + distance) % count;
     const size_t previous = (layout.node + count - distance) % count;
-    for (size_t shift = 0; shift < layout.most_members; ++shift) {
-      const size_t there = (layout.place() + shift) % layout.most_members;
-      const size_t back = (layout.place() + layout.most_members - shift) % layout.most_members;
+    for (size_t shift = 0; shift < layout.most_local_ranks; ++shift) {
+      const size_t there = (layout.local_rank() + shift) % layout.most_local_ranks;
+      const size_t back =
+          (layout.local_rank() + layout.most_local_ranks - shift) % layout.most_local_ranks;
       turns.push_back({at(next, there), at(previous, back)});
     }
   }
   return turns;
 }
 
-// allgather: the members of a node show each other what they have; the leaders of a column exchange
-// it, each for the members whose place is its own (or its own and a multiple of the leaders more);
-// and hand out what came. Where there is much, a node sends to one other node at a time and
-// receives from one, turn by turn, so that one stream of a column at a time is on a link.
+// allgather. node_in: the ranks of a node exchange their inputs. inter_node: the leaders of a rail
+// exchange them; each leader handles the ranks whose local rank is its own plus a multiple of the
+// number of leaders. node_out: the leaders pass the received inputs to their node. Above
+// kUnpacedBytes a node sends to one other node and receives from one, round-robin, so that a link
+// carries one transfer of a rail at a time.
 class LeaderAllgather final : public LeaderOperation {
  public:
   LeaderAllgather(std::shared_ptr<const NodeLayout> layout, const Signature& signature, Source in,
@@ -73,22 +75,25 @@ class LeaderAllgather final : public LeaderOperation {
         leaders_(leaders_of(*layout_, total_ * element())) {
     size_t longest = 0;
     for (const Sink& output : outputs_) longest = std::max(longest, output.count);
-    const size_t rows = (layout_->most_members + leaders_ - 1) / leaders_;
+    const size_t rows = (layout_->most_local_ranks + leaders_ - 1) / leaders_;
     cut_ = cut(*layout_, longest, element(), rows, 1);
     by_turns_ = total_ * element() > kUnpacedBytes;
     set_blocks(cut_.blocks * (by_turns_ ? layout_->nodes.size() - 1 : 1));
-    tell(leaders_, cut_.block * element());
+    log_cut(leaders_, cut_.block * element());
   }
 
  private:
-  bool leads() const { return layout_->place() < leaders_; }
-  bool link_follows_node() const override { return leads() && layout_->members() > leaders_; }
+  bool leads() const { return layout_->local_rank() < leaders_; }
+  bool inter_node_follows_node() const override {
+    return leads() && layout_->local_size() > leaders_;
+  }
 
-  // A block is a part of each stream, in a turn.
+  // Returns the part of a transfer of `count` elements in a block. With turns, each turn has all
+  // parts.
   ElementRange range(size_t count, size_t block) const {
     return cut_.range(count, block % cut_.blocks);
   }
-  // The nodes that this one sends to, or receives from, in a block.
+  // Returns the nodes to which this node sends in a block, or from which it receives.
   std::vector<int> peers(size_t block, bool to) const {
     const size_t nodes = layout_->nodes.size();
     if (!by_turns_) return others(nodes, layout_->node);
@@ -102,12 +107,12 @@ class LeaderAllgather final : public LeaderOperation {
     return part_of(whole, range(whole.count, block), element());
   }
 
-  // The outputs that leader `place` exchanges for the members of `node`.
-  Sinks rows(size_t node, size_t place, size_t block) const {
+  // Returns the outputs that the leader `local_rank` exchanges for the ranks of `node`.
+  Sinks rows(size_t node, size_t local_rank, size_t block) const {
     Sinks found;
-    const std::vector<int>& members = layout_->nodes[node];
-    for (size_t at = place; at < members.size(); at += leaders_) {
-      found.push_back(output(members[at], block));
+    const std::vector<int>& local_ranks = layout_->nodes[node];
+    for (size_t at = local_rank; at < local_ranks.size(); at += leaders_) {
+      found.push_back(output(local_ranks[at], block));
     }
     return found;
   }
@@ -117,30 +122,30 @@ class LeaderAllgather final : public LeaderOperation {
     std::vector<Sink> sinks;
     for (const int rank : layout_->nodes[layout_->node]) sinks.push_back(output(rank, block));
     std::vector<Source> sources(sinks.size(), own(block));
-    return std::make_unique<StreamExchange>(layout_->shm_group, signature_, count_,
-                                            std::move(sources), std::move(sinks),
-                                            StreamExchange::Cast::kMulti);
+    return std::make_unique<PeerExchange>(layout_->shm_group, signature_, count_,
+                                          std::move(sources), std::move(sinks),
+                                          PeerExchange::Cast::kMulti);
   }
 
-  OperationPtr link(size_t block) override {
+  OperationPtr inter_node(size_t block) override {
     if (!leads()) return nullptr;
-    const size_t place = layout_->place();
-    mpi::OutgoingStream outgoing{{}, peers(block, true), total_};
-    for (const Sink& row : rows(layout_->node, place, block)) {
-      outgoing.pieces.push_back({row.data, row.count});
+    const size_t local_rank = layout_->local_rank();
+    mpi::OutgoingTransfer outgoing{{}, peers(block, true), total_};
+    for (const Sink& row : rows(layout_->node, local_rank, block)) {
+      outgoing.entries.push_back({row.data, row.count});
     }
-    outgoing.pieces.front() = own(block);
-    std::vector<mpi::IncomingStream> incoming;
+    outgoing.entries.front() = own(block);
+    std::vector<mpi::IncomingTransfer> incoming;
     for (const int peer : peers(block, false)) {
-      incoming.push_back({rows(static_cast<size_t>(peer), place, block), peer, total_});
+      incoming.push_back({rows(static_cast<size_t>(peer), local_rank, block), peer, total_});
     }
-    return mpi::make_exchange(lane(block), signature_, count_, {std::move(outgoing)},
+    return mpi::make_exchange(channel_of(block), signature_, count_, {std::move(outgoing)},
                               std::move(incoming), {});
   }
 
   OperationPtr node_out(size_t block) override {
-    if (layout_->members() == 1) return nullptr;
-    std::vector<Sinks> incoming(layout_->members());
+    if (layout_->local_size() == 1) return nullptr;
+    std::vector<Sinks> incoming(layout_->local_size());
     for (size_t leader = 0; leader < leaders_; ++leader) {
       for (const int node : peers(block, false)) {
         const Sinks theirs = rows(static_cast<size_t>(node), leader, block);
@@ -148,10 +153,11 @@ class LeaderAllgather final : public LeaderOperation {
       }
     }
     Sources outgoing;
-    for (const Sink& row : incoming[layout_->place()]) outgoing.push_back({row.data, row.count});
-    incoming[layout_->place()].clear();
-    return std::make_unique<shm::PieceExchange>(layout_->shm_group, signature_, count_,
-                                                std::move(outgoing), std::move(incoming));
+    for (const Sink& row : incoming[layout_->local_rank()])
+      outgoing.push_back({row.data, row.count});
+    incoming[layout_->local_rank()].clear();
+    return std::make_unique<shm::ScatterGatherExchange>(layout_->shm_group, signature_, count_,
+                                                        std::move(outgoing), std::move(incoming));
   }
 
   const Source in_;
@@ -162,12 +168,14 @@ class LeaderAllgather final : public LeaderOperation {
   bool by_turns_ = false;
 };
 
-// broadcast: the root shows its node a block; each leader sends a shard of it to the leaders of its
-// column, or along the chain of them; these hand their shards out. Where one leader does it all, it
-// is the one at the root's place, so that the data goes to the link at once.
+// broadcast. node_in: the root publishes a block to its node. inter_node: each leader sends a shard
+// of the block to the leaders of its rail, or along a chain of them. node_out: the leaders pass
+// their shards to their node. A single leader is the one with the root's local rank, so that the
+// root itself sends its data to other nodes.
 //
-// Where there are two nodes, the leaders of the other one answer each block when they wait for it.
-// So the root's are at most four blocks ahead, however much their sockets would take.
+// With two nodes and more than kUnpacedBytes, the receiving leaders answer each block when they
+// wait for it. So the root's leaders are at most four blocks ahead, however much data their sockets
+// accept.
 class LeaderBroadcast final : public LeaderOperation {
  public:
   LeaderBroadcast(std::shared_ptr<const NodeLayout> layout, const Signature& signature, void* data,
@@ -175,9 +183,9 @@ class LeaderBroadcast final : public LeaderOperation {
       : LeaderOperation(std::move(layout), signature, count),
         data_(data),
         root_node_(layout_->node_of(signature.root)),
-        root_place_(layout_->place_of(signature.root)),
+        root_local_rank_(layout_->local_rank_of(signature.root)),
         leaders_(leaders_of(*layout_, count * element())),
-        first_(leaders_ == 1 ? root_place_ % layout_->leaders : 0) {
+        first_(leaders_ == 1 ? root_local_rank_ % layout_->leaders : 0) {
     const size_t receivers = layout_->nodes.size() - 1;
     chained_ = receivers > 1 && count * element() >= leaders_ * receivers * kChainBytesPerLeader;
     answered_ = receivers == 1 && count * element() > kUnpacedBytes;
@@ -188,14 +196,15 @@ class LeaderBroadcast final : public LeaderOperation {
       cut_ = cut(*layout_, count, element(), 1, leaders_ * receivers, grain);
     }
     set_blocks(cut_.blocks);
-    tell(leaders_, cut_.block * element());
+    log_cut(leaders_, cut_.block * element());
   }
 
  private:
-  bool leads() const { return layout_->place() - first_ < leaders_; }  // wraps below first_
+  // Unsigned: wraps below first_.
+  bool leads() const { return layout_->local_rank() - first_ < leaders_; }
   bool on_root_node() const { return layout_->node == root_node_; }
-  bool is_root() const { return on_root_node() && layout_->place() == root_place_; }
-  bool link_follows_node() const override { return on_root_node() && !is_root(); }
+  bool is_root() const { return on_root_node() && layout_->local_rank() == root_local_rank_; }
+  bool inter_node_follows_node() const override { return on_root_node() && !is_root(); }
 
   Sink part(ElementRange range) const { return part_of(Sink{data_, count_}, range, element()); }
 
@@ -207,130 +216,134 @@ class LeaderBroadcast final : public LeaderOperation {
   }
 
   OperationPtr node_in(size_t block) override {
-    if (!on_root_node() || layout_->members() == 1) return nullptr;
+    if (!on_root_node() || layout_->local_size() == 1) return nullptr;
     const Sink whole = part(cut_.range(count_, block));
-    std::vector<Source> sources(layout_->members());
-    std::vector<Sink> sinks(layout_->members());
+    std::vector<Source> sources(layout_->local_size());
+    std::vector<Sink> sinks(layout_->local_size());
     if (is_root()) {
       sources.assign(sources.size(), {whole.data, whole.count});
     } else {
-      sinks[root_place_] = whole;
+      sinks[root_local_rank_] = whole;
     }
     return exchange(std::move(sources), std::move(sinks));
   }
 
-  OperationPtr link(size_t block) override {
+  OperationPtr inter_node(size_t block) override {
     if (!leads()) return nullptr;
-    const Sink mine = shard(block, layout_->place());
+    const Sink mine = shard(block, layout_->local_rank());
     if (answered_) return answered_exchange(block, mine);
-    // All of several nodes hear of the root itself first, so that nodes that disagree find out.
+    // The first block comes from the root itself on every node, so that nodes which disagree find
+    // out.
     const auto make = chained_ && block > 0 ? mpi::make_chain_broadcast : mpi::make_broadcast;
-    return make(lane(block), signature_, mine.data, mine.count, static_cast<int>(root_node_),
+    return make(channel_of(block), signature_, mine.data, mine.count, static_cast<int>(root_node_),
                 count_);
   }
 
-  // A block to the other node's leader of this place, and nothing back, or the other way round.
+  // Sends a block from the root's node to the leader with this local rank on the other node, which
+  // sends an empty answer.
   OperationPtr answered_exchange(size_t block, const Sink& mine) {
     const int peer = static_cast<int>(1 - layout_->node);
-    mpi::OutgoingStream outgoing{{}, {peer}, count_};
-    mpi::IncomingStream incoming{{}, peer, count_};
+    mpi::OutgoingTransfer outgoing{{}, {peer}, count_};
+    mpi::IncomingTransfer incoming{{}, peer, count_};
     if (on_root_node()) {
-      outgoing.pieces.push_back({mine.data, mine.count});
+      outgoing.entries.push_back({mine.data, mine.count});
     } else {
-      incoming.pieces.push_back(mine);
+      incoming.entries.push_back(mine);
     }
-    return mpi::make_exchange(lane(block), signature_, count_, {std::move(outgoing)},
+    return mpi::make_exchange(channel_of(block), signature_, count_, {std::move(outgoing)},
                               {std::move(incoming)}, {});
   }
 
   OperationPtr node_out(size_t block) override {
-    if (on_root_node() || layout_->members() == 1) return nullptr;
-    std::vector<Source> sources(layout_->members());
-    std::vector<Sink> sinks(layout_->members());
+    if (on_root_node() || layout_->local_size() == 1) return nullptr;
+    std::vector<Source> sources(layout_->local_size());
+    std::vector<Sink> sinks(layout_->local_size());
     for (size_t leader = first_; leader < first_ + leaders_; ++leader) {
       sinks[leader] = shard(block, leader);
     }
     if (leads()) {
-      Sink& own = sinks[layout_->place()];
+      Sink& own = sinks[layout_->local_rank()];
       sources.assign(sources.size(), {own.data, own.count});
     }
     return exchange(std::move(sources), std::move(sinks));
   }
 
   OperationPtr exchange(std::vector<Source> sources, std::vector<Sink> sinks) const {
-    return std::make_unique<StreamExchange>(layout_->shm_group, signature_, count_,
-                                            std::move(sources), std::move(sinks),
-                                            StreamExchange::Cast::kMulti);
+    return std::make_unique<PeerExchange>(layout_->shm_group, signature_, count_,
+                                          std::move(sources), std::move(sinks),
+                                          PeerExchange::Cast::kMulti);
   }
 
   void* const data_;
   const size_t root_node_;
-  const size_t root_place_;
+  const size_t root_local_rank_;
   const size_t leaders_;
-  const size_t first_;  // leader
+  const size_t first_;  // local rank of the first leader
   bool chained_ = false;
   bool answered_ = false;
   BlockCut cut_;
 };
 
-// barrier: of each node, then of the first members of all, then of each node again.
+// barrier: the ranks of each node, then local rank 0 of all nodes, then the ranks of each node
+// again.
 class LeaderBarrier final : public LeaderOperation {
  public:
   LeaderBarrier(std::shared_ptr<const NodeLayout> layout, const Signature& signature)
       : LeaderOperation(std::move(layout), signature, 0) {
-    tell(1, 0);
+    log_cut(1, 0);
   }
 
  private:
   OperationPtr node_in(size_t) override {
-    const size_t members = layout_->members();
-    if (members == 1) return nullptr;
-    return std::make_unique<StreamExchange>(layout_->shm_group, signature_, 0,
-                                            std::vector<Source>(members),
-                                            std::vector<Sink>(members), StreamExchange::Cast::kUni);
+    const size_t local_size = layout_->local_size();
+    if (local_size == 1) return nullptr;
+    return std::make_unique<PeerExchange>(layout_->shm_group, signature_, 0,
+                                          std::vector<Source>(local_size),
+                                          std::vector<Sink>(local_size), PeerExchange::Cast::kUni);
   }
 
-  OperationPtr link(size_t block) override {
-    if (layout_->place() != 0) return nullptr;
-    std::vector<mpi::IncomingStream> incoming;
-    for (const int peer : others(*lane(block))) incoming.push_back({{}, peer, 0});
-    return mpi::make_exchange(lane(block), signature_, 0, {{{}, others(*lane(block)), 0}},
-                              std::move(incoming), {});
+  OperationPtr inter_node(size_t block) override {
+    if (layout_->local_rank() != 0) return nullptr;
+    std::vector<mpi::IncomingTransfer> incoming;
+    for (const int peer : others(*channel_of(block))) incoming.push_back({{}, peer, 0});
+    return mpi::make_exchange(channel_of(block), signature_, 0,
+                              {{{}, others(*channel_of(block)), 0}}, std::move(incoming), {});
   }
 
   OperationPtr node_out(size_t block) override { return node_in(block); }
 };
 
-// gather, scatter and alltoall: what stays on a node goes through its memory, what leaves it from
-// rank to rank over MPI, both at a time. A stream crosses the link once whoever sends it, so every
-// rank is its own leader.
+// gather, scatter and alltoall. Transfers within a node use shared memory. Transfers between nodes
+// go from rank to rank over MPI, at the same time. A transfer crosses the link once, whichever rank
+// sends it, so every rank is its own leader.
 //
-// A rank with much to exchange in an alltoall goes by turns, a block each, so that few streams at a
-// time share a link. Each stream has the same turn at both ends, and turns follow one another in
-// one order on all ranks. A rank with little has all streams in one block, and its messages, one to
-// each, wait for none: by induction over the turns nobody waits for ever.
+// A rank with much data to exchange in an alltoall uses turns, a block each, so that few transfers
+// share a link at a time. Each transfer has the same turn on both ranks, and all ranks take turns
+// in the same order. A rank with little data has all transfers in one block, one message to each
+// peer, which waits for no other message. So, by induction over the turns, no rank waits forever.
 //
-// Where each node has one rank, the column is the whole group, and its channel carries this too:
-// what a rank leaves unread is then in the way of the next collective, and ends it with an error.
+// With one rank on each node the rail is the whole group, and this operation uses the channel of
+// the rail. A message that a rank leaves unread then ends the next collective with an error.
 class DirectExchange final : public LeaderOperation {
  public:
-  // `outgoing` and `incoming`: by rank. With a root, they go to it, or come from it, alone.
+  // `outgoing` and `incoming`: by group rank. With a root, only the transfers to or from the root
+  // are not empty.
   DirectExchange(std::shared_ptr<const NodeLayout> layout, std::shared_ptr<mpi::Channel> channel,
                  const Signature& signature, size_t count, std::vector<Source> outgoing,
                  std::vector<Sink> incoming)
       : LeaderOperation(std::move(layout), signature, count),
-        channel_(layout_->one_each() ? layout_->column.front() : std::move(channel)),
+        channel_(layout_->one_each() ? layout_->rail.front() : std::move(channel)),
         outgoing_(std::move(outgoing)),
         incoming_(std::move(incoming)),
         turns_(by_turns() ? turns_of(*layout_) : std::vector<Partners>{}) {
     if (!turns_.empty()) channel_ = finer(*channel_);
     set_blocks(std::max<size_t>(1, turns_.size()));
-    tell(layout_->members(), count * element());
+    log_cut(layout_->local_size(), count * element());
   }
 
  private:
-  bool link_follows_node() const override { return false; }
-  size_t most_on_link() const override { return turns_.empty() ? mpi::kLanes : 1; }
+  bool inter_node_follows_node() const override { return false; }
+  size_t most_in_flight() const override { return turns_.empty() ? mpi::kTagRanges : 1; }
   bool remote(int rank) const { return layout_->node_of(rank) != layout_->node; }
   int self() const { return channel_->rank; }
 
@@ -340,17 +353,18 @@ class DirectExchange final : public LeaderOperation {
     return made;
   }
 
-  // Not where a node has twice as many ranks as another, or more: some of its ranks have nothing to
-  // do in most turns, send ahead of their turn, and so hold up the one that all others wait for.
+  // Returns true if the exchange uses turns. Returns false if a node has at least twice as many
+  // ranks as another: some of its ranks have no peer in most turns, send ahead of their turn, and
+  // so delay the transfer for which all other ranks wait.
   bool by_turns() const {
-    if (signature_.root >= 0 || 2 * layout_->leaders <= layout_->most_members) return false;
+    if (signature_.root >= 0 || 2 * layout_->leaders <= layout_->most_local_ranks) return false;
     size_t longest = 0;
     for (const Source& source : outgoing_) longest = std::max(longest, source.count);
     for (const Sink& sink : incoming_) longest = std::max(longest, sink.count);
     return longest * element() > std::min(kUnpacedBytes, layout_->chunk_bytes);
   }
 
-  std::vector<int> linked_from(size_t first) const override {
+  std::vector<int> inter_node_peers(size_t first) const override {
     std::vector<int> ranks;
     for (size_t block = first; block < turns_.size(); ++block) {
       for (const int peer : {turns_[block].to, turns_[block].from}) {
@@ -377,14 +391,14 @@ class DirectExchange final : public LeaderOperation {
       sources.push_back(outgoing_[static_cast<size_t>(rank)]);
       sinks.push_back(incoming_[static_cast<size_t>(rank)]);
     }
-    return std::make_unique<StreamExchange>(layout_->shm_group, signature_, count_,
-                                            std::move(sources), std::move(sinks),
-                                            StreamExchange::Cast::kUni);
+    return std::make_unique<PeerExchange>(layout_->shm_group, signature_, count_,
+                                          std::move(sources), std::move(sinks),
+                                          PeerExchange::Cast::kUni);
   }
 
-  OperationPtr link(size_t block) override {
-    std::vector<mpi::OutgoingStream> outgoing;
-    std::vector<mpi::IncomingStream> incoming;
+  OperationPtr inter_node(size_t block) override {
+    std::vector<mpi::OutgoingTransfer> outgoing;
+    std::vector<mpi::IncomingTransfer> incoming;
     const auto send = [&](int peer) {
       const Source& source = outgoing_[static_cast<size_t>(peer)];
       outgoing.push_back({{source}, {peer}, source.count});
@@ -413,7 +427,7 @@ class DirectExchange final : public LeaderOperation {
   std::shared_ptr<mpi::Channel> channel_;
   const std::vector<Source> outgoing_;
   const std::vector<Sink> incoming_;
-  const std::vector<Partners> turns_;  // empty: all at once
+  const std::vector<Partners> turns_;  // empty: all transfers together
 };
 
 }  // namespace
@@ -465,4 +479,4 @@ OperationPtr HierarchicalCommunicator::barrier(OperationNumber sequence) {
   return std::make_unique<LeaderBarrier>(layout_, signature);
 }
 
-}  // namespace hbm::hierarchical
+}  // namespace hbm::communicator::hierarchical

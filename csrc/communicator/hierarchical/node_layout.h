@@ -1,4 +1,6 @@
-// How the ranks of a group lie on nodes, and who speaks for a node.
+// The nodes of a group: the ranks of each, and its leaders.
+//
+// Threads: constant after make_node_layout().
 #pragma once
 
 #include <cstddef>
@@ -10,39 +12,41 @@
 #include "communicator/mpi/connect.h"
 #include "communicator/shm/shm_group.h"
 
-namespace hbm::hierarchical {
+namespace hbm::communicator::hierarchical {
 
-// The nodes as a rank sees them. Every node has as many leaders as the smallest node has ranks: its
-// first members. A place is the index of a rank on its node.
+// The nodes, as one rank sees them. Each node has as many leaders as the smallest node has ranks:
+// the ranks with the lowest local ranks.
 struct NodeLayout {
   std::shared_ptr<shm::ShmGroup> shm_group;  // of this node
-  std::vector<std::vector<int>> nodes;       // the ranks of each, by place; the nodes in the order
-                                             // of their first ranks
-  size_t node;                               // this rank's
-  size_t leaders;                            // of each node
-  size_t most_members;                       // of a node
-  size_t chunk_bytes;                        // of the group's channel
+  // The group ranks of each node, by local rank; nodes in the order of their first ranks.
+  std::vector<std::vector<int>> nodes;
+  size_t node;              // this rank's node
+  size_t leaders;           // of each node
+  size_t most_local_ranks;  // the ranks of the largest node
+  size_t chunk_bytes;       // as in the group's channel
   std::shared_ptr<memory::StagingPool> staging;
-  std::shared_ptr<mpi::Arrivals> arrivals;  // from other nodes; null: nothing tells of them
-  // The column of this rank: the leaders of its place on all nodes, whose ranks are numbered by
-  // node; a channel for each lane. Empty: not a leader.
-  std::vector<std::shared_ptr<mpi::Channel>> column;
+  // Wakes for messages from other nodes; null if no wake-up is possible.
+  std::shared_ptr<mpi::Arrivals> arrivals;
+  // The rail of this rank: the leaders with its local rank on all nodes, in the order of nodes; a
+  // channel for each tag range. Empty if this rank is no leader.
+  std::vector<std::shared_ptr<mpi::Channel>> rail;
 
-  size_t place() const { return shm_group->self(); }
-  size_t members() const { return shm_group->size(); }
-  bool one_each() const { return most_members == 1; }
+  size_t local_rank() const { return shm_group->self(); }
+  size_t local_size() const { return shm_group->size(); }
+  bool one_each() const { return most_local_ranks == 1; }
   size_t ranks() const;
 
-  // Where a rank of the group is.
+  // Return the node and the local rank of a group rank.
   size_t node_of(int rank) const;
-  size_t place_of(int rank) const;
+  size_t local_rank_of(int rank) const;
 };
 
-// The layout of a group that is connected. All its ranks call it; `channel` is the group's.
+// Makes the layout of a connected group. All its ranks call it. `node_of`: the node of each rank.
+// `channel`: of the group. Throws as mpi::connect_some().
 std::shared_ptr<const NodeLayout> make_node_layout(const bootstrap::Rendezvous& rendezvous,
                                                    const mpi::MpiConnection& connection,
                                                    const std::vector<int>& node_of,
                                                    std::shared_ptr<shm::ShmGroup> shm_group,
                                                    const mpi::Channel& channel);
 
-}  // namespace hbm::hierarchical
+}  // namespace hbm::communicator::hierarchical

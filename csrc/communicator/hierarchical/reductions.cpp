@@ -1,8 +1,8 @@
-// The reducing collectives of several nodes. An element is reduced in the order of the ranks of
-// each node, then in the order of the nodes, in each of them: all give the same bits. The partial
-// result of a node has the tensor's type, but in a mean of integers, whose sums must be exact
-// (kernels/partial_sum.h). A mean divides at the end; that of a floating-point type below 32 bits,
-// whose sum may overflow, divides each node's partial sum, before it is rounded.
+// The collectives over several nodes that reduce. Each reduces an element in the order of the ranks
+// of each node, then in the order of the nodes, so all give the same bits. The partial result of a
+// node has the tensor's type. In a mean of integers its type is wider, because the sums must be
+// exact (kernels/partial_sum.h). A mean divides at the end. A mean of a floating-point type below
+// 32 bits, whose sum may overflow, divides the partial sum of each node before it is rounded.
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -12,16 +12,16 @@
 #include "communicator/hierarchical/leader_operation.h"
 #include "communicator/hierarchical/tuning.h"
 #include "communicator/mpi/collectives.h"
-#include "communicator/pieces.h"
+#include "communicator/scatter_gather.h"
+#include "communicator/shm/peer_transfers.h"
 #include "communicator/shm/reduction.h"
-#include "communicator/shm/streams.h"
 #include "kernels/partial_sum.h"
 #include "memory/staging.h"
 
-namespace hbm::hierarchical {
+namespace hbm::communicator::hierarchical {
 namespace {
 
-using shm::StreamExchange;
+using shm::PeerExchange;
 
 enum class Kind { kInteger, kNarrow, kWide };
 
@@ -45,13 +45,13 @@ Kind kind_of(Dtype dtype) {
   }
 }
 
-// The nodes' part of a reduction, and the link's.
+// The combining step of a node's stage, and of the inter-node stage.
 struct Stages {
   Combining node;
-  Combining link;
+  Combining inter_node;
 };
 
-// Where every node has one rank, the link does it all.
+// With one rank on each node the inter-node stage does all the work.
 Stages stages_of(const NodeLayout& layout, Dtype dtype, ReduceOp op) {
   const size_t ranks = layout.ranks();
   if (op != ReduceOp::kAvg) return {{op, ranks}, {op, ranks}};
@@ -61,15 +61,15 @@ Stages stages_of(const NodeLayout& layout, Dtype dtype, ReduceOp op) {
   return {{ReduceOp::kSum, ranks}, {ReduceOp::kAvg, ranks}};
 }
 
-// `signature` for the stages of a node and of the link up to the mean.
+// Returns `signature` with the type of partial results, for the stages before the mean is complete.
 Signature of_partial_results(const NodeLayout& layout, Signature signature) {
   if (signature.reduce_op == ReduceOp::kAvg && !layout.one_each()) {
-    signature.partial = partial_sum_type(signature.dtype, layout.most_members);
+    signature.partial = kernels::partial_sum_type(signature.dtype, layout.most_local_ranks);
   }
   return signature;
 }
 
-// Memory for a leader's part of the blocks in its pipeline.
+// Scratch memory for a leader's part of the blocks in its pipeline.
 class Scratch {
  public:
   void acquire(memory::StagingPool& staging, size_t blocks, size_t block_bytes) {
@@ -87,8 +87,9 @@ class Scratch {
   size_t blocks_ = 1;
 };
 
-// allreduce and reduce: the members of a node reduce a block, so that each leader has a shard; the
-// leaders of a column reduce theirs; and hand them out, or give them to the root.
+// allreduce and reduce. node_in: the ranks of a node reduce a block, so that each leader has a
+// shard. inter_node: the leaders of a rail reduce their shards. node_out: the leaders pass the
+// results to their node, or to the root.
 class LeaderReduction final : public LeaderOperation {
  public:
   LeaderReduction(std::shared_ptr<const NodeLayout> layout, const Signature& signature,
@@ -109,11 +110,11 @@ class LeaderReduction final : public LeaderOperation {
                        shm::share_of(longest, element(), leaders_, 0).count * operand());
     }
     if (widens()) wide_.acquire(*layout_->staging, 1, longest * operand());
-    tell(leaders_, cut_.block * element());
+    log_cut(leaders_, cut_.block * element());
   }
 
  private:
-  bool leads() const { return layout_->place() < leaders_; }
+  bool leads() const { return layout_->local_rank() < leaders_; }
   bool widens() const { return partial_signature_.partial.has_value(); }
   size_t operand() const { return element_size(partial_signature_.operands()); }
   bool to_root() const { return signature_.root >= 0; }
@@ -132,25 +133,25 @@ class LeaderReduction final : public LeaderOperation {
   Sink result(size_t block, size_t leader) const {
     return part_of(out_, shard(block, leader), element());
   }
-  // Where this leader has its node's part, and where the result.
+  // Return the addresses of this leader's shard of the node's result, and of the group's result.
   void* partial(size_t block) const {
-    return to_root() || widens() ? partial_.at(block) : result(block, layout_->place()).data;
+    return to_root() || widens() ? partial_.at(block) : result(block, layout_->local_rank()).data;
   }
   void* reduced(size_t block) const {
-    return to_root() ? partial_.at(block) : result(block, layout_->place()).data;
+    return to_root() ? partial_.at(block) : result(block, layout_->local_rank()).data;
   }
-  // This rank's part of a block, in the type that is reduced.
+  // Returns this rank's part of a block, in the type of the operands.
   Source input(size_t block) const {
     const Source in = part_of(in_, cut_.range(count_, block), element());
     if (!widens()) return in;
-    widen(wide_.at(0), *partial_signature_.partial, in.data, signature_.dtype, in.count);
+    kernels::widen(wide_.at(0), *partial_signature_.partial, in.data, signature_.dtype, in.count);
     return {wide_.at(0), in.count};
   }
 
   OperationPtr node_in(size_t block) override {
     if (layout_->one_each()) return nullptr;
     const Source mine = input(block);
-    std::vector<Source> inputs(layout_->members());
+    std::vector<Source> inputs(layout_->local_size());
     for (size_t leader = 0; leader < leaders_; ++leader) {
       inputs[leader] = part_of(mine, shard_of_block(block, leader), operand());
     }
@@ -159,10 +160,10 @@ class LeaderReduction final : public LeaderOperation {
                                                    stages_.node);
   }
 
-  OperationPtr link(size_t block) override {
+  OperationPtr inter_node(size_t block) override {
     if (!leads()) return nullptr;
-    const ElementRange mine = shard(block, layout_->place());
-    mpi::Reduction reduction{nullptr, nullptr, mine.count, root_node(), stages_.link, count_};
+    const ElementRange mine = shard(block, layout_->local_rank());
+    mpi::Reduction reduction{nullptr, nullptr, mine.count, root_node(), stages_.inter_node, count_};
     if (layout_->one_each()) {
       reduction.in = part_of(in_, mine, element()).data;
       reduction.out = part_of(out_, mine, element()).data;
@@ -170,32 +171,32 @@ class LeaderReduction final : public LeaderOperation {
       reduction.in = partial(block);
       reduction.out = reduced(block);
     }
-    return mpi::make_reduction(lane(block), partial_signature_, reduction);
+    return mpi::make_reduction(channel_of(block), partial_signature_, reduction);
   }
 
   OperationPtr node_out(size_t block) override {
     if (layout_->one_each()) return nullptr;
-    std::vector<Source> sources(layout_->members());
-    std::vector<Sink> sinks(layout_->members());
-    const size_t self = layout_->place();
+    std::vector<Source> sources(layout_->local_size());
+    std::vector<Sink> sinks(layout_->local_size());
+    const size_t self = layout_->local_rank();
     if (!to_root()) {
       for (size_t leader = 0; leader < leaders_; ++leader) sinks[leader] = result(block, leader);
       if (leads()) sources.assign(sources.size(), {sinks[self].data, sinks[self].count});
-      return exchange(std::move(sources), std::move(sinks), StreamExchange::Cast::kMulti);
+      return exchange(std::move(sources), std::move(sinks), PeerExchange::Cast::kMulti);
     }
     if (static_cast<int>(layout_->node) != root_node()) return nullptr;
-    const size_t root = layout_->place_of(signature_.root);
+    const size_t root = layout_->local_rank_of(signature_.root);
     if (leads()) sources[root] = {reduced(block), shard(block, self).count};
     if (self == root) {
       for (size_t leader = 0; leader < leaders_; ++leader) sinks[leader] = result(block, leader);
     }
-    return exchange(std::move(sources), std::move(sinks), StreamExchange::Cast::kUni);
+    return exchange(std::move(sources), std::move(sinks), PeerExchange::Cast::kUni);
   }
 
   OperationPtr exchange(std::vector<Source> sources, std::vector<Sink> sinks,
-                        StreamExchange::Cast cast) const {
-    return std::make_unique<StreamExchange>(layout_->shm_group, signature_, count_,
-                                            std::move(sources), std::move(sinks), cast);
+                        PeerExchange::Cast cast) const {
+    return std::make_unique<PeerExchange>(layout_->shm_group, signature_, count_,
+                                          std::move(sources), std::move(sinks), cast);
   }
 
   const Source in_;
@@ -204,13 +205,14 @@ class LeaderReduction final : public LeaderOperation {
   const Stages stages_;
   const size_t leaders_;
   BlockCut cut_;
-  Scratch partial_;  // of a leader in a reduce, or whose node's part is wider than the result
+  Scratch partial_;  // of a leader in a reduce, or if the node's result has a wider type
   Scratch wide_;     // for this rank's part of the block that goes into the node
 };
 
-// reduce_scatter: the members of a node reduce, so that each leader has the node's part for the
-// ranks whose place is its own (or its own and a multiple of the leaders more) on all nodes; the
-// leaders of a column exchange the parts and reduce them; and pass on what is not for themselves.
+// reduce_scatter. node_in: the ranks of a node reduce. Each leader gets the node's result for the
+// ranks, on all nodes, whose local rank is its own plus a multiple of the number of leaders.
+// inter_node: the leaders of a rail exchange and reduce these results. node_out: a leader passes on
+// the results that are for other ranks.
 class LeaderReduceScatter final : public LeaderOperation {
  public:
   LeaderReduceScatter(std::shared_ptr<const NodeLayout> layout, const Signature& signature,
@@ -224,7 +226,7 @@ class LeaderReduceScatter final : public LeaderOperation {
         leaders_(leaders_of(*layout_, total_ * element())) {
     size_t longest = 0;
     for (const Source& input : inputs_) longest = std::max(longest, input.count);
-    const size_t rows = (layout_->most_members + leaders_ - 1) / leaders_;
+    const size_t rows = (layout_->most_local_ranks + leaders_ - 1) / leaders_;
     cut_ = cut(*layout_, longest, operand(), rows, 1);
     set_blocks(cut_.blocks);
     const size_t row = std::min(cut_.block, longest);
@@ -234,24 +236,24 @@ class LeaderReduceScatter final : public LeaderOperation {
       if (passes_on()) result_.acquire(*layout_->staging, blocks, rows * row * element());
     }
     if (widens()) wide_.acquire(*layout_->staging, 1, layout_->ranks() * row * operand());
-    tell(leaders_, cut_.block * element());
+    log_cut(leaders_, cut_.block * element());
   }
 
  private:
   size_t self_rank() const {
-    return static_cast<size_t>(layout_->shm_group->member(layout_->place()).rank);
+    return static_cast<size_t>(layout_->shm_group->local_rank(layout_->local_rank()).group_rank);
   }
-  bool leads() const { return layout_->place() < leaders_; }
-  bool passes_on() const { return layout_->members() > leaders_; }
+  bool leads() const { return layout_->local_rank() < leaders_; }
+  bool passes_on() const { return layout_->local_size() > leaders_; }
   bool widens() const { return partial_signature_.partial.has_value(); }
   size_t operand() const { return element_size(partial_signature_.operands()); }
 
-  // This rank's input for the ranks of `node` that leader `place` reduces for.
-  Sources rows(size_t node, size_t place, size_t block) const {
+  // Returns this rank's input for the ranks of `node` for which the leader `local_rank` reduces.
+  Sources rows(size_t node, size_t local_rank, size_t block) const {
     Sources found;
-    const std::vector<int>& members = layout_->nodes[node];
-    for (size_t at = place; at < members.size(); at += leaders_) {
-      const Source& whole = inputs_[static_cast<size_t>(members[at])];
+    const std::vector<int>& local_ranks = layout_->nodes[node];
+    for (size_t at = local_rank; at < local_ranks.size(); at += leaders_) {
+      const Source& whole = inputs_[static_cast<size_t>(local_ranks[at])];
       found.push_back(part_of(whole, cut_.range(whole.count, block), element()));
     }
     return found;
@@ -260,31 +262,32 @@ class LeaderReduceScatter final : public LeaderOperation {
 
   OperationPtr node_in(size_t block) override {
     if (layout_->one_each()) return nullptr;
-    std::vector<Sources> inputs(layout_->members());
+    std::vector<Sources> inputs(layout_->local_size());
     std::byte* wide = widens() ? wide_.at(0) : nullptr;
     for (size_t leader = 0; leader < leaders_; ++leader) {
       for (size_t node = 0; node < layout_->nodes.size(); ++node) {
         for (Source row : rows(node, leader, block)) {
           if (widens()) {
-            widen(wide, *partial_signature_.partial, row.data, signature_.dtype, row.count);
+            kernels::widen(wide, *partial_signature_.partial, row.data, signature_.dtype,
+                           row.count);
             row.data = std::exchange(wide, wide + row.count * operand());
           }
           inputs[leader].push_back(row);
         }
       }
     }
-    return std::make_unique<shm::PieceReduceScatter>(
+    return std::make_unique<shm::ScatterGatherReduceScatter>(
         layout_->shm_group, partial_signature_, count_, std::move(inputs),
         leads() ? partial_.at(block) : nullptr, stages_.node);
   }
 
-  OperationPtr link(size_t block) override {
+  OperationPtr inter_node(size_t block) override {
     if (!leads()) return nullptr;
-    const size_t place = layout_->place();
+    const size_t local_rank = layout_->local_rank();
     std::vector<Source> parts;
     size_t offset = 0;
     for (size_t node = 0; node < layout_->nodes.size(); ++node) {
-      const Sources found = rows(node, place, block);
+      const Sources found = rows(node, local_rank, block);
       const size_t count = count_of(found);
       if (layout_->one_each()) {
         parts.push_back(found.front());
@@ -294,29 +297,29 @@ class LeaderReduceScatter final : public LeaderOperation {
       offset += count * operand();
     }
     void* const out = passes_on() ? result_.at(block) : own(block).data;
-    return mpi::make_reduce_scatter(lane(block), partial_signature_, std::move(parts), out,
-                                    stages_.link,
+    return mpi::make_reduce_scatter(channel_of(block), partial_signature_, std::move(parts), out,
+                                    stages_.inter_node,
                                     std::vector<size_t>(layout_->nodes.size(), total_));
   }
 
   OperationPtr node_out(size_t block) override {
     if (!passes_on()) return nullptr;
-    std::vector<Source> sources(layout_->members());
-    std::vector<Sink> sinks(layout_->members());
-    const size_t place = layout_->place();
-    sinks[place % leaders_] = own(block);
+    std::vector<Source> sources(layout_->local_size());
+    std::vector<Sink> sinks(layout_->local_size());
+    const size_t local_rank = layout_->local_rank();
+    sinks[local_rank % leaders_] = own(block);
     if (leads()) {
       size_t offset = 0;
-      size_t member = place;
-      for (const Source& row : rows(layout_->node, place, block)) {
-        sources[member] = {result_.at(block) + offset, row.count};
+      size_t receiver = local_rank;
+      for (const Source& row : rows(layout_->node, local_rank, block)) {
+        sources[receiver] = {result_.at(block) + offset, row.count};
         offset += row.count * element();
-        member += leaders_;
+        receiver += leaders_;
       }
     }
-    return std::make_unique<StreamExchange>(layout_->shm_group, signature_, count_,
-                                            std::move(sources), std::move(sinks),
-                                            StreamExchange::Cast::kUni);
+    return std::make_unique<PeerExchange>(layout_->shm_group, signature_, count_,
+                                          std::move(sources), std::move(sinks),
+                                          PeerExchange::Cast::kUni);
   }
 
   const std::vector<Source> inputs_;
@@ -326,8 +329,8 @@ class LeaderReduceScatter final : public LeaderOperation {
   const Stages stages_;
   const size_t leaders_;
   BlockCut cut_;
-  Scratch partial_;  // of a leader: for the ranks of each node
-  Scratch result_;   // of a leader that passes on: for those of its own
+  Scratch partial_;  // of a leader: the node's result for the ranks of each node
+  Scratch result_;   // of a leader that passes results on
   Scratch wide_;     // for this rank's part of the block that goes into the node
 };
 
@@ -353,4 +356,4 @@ OperationPtr HierarchicalCommunicator::reduce_scatter(OperationNumber sequence,
   return std::make_unique<LeaderReduceScatter>(layout_, signature, inputs, out);
 }
 
-}  // namespace hbm::hierarchical
+}  // namespace hbm::communicator::hierarchical

@@ -10,7 +10,7 @@
 
 #include "communicator/mpi/tuning.h"
 
-namespace hbm::hierarchical {
+namespace hbm::communicator::hierarchical {
 
 // -- Leaders and turns
 
@@ -21,8 +21,8 @@ namespace hbm::hierarchical {
 // Above: all leaders of the node take part.
 inline constexpr size_t kOneLeaderBytes = 64 << 10;
 
-// The bytes that go to the other nodes without pacing. They are the bytes of all streams of an
-// allgather, of the longest stream of an alltoall, or of a broadcast to one other node. The limit
+// The bytes that go to the other nodes without pacing. They are the bytes of all transfers of an
+// allgather, of the longest transfer of an alltoall, or of a broadcast to one other node. The limit
 // of an alltoall is the chunk of messages if that is less.
 // Unit: bytes
 // Below: up to and including the value, all is sent together: pacing would only add latencies.
@@ -98,7 +98,7 @@ inline constexpr size_t kChainMessageBytes = 16 << 10;
 // Unit: blocks
 // Below: the node collects the next block.
 // Above: from the value on, the node hands a block out before it collects the next one.
-inline constexpr size_t kBlocksAhead = mpi::kLanes + 1;
+inline constexpr size_t kBlocksAhead = mpi::kTagRanges + 1;
 
 // -- Waits
 
@@ -113,4 +113,4 @@ inline constexpr std::chrono::milliseconds kNodeCheckPeriod{20};
 // Above: a larger value delays messages of the link.
 inline constexpr std::chrono::microseconds kLongestSleepForNode{500};
 
-}  // namespace hbm::hierarchical
+}  // namespace hbm::communicator::hierarchical

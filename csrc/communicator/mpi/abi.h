@@ -1,14 +1,15 @@
-// The two ABIs of MPI that hbm speaks, as far as it calls MPI: how a handle and an MPI_Status lie
-// in memory, and the values of constants.
+// The two ABIs of MPI that hbm supports, as far as it calls MPI: the layout of handles and of
+// MPI_Status, and the values of constants.
 //
-// MPICH's is kept by all libraries with the name libmpi.so.12 (the MPICH ABI Compatibility
-// Initiative), the standard one (MPI 5.0, appendix A) by those named libmpi_abi.so.1. Both are
-// fixed, so hbm is built without an mpi.h; tests/native/mpi_abi_*_test.cpp compare with MPICH's.
+// Libraries named libmpi.so.12 have MPICH's ABI (the MPICH ABI Compatibility Initiative). Libraries
+// named libmpi_abi.so.1 have the standard ABI (MPI 5.0, appendix A). Both are fixed, so hbm is
+// built without an mpi.h; tests/native/mpi_abi_*_test.cpp compare these values with MPICH's
+// headers.
 #pragma once
 
 #include <cstdint>
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
 struct MpichStatus {
   int count_low;
@@ -47,7 +48,7 @@ struct StandardStatus {
 
 struct StandardAbi {
   static constexpr const char* kName = "MPI 5 standard";
-  static constexpr int kVersion = 1;  // as MPI_Abi_get_version tells it
+  static constexpr int kVersion = 1;  // as MPI_Abi_get_version returns it
 
   using Handle = void*;
   using Status = StandardStatus;
@@ -66,4 +67,4 @@ struct StandardAbi {
   static constexpr int kErrorInStatus = 19;
 };
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

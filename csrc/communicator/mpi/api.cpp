@@ -10,11 +10,11 @@
 #include "communicator/mpi/abi.h"
 #include "communicator/mpi/tuning.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 constexpr int kSuccess = 0;                // in both ABIs
-constexpr size_t kLongestVersion = 8192;   // MPI_MAX_LIBRARY_VERSION_STRING, likewise
+constexpr size_t kLongestVersion = 8192;   // MPI_MAX_LIBRARY_VERSION_STRING, in both ABIs
 constexpr size_t kLongestErrorText = 512;  // MPI_MAX_ERROR_STRING
 
 // A function of the library.
@@ -38,7 +38,7 @@ class Function {
   int (*const call_)(Arguments...);
 };
 
-// The library's name and version. How and when it was built comes behind.
+// Returns the library's name and version, without the details of its build.
 std::string version_of(const SharedObject& library) {
   const Function<char*, int*> get{library, "MPI_Get_library_version"};
   std::array<char, kLongestVersion> text{};
@@ -116,7 +116,7 @@ class ApiOf final : public Api {
     comm_free_(&freed);
   }
   int highest_tag(CommHandle comm) const override {
-    constexpr int kPromised = 32767;  // that MPI promises
+    constexpr int kPromised = 32767;  // the least upper bound that MPI guarantees
     int* upper = nullptr;
     int found = 0;
     call(comm_get_attr_, handle(comm.value), Abi::kTagUpperBound, &upper, &found);
@@ -174,7 +174,7 @@ class ApiOf final : public Api {
     const int code = testsome_(static_cast<int>(requests.size()), handles.data(), &completed,
                                indices.data(), statuses.data());
     if (code != Abi::kErrorInStatus) check(code, testsome_.name);
-    if (completed == Abi::kUndefined) return 0;  // all were null
+    if (completed == Abi::kUndefined) return 0;  // all requests were null
     for (size_t i = 0; i < static_cast<size_t>(completed); ++i) {
       requests[static_cast<size_t>(indices[i])] = {};
       completions[i] = {indices[i], code == kSuccess ? kSuccess : statuses[i].error};
@@ -280,7 +280,7 @@ class ApiOf final : public Api {
   const Function<int, int*> error_class_{library_, "MPI_Error_class"};
 };
 
-// The version of the standard ABI that the library has; -1 without it.
+// Returns the version of the standard ABI that the library has; -1 without that ABI.
 int standard_abi_version(const SharedObject& library) {
   if (dlsym(library.handle, "MPI_Abi_get_version") == nullptr) return -1;  // before MPI 5
   const Function<int*, int*> get{library, "MPI_Abi_get_version"};
@@ -315,4 +315,4 @@ std::unique_ptr<const Api> make_api(const SharedObject& library) {
   return std::make_unique<ApiOf<MpichAbi>>(library);
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -14,12 +14,13 @@
 
 #include "communicator/mpi/tuning.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 namespace fs = std::filesystem;
 
-// The open descriptors, ascending, and what each is; without the one that lists them.
+// Returns the open descriptors, ascending, and the target of each, except the descriptor that lists
+// them.
 std::vector<std::pair<int, std::string>> open_descriptors() {
   std::vector<std::pair<int, std::string>> found;
   std::error_code failed, gone;
@@ -33,7 +34,7 @@ std::vector<std::pair<int, std::string>> open_descriptors() {
   return found;
 }
 
-// A network card's or another way to other nodes.
+// Returns true for a network card, or another device that may reach other nodes.
 bool is_device(const std::string& target) {
   return target.starts_with("/dev/") && !target.starts_with("/dev/shm/") && target != "/dev/null";
 }
@@ -45,7 +46,8 @@ bool is_connected(int descriptor) {
   return peer.ss_family == AF_INET || peer.ss_family == AF_INET6;
 }
 
-// Whether an epoll descriptor has a connection among its targets: "tfd: 7 events: ..." each.
+// Returns true if an epoll descriptor watches a connection. fdinfo has a line "tfd: 7 events: ..."
+// for each target.
 bool has_connection(int poll) {
   std::ifstream info("/proc/self/fdinfo/" + std::to_string(poll));
   for (std::string word; info >> word;) {
@@ -83,25 +85,27 @@ bool Arrivals::connected() {
   if (connected_.load(std::memory_order_relaxed)) return true;
   if (polls_.empty()) return false;
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  if (now.count() < looks_again_.load(std::memory_order_relaxed)) return false;
+  if (now.count() < next_check_.load(std::memory_order_relaxed)) return false;
   const std::chrono::steady_clock::duration later = now + kConnectionCheckPeriod;
-  looks_again_.store(later.count(), std::memory_order_relaxed);
+  next_check_.store(later.count(), std::memory_order_relaxed);
   if (!std::ranges::any_of(polls_, has_connection)) return false;
   connected_.store(true, std::memory_order_relaxed);
   return true;
 }
 
-Slept Arrivals::sleep(std::chrono::steady_clock::time_point until) {
-  if (!connected()) return Slept::kNoWakeup;
+progress::Slept Arrivals::sleep(std::chrono::steady_clock::time_point until) {
+  if (!connected()) return progress::Slept::kNoWakeup;
   std::vector<pollfd> readable;
   for (const int poll : polls_) readable.push_back({poll, POLLIN, 0});
   const auto now = std::chrono::steady_clock::now();
   const std::chrono::nanoseconds left = std::max(until, now) - now;
   const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
   const timespec limit{seconds.count(), (left - seconds).count()};
-  if (ppoll(readable.data(), readable.size(), &limit, nullptr) <= 0) return Slept::kTimedOut;
+  if (ppoll(readable.data(), readable.size(), &limit, nullptr) <= 0)
+    return progress::Slept::kTimedOut;
   const auto is_readable = [](const pollfd& one) { return (one.revents & POLLIN) != 0; };
-  return std::ranges::any_of(readable, is_readable) ? Slept::kWoken : Slept::kNoWakeup;
+  return std::ranges::any_of(readable, is_readable) ? progress::Slept::kWoken
+                                                    : progress::Slept::kNoWakeup;
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

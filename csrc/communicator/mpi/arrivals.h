@@ -1,12 +1,13 @@
-// Notice of what comes over TCP, for threads that wait for messages. MPI has no call to sleep in,
-// but UCX collects its connections in an epoll descriptor of its own, which is readable while one
-// of them has something to take in (or has room again for what was waiting to be sent).
+// Wakes threads that wait for messages over TCP. MPI has no blocking wait for this, but UCX
+// collects its connections in an epoll descriptor. That descriptor is readable while a connection
+// has data to receive, or has room again for data to send.
 //
-// Nothing is read from the descriptors or changed in them. They tell of messages that cross a
-// network if MPI has opened no other device; of messages through shared memory they never tell, nor
-// of those that another thread, which polls MPI, has taken in already.
+// This class reads nothing from these descriptors and does not change them. If MPI has opened no
+// other device, they become readable for messages that cross a network. They do not for messages
+// through shared memory, or for messages that another thread, polling MPI, has received already.
 //
-// Threads: the constructor and collect() before others use it; connected() and sleep() from any.
+// Threads: one thread calls the constructor and collect(), before other threads use the object. Any
+// thread may call connected() and sleep().
 #pragma once
 
 #include <atomic>
@@ -15,32 +16,34 @@
 
 #include "progress/operation.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
 class Arrivals {
  public:
-  // Notes which descriptors this process has: before MPI_Init.
+  // Records the open descriptors of this process. REQUIRES: called before MPI_Init.
   Arrivals();
   ~Arrivals();
   Arrivals(const Arrivals&) = delete;
   Arrivals& operator=(const Arrivals&) = delete;
 
-  // Keeps the epoll descriptors that came since; none if devices came too: after MPI_Init.
+  // Finds the epoll descriptors opened since; finds none if devices were opened too. REQUIRES:
+  // called after MPI_Init.
   void collect() noexcept;
 
-  // Whether a connection is known: MPI makes them with the first messages, or has other ways.
+  // Returns true if a connection is known. MPI connects with the first messages, unless it uses
+  // other transports.
   bool connected();
 
-  // Sleeps until a connection has something to take in, at most until `until`. Returns
-  // Slept::kNoWakeup if no connection is known.
-  Slept sleep(std::chrono::steady_clock::time_point until);
+  // Sleeps until a connection has data to receive, at most until `until`. Returns Slept::kNoWakeup
+  // if no connection is known.
+  progress::Slept sleep(std::chrono::steady_clock::time_point until);
 
  private:
-  std::vector<int> before_;  // empty: they could not be listed
-  std::vector<int> polls_;   // duplicates, so that nobody else's descriptor can take their place
-  // Relaxed (both): they guard nothing.
+  std::vector<int> before_;  // empty: the descriptors could not be listed
+  std::vector<int> polls_;   // duplicates, so that their numbers are not reused
+  // Both are relaxed: they guard no other data.
   std::atomic<bool> connected_{false};
-  std::atomic<std::chrono::steady_clock::rep> looks_again_{0};
+  std::atomic<std::chrono::steady_clock::rep> next_check_{0};
 };
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

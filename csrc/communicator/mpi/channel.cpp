@@ -8,33 +8,33 @@
 #include "base/error.h"
 #include "communicator/mpi/tuning.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
-// Returns what the pool, which rounds up to powers of two, gives to the operation that takes most:
-// TwoPhase on a rank that sends to and receives from all.
+// Returns the bytes that the pool, which rounds up to powers of two, gives to the largest
+// operation: TwoPhase on a rank that sends to and receives from all ranks.
 uint64_t operation_bytes(size_t chunk, uint64_t size) {
-  const uint64_t slot = chunk + kHeaderBytes;
-  const uint64_t first_phase = std::bit_ceil(2 * (size - 1) * slot);
-  const uint64_t second_phase = std::bit_ceil(size * slot);
+  const uint64_t buffer = chunk + kHeaderBytes;
+  const uint64_t first_phase = std::bit_ceil(2 * (size - 1) * buffer);
+  const uint64_t second_phase = std::bit_ceil(size * buffer);
   return 2 * (first_phase + second_phase);
 }
 
-struct AbandonedRequests {
+struct OrphanedRequests {
   std::shared_ptr<Comm> communicator;
   std::vector<Request> requests;
   memory::StagingBuffer memory;
 };
 
-std::mutex abandoned_mutex;  // guards abandoned()
+std::mutex orphaned_mutex;  // guards orphaned()
 
-// Never destroyed: what lies here at exit, MPI may still write to.
-std::list<AbandonedRequests>& abandoned() {
-  static auto* const all = new std::list<AbandonedRequests>;
+// Never destroyed: at exit MPI may still write to the memory.
+std::list<OrphanedRequests>& orphaned() {
+  static auto* const all = new std::list<OrphanedRequests>;
   return *all;
 }
 
-bool at_rest(AbandonedRequests& each) {
+bool at_rest(OrphanedRequests& each) {
   if (each.communicator->in_child()) return false;
   const Api& mpi = each.communicator->mpi();
   bool all = true;
@@ -47,7 +47,7 @@ bool at_rest(AbandonedRequests& each) {
 }  // namespace
 
 Comm::Comm(const Api& mpi, CommHandle comm)
-    : mpi_(mpi), comm_(comm), user_tags_((mpi.highest_tag(comm) - 2 * kLanes) / 2) {}
+    : mpi_(mpi), comm_(comm), user_tags_((mpi.highest_tag(comm) - 2 * kTagRanges) / 2) {}
 
 Comm::~Comm() {
   if (!leaked_ && !fork_.in_child() && !mpi_.finalised()) mpi_.free(comm_);
@@ -82,21 +82,21 @@ size_t chunk_bytes(uint64_t staging_bytes, int size) {
                                        std::to_string(operation_bytes(kSmallestChunkBytes, ranks)));
 }
 
-void abandon_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
-                      memory::StagingBuffer memory) noexcept {
-  AbandonedRequests given_up{communicator, std::move(requests), std::move(memory)};
+void orphan_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
+                     memory::StagingBuffer memory) noexcept {
+  OrphanedRequests orphan{communicator, std::move(requests), std::move(memory)};
   communicator->leak();
-  if (at_rest(given_up)) return;
-  const std::lock_guard lock(abandoned_mutex);
-  abandoned().push_back(std::move(given_up));
+  if (at_rest(orphan)) return;
+  const std::lock_guard lock(orphaned_mutex);
+  orphaned().push_back(std::move(orphan));
 }
 
-size_t sweep_abandoned() noexcept {
-  const std::lock_guard lock(abandoned_mutex);
-  abandoned().remove_if(at_rest);
+size_t sweep_orphaned() noexcept {
+  const std::lock_guard lock(orphaned_mutex);
+  orphaned().remove_if(at_rest);
   size_t held = 0;
-  for (const AbandonedRequests& each : abandoned()) held += each.memory.size();
+  for (const OrphanedRequests& each : orphaned()) held += each.memory.size();
   return held;
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -1,7 +1,7 @@
-// The base of operations over MPI: a group's MPI communicator, where to stage, and the messages
-// that were given up.
+// The base of operations over MPI: a group's MPI communicator, its staging memory, and orphaned
+// requests.
 //
-// Threads: MPI runs at MPI_THREAD_MULTIPLE, so all may be called from any thread.
+// Threads: MPI runs at MPI_THREAD_MULTIPLE, so any thread may call every function.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,12 @@
 #include "communicator/mpi/tuning.h"
 #include "memory/staging.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
-// An MPI communicator of one group.
+// The MPI communicator of one group.
 class Comm {
  public:
-  // Takes over `comm`, whose ranks are the group's.
+  // Takes ownership of `comm`, whose ranks are the group's.
   Comm(const Api& mpi, CommHandle comm);
 
   // Frees the communicator, unless leak() was called.
@@ -31,35 +31,35 @@ class Comm {
 
   Request isend(const void* data, size_t bytes, int peer, int tag);
 
-  // `bytes` is the most that may arrive.
+  // Starts a receive of at most `bytes`.
   Request irecv(void* data, size_t bytes, int peer, int tag);
 
-  // Receives a message that is there already, from whichever peer sent it, and sets `peer`; null
-  // if there is none. A posted MPI_ANY_SOURCE receive would do the same, but MPICH 5.0.2 loses some
-  // when peers are on this node and on others.
+  // Starts to receive a message that has arrived, from any peer, and sets `peer`. Returns null if
+  // no message has arrived. A posted MPI_ANY_SOURCE receive would do the same, but MPICH 5.0.2
+  // loses some messages if peers are on this node and on others.
   Request irecv_any(void* data, size_t bytes, int tag, int& peer);
 
-  // Asks MPI to give up a receive; the request still has to be completed.
+  // Asks MPI to cancel a receive. The request must still be completed.
   void cancel_receive(Request request) noexcept;
 
-  // Keeps the communicator from being freed after an operation was given up: MPI may still refer to
-  // it, and would give its id to the next communicator of the same ranks, which would take a late
-  // message for one of its own.
+  // Prevents the communicator from being freed, after an operation was cancelled. MPI may still use
+  // it. If it were freed, MPI would give its id to the next communicator of the same ranks, which
+  // would receive late messages of this one.
   void leak() noexcept { leaked_ = true; }
 
   const Api& mpi() const noexcept { return mpi_; }
 
-  // In a forked child MPI's state is the parent's, and nothing may be asked of it.
+  // Returns true in a forked child, where MPI's state is the parent's and MPI must not be called.
   bool in_child() const noexcept { return fork_.in_child(); }
 
-  // Tags: [0, user_tags()) are for send and recv, [user_tags(), 2 * user_tags()) for the data of
-  // large sends, and the collectives have two more in each lane.
+  // Tags: [0, user_tags()) are for send and recv. [user_tags(), 2 * user_tags()) are for the chunks
+  // of longer sends. Collectives have two more tags in each tag range.
   int user_tags() const noexcept { return user_tags_; }
   int data_tag(uint64_t transfer) const noexcept {
     return user_tags_ + static_cast<int>(transfer % static_cast<uint64_t>(user_tags_));
   }
-  int collective_tag(int lane, int phase) const noexcept {
-    return 2 * user_tags_ + 2 * lane + phase;
+  int collective_tag(int tag_range, int phase) const noexcept {
+    return 2 * user_tags_ + 2 * tag_range + phase;
   }
 
  private:
@@ -70,19 +70,19 @@ class Comm {
   bool leaked_ = false;
 };
 
-// The ranks of a group, or some of them, their MPI communicator, and where their operations stage.
+// Some or all ranks of a group, their MPI communicator, and their staging memory.
 struct Channel {
   int rank = 0;
   int size = 1;
-  int lane = 0;                        // below kLanes
-  std::vector<int> group_ranks;        // what its ranks are in the group; empty: the same
+  int tag_range = 0;                   // below kTagRanges
+  std::vector<int> group_ranks;        // the group ranks of its ranks; empty: the same numbers
   std::string group;                   // as errors name it: "group default_pg"
-  uint64_t group_number = 0;           // in the headers of its messages
+  uint64_t group_number = 0;           // in the headers of all messages
   std::shared_ptr<Comm> communicator;  // null in a group of one
   std::shared_ptr<memory::StagingPool> staging;
   size_t chunk_bytes = 0;  // payload of the largest message; equal on all ranks
 
-  // The header of a message in this group.
+  // Returns the header of a message in this group.
   MessageHeader header(const Signature& signature, uint64_t count, uint32_t part,
                        uint64_t payload) const noexcept {
     MessageHeader made = make_header(signature, count, part, payload);
@@ -95,20 +95,20 @@ struct Channel {
   }
 };
 
-// The chunk of a group of `size` ranks: the largest with which an operation stays within
-// `staging_bytes` and within what one operation may take. Throws Error(kInvalid), saying how much
-// is needed, if not even the smallest fits.
+// Returns the chunk of a group of `size` ranks: the largest with which an operation stays within
+// `staging_bytes` and kMostOperationBytes. Throws Error(kInvalid), with the bytes needed, if the
+// smallest chunk does not fit.
 size_t chunk_bytes(uint64_t staging_bytes, int size);
 
-// Messages that were given up on, with the staging memory that MPI may still touch: keeps `memory`
-// until every request (null ones are passed over) is complete. Receives are cancelled before; a
-// send cannot be. The memory is returned when MPI has let go of it, and never if it does not: a
-// late message may then land where nobody else looks. `communicator` is leaked.
-void abandon_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
-                      memory::StagingBuffer memory) noexcept;
+// Keeps `memory`, which MPI may still access, until every request of a cancelled operation is
+// complete. Ignores null requests. REQUIRES: receives are cancelled; sends cannot be. The memory is
+// freed when MPI has completed the requests, and never if it does not complete them: a late message
+// may then arrive in memory that no other object uses. Leaks `communicator`.
+void orphan_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
+                     memory::StagingBuffer memory) noexcept;
 
-// Returns the memory of what has completed since, and says how many bytes are still held by this
-// process' abandoned requests.
-size_t sweep_abandoned() noexcept;
+// Frees the memory of orphaned requests that have completed. Returns the bytes that this process'
+// other orphaned requests hold.
+size_t sweep_orphaned() noexcept;
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

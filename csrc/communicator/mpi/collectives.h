@@ -1,10 +1,12 @@
-// The operations over a channel of which the collectives are made, of a whole group
-// (mpi/communicator.h) or of one leader of each node (hierarchical/). Ranks here are the channel's;
-// the root in a signature, which only errors and headers show, is the group's.
+// The operations over a channel from which the collectives are made, for a whole group
+// (mpi/communicator.h) or for one leader of each node (hierarchical/). Ranks are the channel's
+// ranks. The root in a signature, used only in errors and headers, is a group rank.
 //
-// `told`: the count of elements that headers and errors show. Ranks that disagree in it fail.
+// `reported`: the count of elements in headers and errors. Ranks that disagree in it fail.
 //
-// Making an operation takes all the memory that it needs (Error(kExhausted)).
+// Making an operation allocates all the memory that it needs, or throws Error(kExhausted).
+//
+// Threads: any thread.
 #pragma once
 
 #include <cstddef>
@@ -14,60 +16,62 @@
 #include "communicator/communicator.h"
 #include "communicator/message.h"
 #include "communicator/mpi/channel.h"
-#include "communicator/pieces.h"
+#include "communicator/scatter_gather.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
-// A stream and the ranks that get it.
-struct OutgoingStream {
-  Sources pieces;
+// A transfer, and the ranks that receive or send it.
+struct OutgoingTransfer {
+  Sources entries;
   std::vector<int> peers;
-  size_t told;
+  size_t reported;
 };
-struct IncomingStream {
-  Sinks pieces;
+struct IncomingTransfer {
+  Sinks entries;
   int peer;
-  size_t told;
+  size_t reported;
 };
 
-// A rank's part for itself, copied in begin().
+// A rank's transfer to itself, copied in begin().
 struct OwnPart {
   Source source;
   Sink sink;
 };
 
-// At most one stream to and one from each other rank.
+// Moves at most one transfer to and one from each other rank.
 OperationPtr make_exchange(std::shared_ptr<Channel> channel, const Signature& signature,
-                           size_t count, std::vector<OutgoingStream> outgoing,
-                           std::vector<IncomingStream> incoming, OwnPart own);
+                           size_t count, std::vector<OutgoingTransfer> outgoing,
+                           std::vector<IncomingTransfer> incoming, OwnPart own);
 
-// A part of a broadcast of `told` elements, whose size decides how.
+// Broadcasts a part of `reported` elements. `reported` decides the algorithm.
 OperationPtr make_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
-                            void* data, size_t count, int root, size_t told);
+                            void* data, size_t count, int root, size_t reported);
 
-// The same along a chain of the ranks, from the root on: one stream at a time on each link, the
-// last of which waits for what the others carry first. `data` is cut by the channel's chunk.
+// Broadcasts along a chain of the ranks, from the root on: each link carries one transfer at a
+// time. The last link waits for the data of the links before it. The channel's chunk cuts `data`.
 OperationPtr make_chain_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
-                                  void* data, size_t count, int root, size_t told);
+                                  void* data, size_t count, int root, size_t reported);
 
 struct Reduction {
   const void* in;
-  void* out;  // used where the result goes
+  void* out;  // used on ranks that take the result
   size_t count;
   int root;  // -1: all ranks get the result
   Combining how;
-  size_t told;
+  size_t reported;
 };
 
-// An allreduce or a reduce, in the order of the channel's ranks. What errors and headers show of
-// the operator stands in the signature. Where that has partial results in a wider type, `in` is of
-// that type, and `out`, which may be `in` nevertheless, of the tensors' (also in a reduce_scatter).
+// Reduces in the order of the channel's ranks, to all ranks or to a root. Errors and headers use
+// the operator in the signature. If the signature has a wider type of partial results, `in` has
+// that type, and `out` has the tensors' type; `out` may still be `in`. This also holds for
+// make_reduce_scatter().
 OperationPtr make_reduction(std::shared_ptr<Channel> channel, const Signature& signature,
                             const Reduction& reduction);
 
-// inputs[r]: what rank r gets the reduction of. `told`: by rank, what is told of its stream.
+// Reduces inputs[r] of all ranks to `out` on rank r. `reported`: by rank, the count in headers and
+// errors.
 OperationPtr make_reduce_scatter(std::shared_ptr<Channel> channel, const Signature& signature,
                                  std::vector<Source> inputs, void* out, Combining how,
-                                 std::vector<size_t> told);
+                                 std::vector<size_t> reported);
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -1,10 +1,12 @@
-// The collectives over MPI (communicator/communicator.h says what each does). MPI moves bytes; the
-// reductions are ours (kernels/reduce.h), so their order is fixed and every rank gets the same bits
-// (docs/design/mpi.md).
+// The communicator of a group over MPI. communicator/communicator.h specifies each operation. MPI
+// only moves bytes. hbm reduces them (kernels/reduce.h), so the order is fixed and every rank gets
+// the same bits (docs/design/mpi.md).
 //
-// Each family of operations has a file: data_movement.cpp, reductions.cpp, point_to_point.cpp. The
-// construction of an operation takes all the memory that it needs (Error(kExhausted)); an abandoned
-// one no longer touches the caller's buffers.
+// The operations are in data_movement.cpp, reductions.cpp and point_to_point.cpp. Making an
+// operation allocates all the memory that it needs, or throws Error(kExhausted). An abandoned
+// operation no longer accesses the caller's buffers.
+//
+// Threads: as for Communicator.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +18,11 @@
 #include "communicator/communicator.h"
 #include "communicator/mpi/channel.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
 class MpiCommunicator : public Communicator {
  public:
-  // The channel's communicator may be null in a group of one.
+  // `channel`: of all ranks. Its MPI communicator may be null in a group of one.
   explicit MpiCommunicator(std::shared_ptr<Channel> channel) : channel_(std::move(channel)) {}
 
   OperationPtr allreduce(OperationNumber sequence, const void* in, void* out, size_t count,
@@ -44,10 +46,10 @@ class MpiCommunicator : public Communicator {
   OperationPtr receive(Sink out, Dtype dtype, int from, int tag,
                        std::shared_ptr<int> source) override;
   int tags() const override { return channel_->communicator->user_tags(); }
-  void give_up() noexcept override {
+  void invalidate() noexcept override {
     if (channel_->communicator) channel_->communicator->leak();
   }
-  CommunicatorMemory memory() const override { return {0, sweep_abandoned()}; }
+  CommunicatorMemory memory() const override { return {0, sweep_orphaned()}; }
 
  protected:
   size_t ranks() const { return static_cast<size_t>(channel_->size); }
@@ -55,4 +57,4 @@ class MpiCommunicator : public Communicator {
   const std::shared_ptr<Channel> channel_;
 };
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -21,7 +21,7 @@
 #include "communicator/mpi/library.h"
 #include "communicator/mpi/world.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 uint64_t random_number() {
@@ -72,12 +72,12 @@ MpiState own_state(const bootstrap::Participant& participant, const std::vector<
   return own;
 }
 
-// Tells creations of communicators apart that run at the same time.
+// Returns a tag that distinguishes concurrent creations of communicators.
 int creation_tag(const bootstrap::Participant& participant) {
   return static_cast<int>(std::hash<std::string>{}(participant.group) & 0x3fff);
 }
 
-// Makes sure, on every rank, that MPI_Init will not end a process, and prints nothing.
+// Checks, on every rank, that MPI_Init will neither end the process nor print errors.
 void require_preconditions(const bootstrap::Participant& participant,
                            const std::vector<MpiState>& ranks) {
   std::vector<SharingFacts> facts;
@@ -85,7 +85,7 @@ void require_preconditions(const bootstrap::Participant& participant,
   require_one_user(facts, participant.group);
   set_transport_defaults(!is_shut_out(facts, participant.rank));
   gather(participant, "shared-memory", bootstrap::everyone(participant.size), [&] {
-    require_start(ranks.size(), sharing_shm_folder(facts, participant.rank));
+    require_start(ranks.size(), sharing_shm_directory(facts, participant.rank));
     return std::string();
   });
 }
@@ -97,7 +97,7 @@ std::string encode(const MpiState& state) {
   text << std::quoted(state.node) << ' ' << std::quoted(state.new_world) << ' '
        << std::quoted(state.world_id) << ' ' << state.world_rank << ' ' << state.world_size << ' '
        << state.sharing.user << ' ' << std::quoted(state.sharing.boot_id) << ' '
-       << std::quoted(state.sharing.namespaces) << ' ' << std::quoted(state.sharing.shm_folder)
+       << std::quoted(state.sharing.namespaces) << ' ' << std::quoted(state.sharing.shm_directory)
        << ' ' << std::quoted(state.sharing.access) << ' ' << state.sharing.shares << ' '
        << std::quoted(state.risks) << ' ' << state.group_number;
   return text.str();
@@ -109,7 +109,7 @@ MpiState decode(const std::string& record) {
   text >> std::quoted(state.node) >> std::quoted(state.new_world) >> std::quoted(state.world_id) >>
       state.world_rank >> state.world_size >> state.sharing.user >>
       std::quoted(state.sharing.boot_id) >> std::quoted(state.sharing.namespaces) >>
-      std::quoted(state.sharing.shm_folder) >> std::quoted(state.sharing.access) >>
+      std::quoted(state.sharing.shm_directory) >> std::quoted(state.sharing.access) >>
       state.sharing.shares >> std::quoted(state.risks) >> state.group_number;
   return state;
 }
@@ -166,7 +166,7 @@ std::string node_key() {
   std::string key = boot_id();
   for (const char* shared : {"/dev/shm", "/proc/self/ns/pid", "/proc/self/ns/user"}) {
     struct stat found{};
-    stat(shared, &found);  // zeros where there is none
+    stat(shared, &found);  // zeros if it does not exist
     key += "/" + std::to_string(found.st_dev) + ":" + std::to_string(found.st_ino);
   }
   key += "/" + std::to_string(geteuid());
@@ -183,9 +183,9 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
     ranks.push_back(decode(record));
   }
   const std::vector<int> everyone = bootstrap::everyone(participant.size);
-  bootstrap::Lookout lookout(participant, everyone);
-  const auto check = [&] { lookout.look(); };
-  require_going_on(participant, participant.deadline);
+  bootstrap::AbortWatcher aborts(participant, everyone);
+  const auto check = [&] { aborts.check(); };
+  require_not_aborted(participant, participant.deadline);
   std::vector<int> world_ranks;
   World* world = nullptr;
   if (share_a_world(ranks, participant.group)) {
@@ -197,12 +197,12 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
                          nodes_of(ranks), participant.deadline, check, risks_of(ranks));
     world_ranks = everyone;
   }
-  const bool told = !node_of.empty() &&
-                    !nodes_share_memory(ranks, node_of, static_cast<size_t>(participant.rank));
+  const bool notified = !node_of.empty() &&
+                        !nodes_share_memory(ranks, node_of, static_cast<size_t>(participant.rank));
   const uint64_t group_number = ranks.front().group_number;
   name_group(group_number, participant.group);
   return {world->communicator(world_ranks, creation_tag(participant), participant.deadline, check),
-          world_ranks, group_number, told ? world->arrivals() : nullptr};
+          world_ranks, group_number, notified ? world->arrivals() : nullptr};
 }
 
 std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,
@@ -211,9 +211,9 @@ std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,
   for (const int rank : ranks) {
     world_ranks.push_back(group.world_ranks[static_cast<size_t>(rank)]);
   }
-  bootstrap::Lookout lookout(rendezvous.participant, ranks);
+  bootstrap::AbortWatcher aborts(rendezvous.participant, ranks);
   return World::current()->communicator(world_ranks, creation_tag(rendezvous.participant),
-                                        rendezvous.participant.deadline, [&] { lookout.look(); });
+                                        rendezvous.participant.deadline, [&] { aborts.check(); });
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -1,6 +1,6 @@
-// Gets a group that has met its MPI communicator. Called only for groups that need MPI.
+// Connects a group that has met over MPI. Called only for groups that need MPI.
 //
-// Threads: called once per group, by the thread that creates it.
+// Threads: called once for each group, by the thread that creates it.
 #pragma once
 
 #include <cstdint>
@@ -13,67 +13,66 @@
 #include "communicator/mpi/channel.h"
 #include "communicator/mpi/preconditions.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
-// Where a rank stands with MPI before its group has a communicator.
+// A rank's MPI world and its environment, before its group has a communicator.
 struct MpiState {
   std::string node;       // equal on ranks that MPI may take as sharing a node
-  std::string new_world;  // what this rank would call a world that it had to make
-  std::string world_id;   // of its MPI world; empty: none, or one that has no name yet
+  std::string new_world;  // the name of a world that this rank would form
+  std::string world_id;   // of its MPI world; empty: no world, or one without a name yet
   int world_rank = -1;    // -1: MPI is not initialised
   int world_size = 0;
   SharingFacts sharing;
-  uint64_t group_number = 0;  // random: what the group's messages bear if this is rank 0
+  uint64_t group_number = 0;  // random; the group's messages carry the number of rank 0
   std::string risks;          // risky_variables()
 };
 
-// Writes the state as one line; decode() reads it.
+// Encodes the state as one line, which decode() reads.
 std::string encode(const MpiState& state);
 MpiState decode(const std::string& record);
 
-// True if all ranks are in one world that exists; false if none has a world. Throws
-// Error(kUnavailable), saying what to do, if they fit neither.
+// Returns true if all ranks are in one existing world, false if none has a world. Throws
+// Error(kUnavailable), with a remedy, in any other case.
 bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group);
 
-// Whether MPI may carry messages to `rank` through shared memory from ranks of other nodes;
-// `node_of` by rank.
+// Returns true if MPI may use shared memory for messages to `rank` from ranks of other nodes.
+// `node_of`: by rank.
 bool nodes_share_memory(const std::vector<MpiState>& ranks, const std::vector<int>& node_of,
                         size_t rank);
 
-// Numbers the nodes by their first rank: node_of[r].
+// Returns the node of each rank, numbered by first rank.
 std::vector<int> nodes_of(const std::vector<MpiState>& ranks);
 
-// Names the variables because of which MPI_Init is tried first, as in "rank 1: UCX_TLS=rc", or
-// without ranks where they are equal on all; empty if no rank has any.
+// Returns the variables that make a trial of MPI_Init necessary, as in "rank 1: UCX_TLS=rc";
+// without ranks if they are equal on all. Returns an empty text if no rank has any.
 std::string risks_of(const std::vector<MpiState>& ranks);
 
-// Names the memory that this process can share through MPICH: the kernel's boot, its /dev/shm, its
-// PID and user namespaces (within a node MPICH reads a peer's memory, by PID), the user, and
-// HBMCOMM_NODE_ID
-// (which forces ranks of one machine apart).
+// Returns a name for the memory that this process can share through MPICH. It is made of the
+// kernel's boot id, /dev/shm, the PID and user namespaces, the user, and HBMCOMM_NODE_ID, which
+// forces ranks of one machine apart. (MPICH reads the memory of a peer by its PID.)
 std::string node_key();
 
-// A group's place in the MPI world of its ranks.
+// A group's connection over MPI.
 struct MpiConnection {
   std::shared_ptr<Comm> communicator;
   std::vector<int> world_ranks;  // of the group's ranks
-  uint64_t group_number = 0;     // no other group of these processes has it
-  // Tells of what comes from other nodes; null if nothing does.
+  uint64_t group_number = 0;     // unique among the groups of these processes
+  // Wakes for messages from other nodes; null if no wake-up is possible.
   std::shared_ptr<Arrivals> arrivals;
 };
 
-// The connection of a group that has met: out of the world that its ranks share, or of a new one
-// if they have none. All ranks call it. For a new world, MPI takes ranks as sharing a node if their
-// node_key() and their number in `node_of` (equal on all ranks; empty: not known) are equal.
+// Connects a group that has met: from the MPI world of its ranks, or from a new world if they have
+// none. All ranks call it. In a new world, MPI takes ranks as sharing a node if their node_key()
+// and their number in `node_of` are equal. `node_of` is equal on all ranks; empty if unknown.
 //
-// Throws Error(kUnavailable), saying what to do, if some rank has no MPI library, the group fits no
-// world, or MPI would end the processes (preconditions.h), Error(kTimeout) naming ranks that do not
-// come.
+// Throws Error(kUnavailable), with a remedy, if a rank has no MPI library, if the ranks fit no
+// world, or if MPI would end the processes (preconditions.h). Throws Error(kTimeout) naming ranks
+// that do not come.
 MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of);
 
-// A communicator of some ranks of a connected group, in that order. They alone call it. Throws
-// Error(kTimeout).
+// Returns a communicator of some ranks of a connected group, in that order. Only these ranks call
+// it. Throws Error(kTimeout).
 std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,
                                    const MpiConnection& group, const std::vector<int>& ranks);
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

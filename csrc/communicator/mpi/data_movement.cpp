@@ -1,4 +1,4 @@
-// The collectives over MPI that move data and reduce nothing.
+// The collectives over MPI that move data without reducing it.
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -9,15 +9,15 @@
 #include "communicator/mpi/pipeline.h"
 #include "communicator/mpi/tuning.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
-// Moves one stream of bytes from each rank to each other, in rounds of at most one chunk a peer,
-// two rounds in flight. allgather, gather, scatter, alltoall and barrier are this operation.
+// Moves one transfer from each rank to each other rank, in rounds of at most one chunk to each
+// peer, two rounds in flight. allgather, gather, scatter, alltoall and barrier are this operation.
 class PairwiseExchange final : public Pipeline {
  public:
   PairwiseExchange(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
-                   std::vector<OutgoingStream> outgoing, std::vector<IncomingStream> incoming,
+                   std::vector<OutgoingTransfer> outgoing, std::vector<IncomingTransfer> incoming,
                    OwnPart local);
 
   void begin() override;
@@ -30,32 +30,32 @@ class PairwiseExchange final : public Pipeline {
   size_t parts_of(size_t count) const;
   size_t part_count(size_t part, size_t count) const;
 
-  const std::vector<OutgoingStream> outgoing_;
-  const std::vector<IncomingStream> incoming_;
+  const std::vector<OutgoingTransfer> outgoing_;
+  const std::vector<IncomingTransfer> incoming_;
   const OwnPart local_;
-  const size_t chunk_;  // elements a message
-  size_t longest_ = 0;  // elements of the longest stream
+  const size_t chunk_;  // elements of a message
+  size_t longest_ = 0;  // elements of the longest transfer
 };
 
 PairwiseExchange::PairwiseExchange(std::shared_ptr<Channel> channel, const Signature& signature,
-                                   size_t count, std::vector<OutgoingStream> outgoing,
-                                   std::vector<IncomingStream> incoming, OwnPart local)
+                                   size_t count, std::vector<OutgoingTransfer> outgoing,
+                                   std::vector<IncomingTransfer> incoming, OwnPart local)
     : Pipeline(std::move(channel), signature, count),
       outgoing_(std::move(outgoing)),
       incoming_(std::move(incoming)),
       local_(local),
       chunk_(channel_->chunk_bytes / element()) {
-  for (const OutgoingStream& stream : outgoing_) {
-    longest_ = std::max(longest_, count_of(stream.pieces));
+  for (const OutgoingTransfer& transfer : outgoing_) {
+    longest_ = std::max(longest_, count_of(transfer.entries));
   }
-  for (const IncomingStream& stream : incoming_) {
-    longest_ = std::max(longest_, count_of(stream.pieces));
+  for (const IncomingTransfer& transfer : incoming_) {
+    longest_ = std::max(longest_, count_of(transfer.entries));
   }
   prepare(parts_of(longest_), outgoing_.size(), incoming_.size(),
           std::min(longest_, chunk_) * element());
 }
 
-// A stream of nothing still has one message: it tells the peer that this rank has come.
+// An empty transfer still has one message, which shows the peer that this rank takes part.
 size_t PairwiseExchange::parts_of(size_t count) const {
   return std::max<size_t>(1, (count + chunk_ - 1) / chunk_);
 }
@@ -72,25 +72,25 @@ void PairwiseExchange::begin() {
 }
 
 void PairwiseExchange::post(Round& round, size_t part) {
-  for (const IncomingStream& stream : incoming_) {
-    const size_t count = count_of(stream.pieces);
+  for (const IncomingTransfer& transfer : incoming_) {
+    const size_t count = count_of(transfer.entries);
     if (part >= parts_of(count)) continue;
-    round.receive(stream.peer, part_count(part, count) * element(), stream.told);
+    round.receive(transfer.peer, part_count(part, count) * element(), transfer.reported);
   }
-  for (const OutgoingStream& stream : outgoing_) {
-    const size_t count = count_of(stream.pieces);
+  for (const OutgoingTransfer& transfer : outgoing_) {
+    const size_t count = count_of(transfer.entries);
     if (part >= parts_of(count)) continue;
-    round.send(stream.peers, stream.pieces, part * chunk_ * element(),
-               part_count(part, count) * element(), stream.told);
+    round.send(transfer.peers, transfer.entries, part * chunk_ * element(),
+               part_count(part, count) * element(), transfer.reported);
   }
 }
 
 void PairwiseExchange::deliver(const Round& round, size_t part) {
-  for (const IncomingStream& stream : incoming_) {
-    const size_t count = count_of(stream.pieces);
+  for (const IncomingTransfer& transfer : incoming_) {
+    const size_t count = count_of(transfer.entries);
     if (part >= parts_of(count)) continue;
-    scatter_pieces(stream.pieces, element(), part * chunk_ * element(),
-                   part_count(part, count) * element(), round.payload(stream.peer));
+    scatter_entries(transfer.entries, element(), part * chunk_ * element(),
+                    part_count(part, count) * element(), round.payload(transfer.peer));
   }
 }
 
@@ -99,9 +99,9 @@ std::vector<int> PairwiseExchange::needed() const {
   const auto add = [&](size_t count, int peer) {
     if (parts_of(count) > posted()) ranks.push_back(channel_->group_rank(peer));
   };
-  for (const IncomingStream& stream : incoming_) add(count_of(stream.pieces), stream.peer);
-  for (const OutgoingStream& stream : outgoing_) {
-    for (const int peer : stream.peers) add(count_of(stream.pieces), peer);
+  for (const IncomingTransfer& transfer : incoming_) add(count_of(transfer.entries), transfer.peer);
+  for (const OutgoingTransfer& transfer : outgoing_) {
+    for (const int peer : transfer.peers) add(count_of(transfer.entries), peer);
   }
   return ranks;
 }
@@ -110,8 +110,8 @@ bool PairwiseExchange::self_sufficient() const {
   return parts() == 1 && longest_ * element() <= kEagerBytes;
 }
 
-std::vector<IncomingStream> from_all_but(int rank, const std::vector<Sink>& outputs) {
-  std::vector<IncomingStream> incoming;
+std::vector<IncomingTransfer> from_all_but(int rank, const std::vector<Sink>& outputs) {
+  std::vector<IncomingTransfer> incoming;
   for (int peer = 0; peer < static_cast<int>(outputs.size()); ++peer) {
     const Sink& sink = outputs[static_cast<size_t>(peer)];
     if (peer != rank) incoming.push_back({{sink}, peer, sink.count});
@@ -119,8 +119,8 @@ std::vector<IncomingStream> from_all_but(int rank, const std::vector<Sink>& outp
   return incoming;
 }
 
-std::vector<OutgoingStream> to_all_but(int rank, const std::vector<Source>& inputs) {
-  std::vector<OutgoingStream> outgoing;
+std::vector<OutgoingTransfer> to_all_but(int rank, const std::vector<Source>& inputs) {
+  std::vector<OutgoingTransfer> outgoing;
   const int size = static_cast<int>(inputs.size());
   for (int step = 1; step < size; ++step) {
     const int peer = (rank + step) % size;
@@ -136,14 +136,15 @@ std::vector<int> all_but(int rank, int size) {
   return others;
 }
 
-// A large broadcast, block by block: the root deals a shard to each other rank (first phase), and
-// each of these hands its own to the rest (second phase). No link carries the data more than once
-// in either direction. Van de Geijn's scheme, but that the root keeps no shard.
+// A broadcast of a longer tensor, block by block. The root sends a shard to each other rank (first
+// phase), and each of these sends its shard to the other ranks (second phase). No link carries the
+// data more than once in either direction. This is Van de Geijn's algorithm, except that the root
+// keeps no shard.
 class BlockBroadcast final : public TwoPhase {
  public:
   BlockBroadcast(std::shared_ptr<Channel> channel, const Signature& signature, void* data,
-                 size_t count, int root, size_t told)
-      : TwoPhase(channel, signature, count, told, ascending_but(root, channel->size),
+                 size_t count, int root, size_t reported)
+      : TwoPhase(channel, signature, count, reported, ascending_but(root, channel->size),
                  first_room(*channel, root), second_room(*channel, root)),
         root_(root),
         data_(static_cast<std::byte*>(data)) {}
@@ -199,12 +200,12 @@ class BlockBroadcast final : public TwoPhase {
   std::byte* const data_;
 };
 
-// The same along a chain of ranks: each takes a block and hands it to the next.
+// A broadcast along a chain of ranks: each receives a block and sends it to the next.
 class ChainBroadcast final : public TwoPhase {
  public:
   ChainBroadcast(std::shared_ptr<Channel> channel, const Signature& signature, void* data,
-                 size_t count, int root, size_t told)
-      : TwoPhase(channel, signature, count, told, {root}, first_room(*channel, root),
+                 size_t count, int root, size_t reported)
+      : TwoPhase(channel, signature, count, reported, {root}, first_room(*channel, root),
                  second_room(*channel, root)),
         root_(root),
         next_((channel_->rank + 1) % channel_->size),
@@ -252,32 +253,34 @@ class ChainBroadcast final : public TwoPhase {
 }  // namespace
 
 OperationPtr make_exchange(std::shared_ptr<Channel> channel, const Signature& signature,
-                           size_t count, std::vector<OutgoingStream> outgoing,
-                           std::vector<IncomingStream> incoming, OwnPart own) {
+                           size_t count, std::vector<OutgoingTransfer> outgoing,
+                           std::vector<IncomingTransfer> incoming, OwnPart own) {
   return std::make_unique<PairwiseExchange>(std::move(channel), signature, count,
                                             std::move(outgoing), std::move(incoming), own);
 }
 
 OperationPtr make_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
-                            void* data, size_t count, int root, size_t told) {
+                            void* data, size_t count, int root, size_t reported) {
   if (channel->size > 2 && count > 0 &&
-      told * element_size(signature.dtype) > kDirectBroadcastBytes) {
-    return std::make_unique<BlockBroadcast>(std::move(channel), signature, data, count, root, told);
+      reported * element_size(signature.dtype) > kDirectBroadcastBytes) {
+    return std::make_unique<BlockBroadcast>(std::move(channel), signature, data, count, root,
+                                            reported);
   }
-  std::vector<OutgoingStream> outgoing;
-  std::vector<IncomingStream> incoming;
+  std::vector<OutgoingTransfer> outgoing;
+  std::vector<IncomingTransfer> incoming;
   if (channel->rank == root) {
-    outgoing.push_back({{{data, count}}, all_but(root, channel->size), told});
+    outgoing.push_back({{{data, count}}, all_but(root, channel->size), reported});
   } else {
-    incoming.push_back({{{data, count}}, root, told});
+    incoming.push_back({{{data, count}}, root, reported});
   }
-  return make_exchange(std::move(channel), signature, told, std::move(outgoing),
+  return make_exchange(std::move(channel), signature, reported, std::move(outgoing),
                        std::move(incoming), {});
 }
 
 OperationPtr make_chain_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
-                                  void* data, size_t count, int root, size_t told) {
-  return std::make_unique<ChainBroadcast>(std::move(channel), signature, data, count, root, told);
+                                  void* data, size_t count, int root, size_t reported) {
+  return std::make_unique<ChainBroadcast>(std::move(channel), signature, data, count, root,
+                                          reported);
 }
 
 OperationPtr MpiCommunicator::broadcast(OperationNumber sequence, void* data, size_t count,
@@ -333,4 +336,4 @@ OperationPtr MpiCommunicator::barrier(OperationNumber sequence) {
                        from_all_but(rank, std::vector<Sink>(ranks())), {});
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

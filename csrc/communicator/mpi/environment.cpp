@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 // A variable, and its value during MPI_Init; null: unset.
@@ -24,15 +24,15 @@ constexpr std::array kOverrides = {
     Override{"PMI_ID", nullptr},
     Override{"PMI_LOCAL_RANK", nullptr},
     Override{"PMIX_NAMESPACE", nullptr},
-    Override{"MPIR_CVAR_PMI_VERSION", "1"},    // the responder's
+    Override{"MPIR_CVAR_PMI_VERSION", "1"},    // the responder's version
     Override{"MPIR_CVAR_CH4_NUM_VCIS", "1"},   // MPICH 5.0.2 hangs with more
-    Override{"UCX_POSIX_USE_PROC_LINK", "y"},  // without, files stay in /dev/shm
+    Override{"UCX_POSIX_USE_PROC_LINK", "y"},  // otherwise files stay in /dev/shm
 };
 
 constexpr std::array<std::string_view, 9> kRiskyPrefixes = {
     "FI_", "HFI_", "I_MPI_", "MPICH_", "MPIR_CVAR_", "MPIR_PARAM_", "PSM2_", "PSM3_", "UCX_"};
 
-// These work on every machine; hbm sets the first two, and recommends the third.
+// Values that work on every machine. hbm sets the first two, and recommends the third.
 constexpr std::array<std::string_view, 4> kHarmless = {"UCX_TLS=^cma", "UCX_TLS=^sm",
                                                        "UCX_TLS=tcp,self", "UCX_TLS=self,tcp"};
 
@@ -84,4 +84,4 @@ std::string risky_variables() {
   return text;
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
-// Sets the environment for an MPI_Init that hbm answers (pmi.h), and restores it at the end. Hides
-// the launcher's variables. Overrides variables with which MPI_Init ends the process, hangs, or
-// leaves files behind.
+// Sets the environment for an MPI_Init that hbm's responder serves (pmi.h), and restores it in the
+// destructor. Hides the variables of the launcher. Overrides variables that make MPI_Init end the
+// process, hang, or leave files behind.
 class StartEnvironment {
  public:
   StartEnvironment();
@@ -24,14 +24,14 @@ class StartEnvironment {
   std::vector<std::pair<const char*, std::optional<std::string>>> before_;
 };
 
-// Excludes UCX's cross-memory attach, which aborts this process when the peer dies in mid-copy,
-// unless the user has set UCX_TLS. Without `shares_memory` UCX uses no
-// shared memory at all. An empty UCX_TLS counts as unset.
+// Excludes UCX's cross-memory attach, which aborts this process if the peer dies during a copy.
+// Excludes all shared memory of UCX without `shares_memory`. Does nothing if the user has set
+// UCX_TLS to a non-empty value.
 void set_transport_defaults(bool shares_memory = true);
 
-// Returns the variables with which MPI_Init may fail, as "UCX_NET_DEVICES=eth7 UCX_TLS=rc", sorted;
-// empty if there are none: those that choose devices, transports or algorithms. MPI ends the
-// process if it cannot follow them.
+// Returns the variables with which MPI_Init may fail, sorted, as in "UCX_NET_DEVICES=eth7
+// UCX_TLS=rc"; empty if there are none. They choose devices, transports or algorithms. MPI ends the
+// process if it cannot use the choice.
 std::string risky_variables();
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -13,14 +13,14 @@
 #include "base/error.h"
 #include "communicator/mpi/ucx_guard.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 using Sonames = std::vector<const char*>;
 
-// The best first: with MPICH's ABI (upstream's name, Debian's), with the standard one.
+// Best first: MPICH's ABI (upstream's name, Debian's name), then the standard ABI.
 const Sonames kSonames = {"libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1"};
-// Open MPI 4 and 5: found only to be named in an error.
+// Open MPI 4 and 5: found only for the error that names it.
 const Sonames kForeignSonames = {"libmpi.so.40"};
 
 std::mutex search_mutex;
@@ -35,7 +35,7 @@ void* open(const std::string& name, int flags) {
   return dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL | flags);
 }
 
-// Those that the process has loaded, without loading any.
+// Returns the libraries that the process has loaded. Loads none.
 std::vector<void*> loaded_libraries() {
   std::vector<void*> loaded;
   for (const Sonames& sonames : {kSonames, kForeignSonames}) {
@@ -79,7 +79,7 @@ std::string path_of(void* handle) {
   return map->l_name;
 }
 
-// Two MPI libraries would both talk to the launcher, and hang.
+// Throws if the process has another MPI library: both would talk to the launcher, and hang.
 void require_alone(void* handle, const std::string& path) {
   for (void* other : loaded_libraries()) {
     if (other == handle) continue;
@@ -119,9 +119,10 @@ void set_search_path(std::vector<std::string> directories) {
 bool already_loaded() { return !loaded_libraries().empty(); }
 
 const MpiLibrary& library() {
-  // Tried again after a throw. Never destroyed: another thread may call MPI while the process ends.
+  // A call after a throw tries again. Never destroyed: another thread may call MPI while the
+  // process ends.
   static const MpiLibrary& loaded = *new MpiLibrary(load());
   return loaded;
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
-// The ranks of several rounds, each once, in ascending order.
+// Returns the ranks of both lists, each once, in ascending order.
 std::vector<int> merge(std::vector<int> a, const std::vector<int>& b) {
   a.insert(a.end(), b.begin(), b.end());
   std::sort(a.begin(), a.end());
@@ -16,10 +16,10 @@ std::vector<int> merge(std::vector<int> a, const std::vector<int>& b) {
 
 }  // namespace
 
-void Pipeline::prepare(size_t parts, size_t sends, size_t receives, size_t slot_bytes) {
+void Pipeline::prepare(size_t parts, size_t sends, size_t receives, size_t payload_bytes) {
   parts_ = parts;
   for (size_t i = 0; i < std::min<size_t>(parts, 2); ++i) {
-    rounds_.emplace_back(channel_, sends, receives, slot_bytes);
+    rounds_.emplace_back(channel_, sends, receives, payload_bytes);
   }
 }
 
@@ -33,16 +33,17 @@ void Pipeline::open(size_t part) {
   post(round, part);
 }
 
-Progress Pipeline::poll() {
-  Progress progress = Progress::kIdle;
+progress::Progress Pipeline::poll() {
+  progress::Progress progress = progress::Progress::kIdle;
   for (;;) {
     Round& round = rounds_[next_ % 2];
-    const Progress polled = round.poll();
-    if (polled != Progress::kDone) return polled == Progress::kActive ? polled : progress;
+    const progress::Progress polled = round.poll();
+    if (polled != progress::Progress::kDone)
+      return polled == progress::Progress::kActive ? polled : progress;
     deliver(round, next_);
     if (next_ + 2 < parts_) open(next_ + 2);
-    if (++next_ == parts_) return Progress::kDone;
-    progress = Progress::kActive;
+    if (++next_ == parts_) return progress::Progress::kDone;
+    progress = progress::Progress::kActive;
   }
 }
 
@@ -51,8 +52,8 @@ void Pipeline::abandon() noexcept {
 }
 
 TwoPhase::TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
-                   size_t told, std::vector<int> owners, Room first, Room second)
-    : GroupOperation(std::move(channel), signature, told),
+                   size_t reported, std::vector<int> owners, Room first, Room second)
+    : GroupOperation(std::move(channel), signature, reported),
       elements_(count),
       owners_(std::move(owners)),
       block_(channel_->chunk_bytes / element() * owners_.size()),
@@ -75,13 +76,13 @@ std::vector<int> TwoPhase::other_owners() const {
 }
 
 ElementRange TwoPhase::shard(size_t block, int owner) const {
-  const auto place = static_cast<size_t>(std::lower_bound(owners_.begin(), owners_.end(), owner) -
+  const auto index = static_cast<size_t>(std::lower_bound(owners_.begin(), owners_.end(), owner) -
                                          owners_.begin());
   const size_t start = block * block_;
   const size_t count = std::min(block_, elements_ - start);
   const size_t each = count / owners_.size();
   const size_t longer = count % owners_.size();
-  return {start + place * each + std::min(place, longer), each + (place < longer ? 1 : 0)};
+  return {start + index * each + std::min(index, longer), each + (index < longer ? 1 : 0)};
 }
 
 void TwoPhase::begin() {
@@ -94,14 +95,14 @@ void TwoPhase::open_first(size_t block) {
   post_first(round, block);
 }
 
-// Completes the first phase of the next block; its second phase takes the round that the block
-// before the last one has left.
-bool TwoPhase::poll_first(Progress& progress) {
+// Completes the first phase of the next block. Its second phase uses the round of the block two
+// before it.
+bool TwoPhase::poll_first(progress::Progress& progress) {
   if (!awaits_first()) return false;
   Round& first = first_[passed_ % 2];
-  const Progress polled = first.poll();
-  if (polled != Progress::kIdle) progress = Progress::kActive;
-  if (polled != Progress::kDone) return false;
+  const progress::Progress polled = first.poll();
+  if (polled != progress::Progress::kIdle) progress = progress::Progress::kActive;
+  if (polled != progress::Progress::kDone) return false;
   Round& second = second_[passed_ % 2];
   second.open(signature_, static_cast<uint32_t>(passed_), 1);
   post_second(second, first, passed_);
@@ -110,28 +111,28 @@ bool TwoPhase::poll_first(Progress& progress) {
   return true;
 }
 
-bool TwoPhase::poll_second(Progress& progress) {
+bool TwoPhase::poll_second(progress::Progress& progress) {
   if (!awaits_second()) return false;
   Round& second = second_[finished_ % 2];
-  const Progress polled = second.poll();
-  if (polled != Progress::kIdle) progress = Progress::kActive;
-  if (polled != Progress::kDone) return false;
+  const progress::Progress polled = second.poll();
+  if (polled != progress::Progress::kIdle) progress = progress::Progress::kActive;
+  if (polled != progress::Progress::kDone) return false;
   deliver(second, finished_++);
   return true;
 }
 
-Progress TwoPhase::poll() {
-  Progress progress = Progress::kIdle;
+progress::Progress TwoPhase::poll() {
+  progress::Progress progress = progress::Progress::kIdle;
   for (bool again = true; again;) {
     again = poll_first(progress);
     again = poll_second(progress) || again;
-    if (finished_ == blocks_) return Progress::kDone;
+    if (finished_ == blocks_) return progress::Progress::kDone;
   }
   return progress;
 }
 
-// Names the ranks of the rounds that poll() asks about: in the others, what has arrived is not yet
-// known.
+// Returns the ranks of the rounds that poll() tests. The arrivals in other rounds are not known
+// yet.
 std::vector<int> TwoPhase::missing() const {
   std::vector<int> ranks;
   if (awaits_first()) ranks = first_[passed_ % 2].missing();
@@ -139,8 +140,8 @@ std::vector<int> TwoPhase::missing() const {
   return ranks;
 }
 
-// Blocks that are not posted yet need every peer once more. Two ranks that live may wait for one
-// another in this block while a third, whose messages for it have come, has died.
+// Unposted blocks need every peer again. Two live ranks may wait for each other in this block while
+// a third, whose messages for this block have arrived, is dead.
 std::vector<int> TwoPhase::needed() const {
   const bool unposted = passed_ + 2 < blocks_;
   const auto ranks_of = [unposted](const Round& round) {
@@ -157,4 +158,4 @@ void TwoPhase::abandon() noexcept {
   for (Round& round : second_) round.abandon();
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

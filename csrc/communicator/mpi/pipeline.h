@@ -1,10 +1,13 @@
-// The base classes of the operations over MPI. GroupOperation is what all share: their channel,
-// their signature and their name in errors. Pipeline and TwoPhase are the two shapes that the
-// collectives have: what remains of a collective is what it sends and what it does with what came.
+// The base classes of the operations over MPI. GroupOperation has their channel, their signature
+// and their description in errors. Pipeline and TwoPhase are the two shapes of the collectives; a
+// derived class implements the messages that a collective sends, and the use of the messages that
+// it receives.
 //
-// Both shapes keep two rounds (or blocks) in flight, so that copying one overlaps with the flight
-// of the other. Rank r posts the same rounds in the same order as every other rank, and a round
-// depends on earlier rounds only: by induction none waits for ever for a rank that takes part.
+// Both shapes keep two rounds or blocks in flight, so that copying one overlaps with the flight of
+// the other. All ranks post the same rounds in the same order, and a round depends only on earlier
+// rounds. So, by induction, no rank waits forever for a rank that takes part.
+//
+// Threads: one thread at a time, as for Operation.
 #pragma once
 
 #include <algorithm>
@@ -21,16 +24,16 @@
 #include "communicator/mpi/tuning.h"
 #include "progress/operation.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
-class GroupOperation : public Operation {
+class GroupOperation : public progress::Operation {
  public:
   GroupOperation(std::shared_ptr<Channel> channel, const Signature& signature, size_t count)
       : channel_(std::move(channel)), signature_(signature), count_(count) {}
 
   std::string describe() const override {
-    return hbm::describe(make_header(signature_, count_, 0, 0),
-                         channel_->group_rank(channel_->rank), channel_->group);
+    return communicator::describe(make_header(signature_, count_, 0, 0),
+                                  channel_->group_rank(channel_->rank), channel_->group);
   }
 
  protected:
@@ -38,7 +41,7 @@ class GroupOperation : public Operation {
   size_t rank() const { return static_cast<size_t>(channel_->rank); }
   size_t element() const { return element_size(signature_.operands()); }
 
-  // The other ranks, the next one first, so that not all ranks write to rank 0 at once.
+  // Returns the other ranks, starting after this rank, so that not all ranks write to rank 0 first.
   std::vector<int> peers() const {
     std::vector<int> others;
     for (int step = 1; step < channel_->size; ++step) {
@@ -49,14 +52,14 @@ class GroupOperation : public Operation {
 
   const std::shared_ptr<Channel> channel_;
   const Signature signature_;
-  const size_t count_;  // elements, as errors report it
+  const size_t count_;  // the elements that errors report
 };
 
 // Rounds of one kind: part 0, 1, ... parts - 1.
 class Pipeline : public GroupOperation {
  public:
   void begin() override;
-  Progress poll() override;
+  progress::Progress poll() override;
   std::vector<int> missing() const override { return rounds_[next_ % 2].missing(); }
   std::vector<int> needed() const override { return rounds_[next_ % 2].needed(); }
   void abandon() noexcept override;
@@ -64,31 +67,31 @@ class Pipeline : public GroupOperation {
  protected:
   using GroupOperation::GroupOperation;
 
-  // Called by the constructor. The slot sizes are in bytes.
-  void prepare(size_t parts, size_t sends, size_t receives, size_t slot_bytes);
+  // REQUIRES: called in the constructor. `payload_bytes`: of the longest message.
+  void prepare(size_t parts, size_t sends, size_t receives, size_t payload_bytes);
 
-  // Posts the messages of `part`, into a round that was opened for it.
+  // Posts the messages of `part` in a round that has been opened for it.
   virtual void post(Round& round, size_t part) = 0;
   // Uses the payloads of `part`.
   virtual void deliver(const Round& round, size_t part) = 0;
 
   size_t parts() const { return parts_; }
-  size_t posted() const { return std::min(parts_, next_ + 2); }  // parts whose messages are
+  size_t posted() const { return std::min(parts_, next_ + 2); }  // parts whose messages are posted
 
  private:
   void open(size_t part);
 
   size_t parts_ = 0;
-  size_t next_ = 0;  // the part to complete next
+  size_t next_ = 0;  // the next part to complete
   std::vector<Round> rounds_;
 };
 
-// Blocks that each go through two rounds: the ranks first fill the owners of the block's shards,
-// then the owners pass their shards on. Owners are all ranks, or some.
+// Blocks in two rounds each. In the first phase the ranks send each owner its shard of the block;
+// in the second phase the owners send their shards on. The owners are some or all ranks.
 class TwoPhase : public GroupOperation {
  public:
   void begin() override;
-  Progress poll() override;
+  progress::Progress poll() override;
   std::vector<int> missing() const override;
   std::vector<int> needed() const override;
   void abandon() noexcept override;
@@ -100,36 +103,35 @@ class TwoPhase : public GroupOperation {
     size_t receives;
   };
 
-  // `count` elements, of which errors and headers speak as `told`. A block has a chunk for each of
-  // the `owners`.
-  TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count, size_t told,
-           std::vector<int> owners, Room first, Room second);
+  // `count` elements; errors and headers have `reported`. A block has a chunk for each of the
+  // `owners`.
+  TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
+           size_t reported, std::vector<int> owners, Room first, Room second);
 
   bool owns() const { return owns(channel_->rank); }
   const std::vector<int>& owners() const { return owners_; }
-  // The owners but this rank, the next one first.
+  // Returns the owners except this rank, starting after this rank.
   std::vector<int> other_owners() const;
 
-  // The part of `block` that `owner`, a rank, passes on; the first shards may have one element
-  // more.
+  // Returns the part of `block` that rank `owner` owns. The first shards may have one element more.
   ElementRange shard(size_t block, int owner) const;
 
   virtual void post_first(Round& round, size_t block) = 0;
-  // The phase that the messages of post_first() have on the wire.
+  // Returns the phase of the first messages on the wire.
   virtual int first_phase() const { return 0; }
-  // `first` holds the payloads of the block's first phase.
+  // Posts the second phase. `first` has the payloads of the first phase of the block.
   virtual void post_second(Round& round, const Round& first, size_t block) = 0;
   virtual void deliver(const Round& second, size_t block) = 0;
 
  private:
   bool owns(int rank) const;
 
-  // A round that the block before the last one still uses is not free for the next.
+  // A round is not free for a block while the block two before it uses the round.
   bool awaits_first() const { return passed_ < blocks_ && passed_ - finished_ < 2; }
   bool awaits_second() const { return finished_ < passed_; }
   void open_first(size_t block);
-  bool poll_first(Progress& progress);
-  bool poll_second(Progress& progress);
+  bool poll_first(progress::Progress& progress);
+  bool poll_second(progress::Progress& progress);
 
   const size_t elements_;
   const std::vector<int> owners_;  // ascending
@@ -141,4 +143,4 @@ class TwoPhase : public GroupOperation {
   std::vector<Round> second_;
 };
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -12,13 +12,13 @@
 #include "base/error.h"
 #include "base/log.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 constexpr const char* kMappingKey = "PMI_process_mapping";
 
-// The value of `name=` in a PMI-1 line; empty if absent. A value ends at a space, but "value" runs
-// to the end of the line.
+// Returns the value of `name=` in a PMI-1 line; empty if absent. A value ends at a space, but
+// "value" extends to the end of the line.
 std::string field(const std::string& line, const std::string& name) {
   size_t at = line.find(name + "=");
   while (at != std::string::npos && at != 0 && line[at - 1] != ' ') {
@@ -47,7 +47,7 @@ std::string process_mapping(const std::vector<int>& node_of) {
   return mapping + ")";
 }
 
-PmiResponder::PmiResponder(std::shared_ptr<KeyValue> store, Job job)
+PmiResponder::PmiResponder(std::shared_ptr<bootstrap::KeyValue> store, Job job)
     : store_(std::move(store)), job_(std::move(job)), mapping_(process_mapping(job_.node_of)) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
@@ -78,7 +78,7 @@ void PmiResponder::release_store() {
   store_.reset();
 }
 
-std::shared_ptr<KeyValue> PmiResponder::store() {
+std::shared_ptr<bootstrap::KeyValue> PmiResponder::store() {
   const std::lock_guard lock(mutex_);
   return store_;
 }
@@ -98,7 +98,7 @@ void PmiResponder::serve() {
       } catch (const std::exception& error) {
         if (is_ending_) return;
         log::error(std::string("the PMI responder stops: ") + error.what());
-        return;  // MPI_Init hangs; its caller gives up at the deadline and says so
+        return;  // MPI_Init hangs; its caller gives up at the deadline and reports an error
       }
       for (size_t sent = 0; sent < reply.size();) {
         const ssize_t n = send(server_, reply.data() + sent, reply.size() - sent, MSG_NOSIGNAL);
@@ -112,7 +112,7 @@ void PmiResponder::serve() {
 std::string PmiResponder::answer(const std::string& line) {
   log::debug("PMI: " + line);
   const std::string command = field(line, "cmd");
-  const std::shared_ptr<KeyValue> store = this->store();
+  const std::shared_ptr<bootstrap::KeyValue> store = this->store();
   if (command == "init") return "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0";
   if (command == "get_maxes") return "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=4096 rc=0";
   if (command == "get_appnum") return "cmd=appnum appnum=0 rc=0";
@@ -144,14 +144,14 @@ std::string PmiResponder::answer(const std::string& line) {
   throw Error(ErrorKind::kUnsupported, "MPI asked \"" + line + "\", which PMI-1 does not know");
 }
 
-bool PmiResponder::barrier(KeyValue& store) {
+bool PmiResponder::barrier(bootstrap::KeyValue& store) {
   const std::string prefix = job_.name + "/barrier" + std::to_string(barriers_++);
   if (store.add(prefix, 1, job_.deadline) == job_.size) {
     store.set(prefix + "/open", "1", job_.deadline);
   }
-  return await_keys(store, {prefix + "/open"}, job_.deadline, [this] {
+  return bootstrap::await_keys(store, {prefix + "/open"}, job_.deadline, [this] {
     if (is_ending_) throw Error(ErrorKind::kUnavailable, "its owner has ended");
   });
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -1,12 +1,13 @@
 // A PMI-1 responder: forms an MPI job without a launcher.
 //
-// MPICH asks whoever started it for its rank, its size, who shares its node and the other ranks'
-// addresses, in a line protocol (PMI-1) over an inherited descriptor. The responder is a thread of
-// the same process that answers over a socket pair, with a key-value store shared by the ranks
-// behind it. docs/design/bootstrap.md tells why.
+// MPICH asks the process that started it for its rank, its size, the ranks on its node, and the
+// addresses of other ranks. It uses a line protocol (PMI-1) over an inherited descriptor. The
+// responder is a thread of the same process that answers over a socket pair, with a key-value store
+// that the ranks share. docs/design/bootstrap.md has the reasons.
 //
-// Threads: the responder never takes the interpreter's lock, so MPI_Init may run with it held
-// elsewhere. PMI failures inside MPI_Init never return; the caller runs it abandonably.
+// Threads: the responder never takes the interpreter's lock, so MPI_Init may run while another
+// thread holds it. A PMI failure inside MPI_Init never returns; the caller must be able to abandon
+// the call.
 #pragma once
 
 #include <atomic>
@@ -19,34 +20,35 @@
 
 #include "bootstrap/key_value.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
-// PMI's description of which ranks share a node: "(vector,(first node, nodes, ranks a node),...)".
-// node_of[r] numbers rank r's node by order of first appearance. Ranks of a node need not be
-// neighbours.
+// Returns PMI's description of the ranks that share a node: "(vector,(first node, nodes, ranks a
+// node),...)". node_of[r] is the node of rank r, numbered by first appearance. Ranks of a node need
+// not be consecutive.
 std::string process_mapping(const std::vector<int>& node_of);
 
 class PmiResponder {
  public:
   struct Job {
-    std::string name;  // unique per job: MPICH names its shared segment after it
+    std::string name;  // unique for each job: MPICH names its shared segment after it
     int rank = 0;
     int size = 1;
     std::vector<int> node_of;  // see process_mapping()
     std::chrono::steady_clock::time_point deadline;
-    bool is_elsewhere = false;  // a process started meanwhile calls MPI_Init, not this one
+    bool is_elsewhere = false;  // another process calls MPI_Init, not this one
   };
 
-  // Starts answering, and sets PMI_FD, PMI_RANK and PMI_SIZE for the MPI_Init that follows.
-  PmiResponder(std::shared_ptr<KeyValue> store, Job job);
+  // Starts the responder, and sets PMI_FD, PMI_RANK and PMI_SIZE for the MPI_Init that follows.
+  PmiResponder(std::shared_ptr<bootstrap::KeyValue> store, Job job);
 
-  // Ends the thread, in a barrier too, and clears the environment variables. MPI keeps its end of
-  // the socket, unless it is in another process. A call of MPI that asks later ends the process.
+  // Ends the thread, also if it waits in a barrier, and clears the environment variables. MPI keeps
+  // its end of the socket, unless MPI is in another process. A later question of MPI ends the
+  // process.
   ~PmiResponder();
 
-  // Clears the environment variables and releases the store, as MPI_Init has returned on every
-  // rank. Goes on answering for MPI_Finalize, whose barrier waits for no other rank then: a rank
-  // that disconnects first does no harm (ucx_guard.h).
+  // Clears the environment variables and releases the store. REQUIRES: MPI_Init has returned on
+  // every rank. Continues to answer for MPI_Finalize, whose barrier then waits for no other rank:
+  // it is harmless if a rank disconnects first (ucx_guard.h).
   void release_store();
 
   PmiResponder(const PmiResponder&) = delete;
@@ -55,12 +57,12 @@ class PmiResponder {
  private:
   void serve();
   std::string answer(const std::string& line);
-  bool barrier(KeyValue& store);
+  bool barrier(bootstrap::KeyValue& store);
 
-  std::shared_ptr<KeyValue> store();
+  std::shared_ptr<bootstrap::KeyValue> store();
 
   std::mutex mutex_;  // guards store_
-  std::shared_ptr<KeyValue> store_;
+  std::shared_ptr<bootstrap::KeyValue> store_;
   const Job job_;
   const std::string mapping_;
   int barriers_ = 0;
@@ -70,4 +72,4 @@ class PmiResponder {
   std::thread thread_;
 };
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -1,9 +1,9 @@
 // send and recv over MPI.
 //
-// The first message carries a header and up to kFirstMessageBytes of the tensor under the user's
-// tag, so that MPI matches senders and receivers (any source included) as users expect. What is
-// left of a large tensor follows in chunks, two in flight, under a tag that belongs to this
-// transfer alone: transfers with the same tag cannot mix.
+// The first message has a header and up to kFirstMessageBytes of the tensor, under the user's tag.
+// So MPI matches senders and receivers, also receives from any source, as users expect. The rest of
+// a longer tensor follows in chunks, two in flight, under a tag of this transfer, so that transfers
+// with one user tag cannot mix.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -13,7 +13,7 @@
 #include "communicator/mpi/pipeline.h"
 #include "communicator/mpi/tuning.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 std::atomic<uint64_t> next_transfer{0};
@@ -43,7 +43,7 @@ class Message {
     request_ = channel_->communicator->irecv(memory_.data(), memory_.size(), peer, tag);
   }
 
-  // False if no peer has sent a message with this tag yet.
+  // Returns false if no message with this tag has arrived.
   bool receive_any(int tag, int& peer) {
     receiving_ = true;
     request_ = channel_->communicator->irecv_any(memory_.data(), memory_.size(), tag, peer);
@@ -57,7 +57,7 @@ class Message {
   void abandon() noexcept {
     if (!request_) return;
     if (receiving_) channel_->communicator->cancel_receive(request_);
-    abandon_requests(channel_->communicator, {std::exchange(request_, {})}, std::move(memory_));
+    orphan_requests(channel_->communicator, {std::exchange(request_, {})}, std::move(memory_));
   }
 
  private:
@@ -98,12 +98,12 @@ class MpiTransfer : public GroupOperation {
   size_t bytes_of(size_t chunk) const {
     return std::min(channel_->chunk_bytes, bytes() - chunk_offset(chunk));
   }
-  Message& slot(size_t chunk) { return chunks_[chunk % kChunksInFlight]; }
+  Message& message(size_t chunk) { return chunks_[chunk % kChunksInFlight]; }
 
   int peer_;
   Message first_;
   bool first_done_ = false;
-  size_t next_ = 0;  // the chunk to complete next
+  size_t next_ = 0;  // the next chunk to complete
 
  private:
   std::vector<Message> chunks_;
@@ -125,27 +125,27 @@ class MpiSend final : public MpiTransfer {
     for (size_t chunk = 0; chunk < std::min(kChunksInFlight, chunks()); ++chunk) post(chunk);
   }
 
-  Progress poll() override {
-    Progress progress = Progress::kIdle;
+  progress::Progress poll() override {
+    progress::Progress progress = progress::Progress::kIdle;
     if (!first_done_) {
-      if (!first_.arrived()) return Progress::kIdle;
+      if (!first_.arrived()) return progress::Progress::kIdle;
       first_done_ = true;
-      progress = Progress::kActive;
+      progress = progress::Progress::kActive;
     }
-    while (next_ < chunks() && slot(next_).arrived()) {
+    while (next_ < chunks() && message(next_).arrived()) {
       if (next_ + kChunksInFlight < chunks()) post(next_ + kChunksInFlight);
       ++next_;
-      progress = Progress::kActive;
+      progress = progress::Progress::kActive;
     }
-    return next_ == chunks() ? Progress::kDone : progress;
+    return next_ == chunks() ? progress::Progress::kDone : progress;
   }
 
   bool self_sufficient() const override { return chunks() == 0; }
 
  private:
   void post(size_t chunk) {
-    std::memcpy(slot(chunk).data(), in_ + chunk_offset(chunk), bytes_of(chunk));
-    slot(chunk).send(bytes_of(chunk), peer_, channel_->communicator->data_tag(transfer_));
+    std::memcpy(message(chunk).data(), in_ + chunk_offset(chunk), bytes_of(chunk));
+    message(chunk).send(bytes_of(chunk), peer_, channel_->communicator->data_tag(transfer_));
   }
 
   const std::byte* const in_;
@@ -164,21 +164,22 @@ class MpiReceive final : public MpiTransfer {
     if (peer_ != kAnyRank) first_.receive(peer_, signature_.root);
   }
 
-  Progress poll() override {
-    Progress progress = Progress::kIdle;
+  progress::Progress poll() override {
+    progress::Progress progress = progress::Progress::kIdle;
     if (!first_done_) {
-      if (peer_ == kAnyRank && !first_.receive_any(signature_.root, peer_)) return Progress::kIdle;
-      if (!first_.arrived()) return Progress::kIdle;
+      if (peer_ == kAnyRank && !first_.receive_any(signature_.root, peer_))
+        return progress::Progress::kIdle;
+      if (!first_.arrived()) return progress::Progress::kIdle;
       take_first();
-      progress = Progress::kActive;
+      progress = progress::Progress::kActive;
     }
-    while (next_ < chunks() && slot(next_).arrived()) {
-      std::memcpy(out_ + chunk_offset(next_), slot(next_).data(), bytes_of(next_));
+    while (next_ < chunks() && message(next_).arrived()) {
+      std::memcpy(out_ + chunk_offset(next_), message(next_).data(), bytes_of(next_));
       if (next_ + kChunksInFlight < chunks()) post(next_ + kChunksInFlight);
       ++next_;
-      progress = Progress::kActive;
+      progress = progress::Progress::kActive;
     }
-    return next_ == chunks() ? Progress::kDone : progress;
+    return next_ == chunks() ? progress::Progress::kDone : progress;
   }
 
   bool self_sufficient() const override { return chunks() == 0; }
@@ -197,7 +198,7 @@ class MpiReceive final : public MpiTransfer {
   }
 
   void post(size_t chunk) {
-    slot(chunk).receive(peer_, channel_->communicator->data_tag(transfer_));
+    message(chunk).receive(peer_, channel_->communicator->data_tag(transfer_));
   }
 
   std::byte* const out_;
@@ -218,4 +219,4 @@ OperationPtr MpiCommunicator::receive(Sink out, Dtype dtype, int from, int tag,
   return std::make_unique<MpiReceive>(channel_, signature, out, from, std::move(source));
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

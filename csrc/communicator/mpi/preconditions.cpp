@@ -21,14 +21,14 @@
 #include "bootstrap/rendezvous.h"
 #include "communicator/mpi/tuning.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 constexpr const char* kShm = "/dev/shm";
 
 std::string identity(const char* path) {
   struct stat found{};
-  stat(path, &found);  // zeros where there is none
+  stat(path, &found);  // zeros if it does not exist
   return std::to_string(found.st_dev) + ":" + std::to_string(found.st_ino);
 }
 
@@ -37,7 +37,7 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Whether the transports that UCX may choose from share memory.
+// Returns true if UCX may choose a transport that shares memory.
 bool ucx_shares() {
   if (variable("MPIR_CVAR_CH4_NETMOD") == "ofi") return false;
   const std::string chosen = variable("UCX_TLS");
@@ -76,7 +76,7 @@ SharingFacts own_sharing_facts() {
   return {.user = geteuid(),
           .boot_id = boot_id(),
           .namespaces = identity("/proc/self/ns/pid") + "," + identity("/proc/self/ns/ipc"),
-          .shm_folder = identity(kShm),
+          .shm_directory = identity(kShm),
           .access = std::to_string(getegid()) + "," + identity("/proc/self/ns/user"),
           .shares = ucx_shares()};
 }
@@ -108,10 +108,10 @@ bool is_shut_out(const std::vector<SharingFacts>& ranks, int rank) {
   });
 }
 
-size_t sharing_shm_folder(const std::vector<SharingFacts>& ranks, int rank) {
+size_t sharing_shm_directory(const std::vector<SharingFacts>& ranks, int rank) {
   const SharingFacts& own = ranks[static_cast<size_t>(rank)];
   return static_cast<size_t>(std::count_if(ranks.begin(), ranks.end(), [&](const auto& other) {
-    return other.boot_id == own.boot_id && other.shm_folder == own.shm_folder;
+    return other.boot_id == own.boot_id && other.shm_directory == own.shm_directory;
   }));
 }
 
@@ -124,7 +124,7 @@ void require_shm_room(size_t ranks) {
   }
   const uint64_t room = uint64_t{state.f_bavail} * state.f_frsize;
   const uint64_t needed = ranks * kShmBytesPerRank;
-  // A tmpfs without a limit says 0 of everything.
+  // A tmpfs without a limit reports 0 blocks and files.
   if (state.f_blocks != 0 && room < needed) {
     throw Error(
         ErrorKind::kUnavailable,
@@ -179,4 +179,4 @@ void require_start(size_t world, size_t sharing) {
   require_shm_room(sharing);
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -1,13 +1,14 @@
-// The reducing collectives over MPI. An element is reduced in rank order in each of them, so all
-// give the same bits.
+// The collectives over MPI that reduce. Each reduces an element in rank order, so all give the same
+// bits.
 //
-// allreduce and reduce: small ones take one round, in which everybody gets everybody's data and
-// reduces it alike. Large ones go block by block: in each, every owner reduces one shard (first
-// phase) and hands it on (second phase), with two blocks in flight. All ranks are owners; in a
-// reduce all but the root (unless there are just two), so that its link carries the tensor once.
+// allreduce and reduce of short tensors take one round: every rank gets the data of all ranks, and
+// reduces it. Longer tensors go block by block, two blocks in flight. In each block every owner
+// reduces one shard (first phase) and sends it on (second phase). In an allreduce all ranks are
+// owners. In a reduce of more than two ranks all ranks except the root are, so that the root's link
+// carries the tensor once; with two ranks the root is the only owner.
 //
-// reduce_scatter: in each round every rank gets one chunk of its own shard from everybody, and
-// reduces it. Two rounds in flight.
+// reduce_scatter: in each round every rank gets one chunk of its shard from all ranks, and reduces
+// it. Two rounds are in flight.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -21,7 +22,7 @@
 #include "kernels/partial_sum.h"
 #include "kernels/reduce.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 size_t result_receives(const Channel& channel, int root) {
@@ -36,19 +37,20 @@ std::byte* at(void* data, size_t elements, size_t element) {
   return static_cast<std::byte*>(data) + elements * element;
 }
 
-// Reduces into elements of the tensors' type; the sources may have a wider one.
+// Reduces `sources` to `out`, in the tensors' type. The sources may have a wider type.
 void combine(void* out, const std::vector<const void*>& sources, size_t count,
              const Signature& signature, Combining how) {
   if (count == 0) return;
   if (signature.partial) {
-    average(out, signature.dtype, sources.data(), sources.size(), count, *signature.partial,
-            how.divisor);
+    kernels::average(out, signature.dtype, sources.data(), sources.size(), count,
+                     *signature.partial, how.divisor);
   } else {
-    reduce(out, sources.data(), sources.size(), count, signature.dtype, how.op, how.divisor);
+    kernels::reduce(out, sources.data(), sources.size(), count, signature.dtype, how.op,
+                    how.divisor);
   }
 }
 
-// Reduces `own` and what the peers sent in `round`, in rank order.
+// Reduces `own` and the payloads of `round`, in rank order.
 void reduce_round(void* out, const void* own, const Round& round, const Channel& channel,
                   size_t count, const Signature& signature, Combining how) {
   std::vector<const void*> sources;
@@ -64,7 +66,7 @@ class OneShotReduction final : public GroupOperation {
                    const Reduction& reduction);
 
   void begin() override;
-  Progress poll() override;
+  progress::Progress poll() override;
   std::vector<int> missing() const override { return round_.missing(); }
   std::vector<int> needed() const override { return round_.needed(); }
   void abandon() noexcept override { round_.abandon(); }
@@ -105,7 +107,7 @@ class BlockReduction final : public TwoPhase {
 
 OneShotReduction::OneShotReduction(std::shared_ptr<Channel> channel, const Signature& signature,
                                    const Reduction& reduction)
-    : GroupOperation(std::move(channel), signature, reduction.told),
+    : GroupOperation(std::move(channel), signature, reduction.reported),
       reduction_(reduction),
       round_(channel_, 1, result_receives(*channel_, reduction.root), reduction.count * element()) {
 }
@@ -113,18 +115,18 @@ OneShotReduction::OneShotReduction(std::shared_ptr<Channel> channel, const Signa
 void OneShotReduction::begin() {
   round_.open(signature_, 0, 0);
   if (takes_result()) {
-    for (const int peer : peers()) round_.receive(peer, bytes(), reduction_.told);
+    for (const int peer : peers()) round_.receive(peer, bytes(), reduction_.reported);
   }
   const std::vector<int> to = reduction_.root < 0 ? peers()
                               : reduction_.root == channel_->rank
                                   ? std::vector<int>{}
                                   : std::vector<int>{reduction_.root};
-  round_.send(to, reduction_.in, bytes(), reduction_.told);
+  round_.send(to, reduction_.in, bytes(), reduction_.reported);
 }
 
-Progress OneShotReduction::poll() {
-  const Progress progress = round_.poll();
-  if (progress == Progress::kDone && takes_result()) {
+progress::Progress OneShotReduction::poll() {
+  const progress::Progress progress = round_.poll();
+  if (progress == progress::Progress::kDone && takes_result()) {
     reduce_round(reduction_.out, reduction_.in, round_, *channel_, reduction_.count, signature_,
                  reduction_.how);
   }
@@ -141,7 +143,7 @@ std::vector<int> owners_of(const Channel& channel, int root) {
 
 BlockReduction::BlockReduction(std::shared_ptr<Channel> channel, const Signature& signature,
                                const Reduction& reduction, const std::vector<int>& owners)
-    : TwoPhase(channel, signature, reduction.count, reduction.told, owners,
+    : TwoPhase(channel, signature, reduction.count, reduction.reported, owners,
                first_room(*channel, owners), second_room(*channel, reduction.root, owners)),
       reduction_(reduction) {}
 
@@ -166,7 +168,7 @@ void BlockReduction::post_second(Round& round, const Round& first, size_t block)
   if (!owns()) return;
   const ElementRange mine = shard(block, channel_->rank);
   const size_t bytes = mine.count * result_element();
-  std::byte* result = round.slot();
+  std::byte* result = round.buffer();
   reduce_round(result, at(reduction_.in, mine.offset, element()), first, *channel_, mine.count,
                signature_, reduction_.how);
   if (takes_result() && bytes > 0) {
@@ -192,10 +194,11 @@ void BlockReduction::deliver(const Round& second, size_t block) {
 class MpiReduceScatter final : public Pipeline {
  public:
   MpiReduceScatter(std::shared_ptr<Channel> channel, const Signature& signature,
-                   std::vector<Source> inputs, void* out, Combining how, std::vector<size_t> told)
-      : Pipeline(std::move(channel), signature, told[0]),
+                   std::vector<Source> inputs, void* out, Combining how,
+                   std::vector<size_t> reported)
+      : Pipeline(std::move(channel), signature, reported[0]),
         inputs_(std::move(inputs)),
-        told_(std::move(told)),
+        reported_(std::move(reported)),
         out_(static_cast<std::byte*>(out)),
         how_(how),
         chunk_(channel_->chunk_bytes / element()) {
@@ -222,14 +225,14 @@ class MpiReduceScatter final : public Pipeline {
     const size_t mine = inputs_[rank()].count;
     for (const int peer : peers()) {
       if (part >= parts_of(mine)) continue;
-      round.receive(peer, part_count(part, mine) * element(), told_[rank()]);
+      round.receive(peer, part_count(part, mine) * element(), reported_[rank()]);
     }
     for (const int peer : peers()) {
       const auto shard = static_cast<size_t>(peer);
       const size_t theirs = inputs_[shard].count;
       if (part >= parts_of(theirs)) continue;
       round.send(std::span(&peer, 1), from(part, shard), part_count(part, theirs) * element(),
-                 told_[shard]);
+                 reported_[shard]);
     }
   }
 
@@ -245,10 +248,10 @@ class MpiReduceScatter final : public Pipeline {
   }
 
   const std::vector<Source> inputs_;
-  const std::vector<size_t> told_;
+  const std::vector<size_t> reported_;
   std::byte* const out_;
   const Combining how_;
-  const size_t chunk_;  // elements a message
+  const size_t chunk_;  // elements of a message
   size_t longest_ = 0;  // elements of the longest shard
 };
 
@@ -273,9 +276,9 @@ OperationPtr make_reduction(std::shared_ptr<Channel> channel, const Signature& s
 
 OperationPtr make_reduce_scatter(std::shared_ptr<Channel> channel, const Signature& signature,
                                  std::vector<Source> inputs, void* out, Combining how,
-                                 std::vector<size_t> told) {
+                                 std::vector<size_t> reported) {
   return std::make_unique<MpiReduceScatter>(std::move(channel), signature, std::move(inputs), out,
-                                            how, std::move(told));
+                                            how, std::move(reported));
 }
 
 OperationPtr MpiCommunicator::allreduce(OperationNumber sequence, const void* in, void* out,
@@ -297,4 +300,4 @@ OperationPtr MpiCommunicator::reduce_scatter(OperationNumber sequence,
   return make_reduce_scatter(channel_, signature, inputs, out, {op, ranks()}, counts(inputs));
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -9,40 +9,40 @@
 #include "communicator/mpi/tuning.h"
 #include "communicator/oversized_message.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
-Round::Round(std::shared_ptr<Channel> channel, size_t sends, size_t receives, size_t slot_bytes)
+Round::Round(std::shared_ptr<Channel> channel, size_t sends, size_t receives, size_t payload_bytes)
     : channel_(std::move(channel)),
       sends_(sends),
-      stride_((slot_bytes + 63) / 64 * 64 + kHeaderBytes),
-      slot_of_(static_cast<size_t>(channel_->size), -1) {
+      stride_((payload_bytes + 63) / 64 * 64 + kHeaderBytes),
+      buffer_of_(static_cast<size_t>(channel_->size), -1) {
   if (channel_->size > 1) memory_ = channel_->staging->acquire((sends + receives) * stride_);
 }
 
 Round::~Round() { abandon(); }
 
-std::byte* Round::send_slot(size_t index) {
+std::byte* Round::send_buffer(size_t index) {
   return static_cast<std::byte*>(memory_.data()) + index * stride_;
 }
 
-std::byte* Round::receive_slot(size_t index) { return send_slot(sends_ + index); }
+std::byte* Round::receive_buffer(size_t index) { return send_buffer(sends_ + index); }
 
 void Round::open(const Signature& signature, uint32_t part, int tag_phase) {
   signature_ = signature;
   part_ = part;
   if (channel_->communicator)
-    tag_ = channel_->communicator->collective_tag(channel_->lane, tag_phase);
+    tag_ = channel_->communicator->collective_tag(channel_->tag_range, tag_phase);
   used_sends_ = used_receives_ = 0;
   requests_.clear();
   pending_.clear();
-  std::fill(slot_of_.begin(), slot_of_.end(), -1);
+  std::fill(buffer_of_.begin(), buffer_of_.end(), -1);
 }
 
-std::byte* Round::slot() { return send_slot(used_sends_) + kHeaderBytes; }
+std::byte* Round::buffer() { return send_buffer(used_sends_) + kHeaderBytes; }
 
 void Round::post(std::span<const int> peers, size_t bytes, uint64_t count) {
   if (peers.empty()) return;
-  std::byte* message = send_slot(used_sends_++);
+  std::byte* message = send_buffer(used_sends_++);
   const MessageHeader header = channel_->header(signature_, count, part_, bytes);
   std::memcpy(message, &header, kHeaderBytes);
   for (const int peer : peers) {
@@ -54,28 +54,28 @@ void Round::post(std::span<const int> peers, size_t bytes, uint64_t count) {
 
 void Round::send(std::span<const int> peers, const void* data, size_t bytes, uint64_t count) {
   if (peers.empty()) return;
-  if (bytes > 0) std::memcpy(slot(), data, bytes);
+  if (bytes > 0) std::memcpy(buffer(), data, bytes);
   post(peers, bytes, count);
 }
 
-void Round::send(std::span<const int> peers, const Sources& pieces, size_t offset, size_t bytes,
+void Round::send(std::span<const int> peers, const Sources& entries, size_t offset, size_t bytes,
                  uint64_t count) {
   if (peers.empty()) return;
-  gather_pieces(pieces, element_size(signature_.operands()), offset, bytes, slot());
+  gather_entries(entries, element_size(signature_.operands()), offset, bytes, buffer());
   post(peers, bytes, count);
 }
 
 void Round::receive(int peer, size_t bytes, uint64_t count) {
   const size_t index = used_receives_++;
-  requests_.push_back(channel_->communicator->irecv(receive_slot(index), stride_, peer, tag_));
+  requests_.push_back(channel_->communicator->irecv(receive_buffer(index), stride_, peer, tag_));
   pending_.push_back(
       {peer, static_cast<int>(index), channel_->header(signature_, count, part_, bytes)});
-  slot_of_[static_cast<size_t>(peer)] = static_cast<int>(index);
+  buffer_of_[static_cast<size_t>(peer)] = static_cast<int>(index);
   ++outstanding_;
 }
 
-Progress Round::poll() {
-  if (outstanding_ == 0) return Progress::kDone;
+progress::Progress Round::poll() {
+  if (outstanding_ == 0) return progress::Progress::kDone;
   std::array<Completion, kRequestsPerTest> completions;
   bool moved = false;
   for (size_t first = 0; first < requests_.size(); first += completions.size()) {
@@ -87,8 +87,8 @@ Progress Round::poll() {
       moved = true;
     }
   }
-  if (outstanding_ == 0) return Progress::kDone;
-  return moved ? Progress::kActive : Progress::kIdle;
+  if (outstanding_ == 0) return progress::Progress::kDone;
+  return moved ? progress::Progress::kActive : progress::Progress::kIdle;
 }
 
 void Round::complete(size_t index, int error) {
@@ -96,29 +96,29 @@ void Round::complete(size_t index, int error) {
   const Pending& pending = pending_[index];
   if (error != 0) {
     const Api& mpi = channel_->communicator->mpi();
-    if (pending.slot >= 0 && mpi.truncated(error)) {
+    if (pending.buffer >= 0 && mpi.truncated(error)) {
       throw OversizedMessage(
           ErrorKind::kMismatch,
           "ranks disagree in " + channel_->group + ": this rank is in " +
-              hbm::describe(pending.expected) + ", rank " +
+              communicator::describe(pending.expected) + ", rank " +
               std::to_string(channel_->group_rank(pending.peer)) +
               " sent more than that: its tensor is larger, it is in another operation or "
               "names another root, or it is from an earlier group, where no rank received "
               "it");
     }
-    mpi.check(error, pending.slot >= 0 ? "MPI_Irecv" : "MPI_Isend");
+    mpi.check(error, pending.buffer >= 0 ? "MPI_Irecv" : "MPI_Isend");
   }
-  if (pending.slot < 0) return;
+  if (pending.buffer < 0) return;
   MessageHeader found;
-  std::memcpy(&found, receive_slot(static_cast<size_t>(pending.slot)), kHeaderBytes);
+  std::memcpy(&found, receive_buffer(static_cast<size_t>(pending.buffer)), kHeaderBytes);
   check_header(found, pending.expected, channel_->group_rank(pending.peer), channel_->group);
 }
 
 const std::byte* Round::payload(int peer) const {
-  const int slot = slot_of_[static_cast<size_t>(peer)];
-  if (slot < 0) return nullptr;
+  const int buffer = buffer_of_[static_cast<size_t>(peer)];
+  if (buffer < 0) return nullptr;
   return static_cast<const std::byte*>(memory_.data()) +
-         (sends_ + static_cast<size_t>(slot)) * stride_ + kHeaderBytes;
+         (sends_ + static_cast<size_t>(buffer)) * stride_ + kHeaderBytes;
 }
 
 std::vector<int> Round::missing() const {
@@ -126,7 +126,7 @@ std::vector<int> Round::missing() const {
   std::vector<int> unread;
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (!requests_[i]) continue;
-    (pending_[i].slot >= 0 ? silent : unread).push_back(channel_->group_rank(pending_[i].peer));
+    (pending_[i].buffer >= 0 ? silent : unread).push_back(channel_->group_rank(pending_[i].peer));
   }
   return silent.empty() ? unread : silent;
 }
@@ -149,9 +149,9 @@ void Round::abandon() noexcept {
   if (outstanding_ == 0) return;
   outstanding_ = 0;
   for (size_t i = 0; i < requests_.size(); ++i) {
-    if (pending_[i].slot >= 0) channel_->communicator->cancel_receive(requests_[i]);
+    if (pending_[i].buffer >= 0) channel_->communicator->cancel_receive(requests_[i]);
   }
-  abandon_requests(channel_->communicator, std::move(requests_), std::move(memory_));
+  orphan_requests(channel_->communicator, std::move(requests_), std::move(memory_));
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

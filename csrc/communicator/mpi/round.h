@@ -1,10 +1,10 @@
 // One round of messages: at most one to and one from each peer, staged in the channel's pool.
 //
-// The unit that every collective is made of. Slots are taken once and serve many rounds; a
-// multicast is copied in once. Posting never waits. The data of a round is valid from the poll()
-// that said kDone until the next open().
+// All collectives consist of rounds. A round allocates its buffers once and is opened for many
+// rounds of messages; a multicast is copied into a buffer once. Posting never waits. The received
+// data is valid from the poll() that returns kDone until the next open().
 //
-// Threads: one at a time, as Operation.
+// Threads: one thread at a time, as for Operation.
 #pragma once
 
 #include <cstddef>
@@ -14,45 +14,48 @@
 
 #include "communicator/message.h"
 #include "communicator/mpi/channel.h"
-#include "communicator/pieces.h"
+#include "communicator/scatter_gather.h"
 #include "memory/staging.h"
 #include "progress/operation.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
 class Round {
  public:
-  // Room for `sends` different outgoing and `receives` incoming messages of up to `slot_bytes`
-  // payload. Throws Error(kExhausted).
-  Round(std::shared_ptr<Channel> channel, size_t sends, size_t receives, size_t slot_bytes);
+  // Allocates buffers for `sends` different outgoing and `receives` incoming messages of up to
+  // `payload_bytes` payload. Throws Error(kExhausted).
+  Round(std::shared_ptr<Channel> channel, size_t sends, size_t receives, size_t payload_bytes);
   Round(Round&&) = default;
   ~Round();
 
-  // Starts a round: forgets the one before. REQUIRES: that one is done. `tag_phase` (0 or 1) keeps
-  // the rounds of an operation's two phases apart.
+  // Starts a round, and forgets the previous one. REQUIRES: the previous round is done. `tag_phase`
+  // (0 or 1) separates the rounds of an operation's two phases.
   void open(const Signature& signature, uint32_t part, int tag_phase);
 
-  // A slot to fill, then post() with the payload's size and the stream's element count.
-  std::byte* slot();
+  // Returns the next send buffer. post() then sends its first `bytes` bytes to `peers`, with the
+  // transfer's `count` of elements.
+  std::byte* buffer();
   void post(std::span<const int> peers, size_t bytes, uint64_t count);
 
-  // slot(), copy, post().
+  // Copies `data` into a send buffer, and posts it.
   void send(std::span<const int> peers, const void* data, size_t bytes, uint64_t count);
 
-  // The same with the bytes from `offset` on of a stream in pieces.
-  void send(std::span<const int> peers, const Sources& pieces, size_t offset, size_t bytes,
+  // Copies the bytes of a scatter/gather list from `offset` on into a send buffer, and posts it.
+  void send(std::span<const int> peers, const Sources& entries, size_t offset, size_t bytes,
             uint64_t count);
 
+  // Posts a receive of `bytes` payload from `peer`. `count`: as in post().
   void receive(int peer, size_t bytes, uint64_t count);
 
-  // kDone once all messages have come and gone. Throws Error(kMismatch) or Error(kNetwork).
-  Progress poll();
+  // Returns kDone when all messages have been sent and received. Throws Error(kMismatch) or
+  // Error(kNetwork).
+  progress::Progress poll();
 
-  // The payload that `peer` sent in this round; null if none was asked of it.
+  // Returns the payload that `peer` sent in this round; null if receive() was not called for it.
   const std::byte* payload(int peer) const;
 
-  // Ranks of the group: those that it waits for first of all; those of messages that have not come
-  // or gone; those of all its messages.
+  // Return group ranks. missing(): senders whose messages have not arrived; if none, receivers that
+  // have not taken theirs. needed(): both. peers(): all peers of the round.
   std::vector<int> missing() const;
   std::vector<int> needed() const;
   std::vector<int> peers() const;
@@ -61,13 +64,13 @@ class Round {
  private:
   struct Pending {
     int peer;
-    int slot;  // of a receive, else -1
+    int buffer;  // index of a receive buffer; -1: a send
     MessageHeader expected;
   };
 
   void complete(size_t index, int error);
-  std::byte* send_slot(size_t index);
-  std::byte* receive_slot(size_t index);
+  std::byte* send_buffer(size_t index);
+  std::byte* receive_buffer(size_t index);
 
   std::shared_ptr<Channel> channel_;
   size_t sends_;
@@ -81,7 +84,7 @@ class Round {
   size_t outstanding_ = 0;
   std::vector<Request> requests_;
   std::vector<Pending> pending_;
-  std::vector<int> slot_of_;  // peer -> receive slot of this round, or -1
+  std::vector<int> buffer_of_;  // by peer: receive buffer of this round, or -1
 };
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

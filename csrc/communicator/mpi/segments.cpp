@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
 void unlink_segments(const std::string& process) noexcept try {
   std::ifstream maps("/proc/" + process + "/maps");
@@ -15,4 +15,4 @@ void unlink_segments(const std::string& process) noexcept try {
 } catch (const std::exception&) {  // no memory
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

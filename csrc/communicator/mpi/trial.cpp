@@ -23,7 +23,7 @@
 #include "communicator/mpi/segments.h"
 #include "communicator/mpi/tuning.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 using std::chrono::steady_clock;
@@ -31,8 +31,8 @@ using std::chrono::steady_clock;
 std::mutex program_mutex;
 std::vector<std::string> trial_program;
 
-// A program with its output in a pipe. The end of the pipe is the program's: a handler of SIGCHLD
-// in the user's program may collect the exit status first.
+// A program whose output goes to a pipe. The end of the pipe shows the end of the program: a
+// handler of SIGCHLD in the user's program may collect the exit status first.
 class Program {
  public:
   explicit Program(const std::vector<std::string>& command) {
@@ -78,10 +78,10 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  // Waits for a moment for output; false once the program has ended.
+  // Waits up to kTrialCheckPeriod for output. Returns false after the program has ended.
   bool listen() {
     pollfd one{output_.get(), POLLIN, 0};
-    // A forked child of the user's program may hold the other end open.
+    // A forked child of the user's program may hold the other end of the pipe open.
     const bool over = collect(WNOHANG);
     if (poll(&one, 1, static_cast<int>(kTrialCheckPeriod.count())) <= 0) return !over;
     std::array<char, 4096> chunk{};
@@ -92,7 +92,7 @@ class Program {
 
   bool passed() const { return words_.find(kTrialPassed) != std::string::npos; }
 
-  // How it ended. REQUIRES: listen() has returned false.
+  // Describes the program's end. REQUIRES: listen() has returned false.
   std::string end() {
     collect(0);
     if (!status_) return "its exit code is not known";
@@ -100,7 +100,7 @@ class Program {
     return "exit code " + std::to_string(WEXITSTATUS(*status_));
   }
 
-  // The last lines of its output, as one line.
+  // Returns the last lines of the program's output, as one line.
   std::string last_words() const {
     std::string text = words_;
     if (text.size() > kQuotedOutputBytes) {
@@ -117,8 +117,8 @@ class Program {
                                              "): " + std::strerror(error));
   }
 
-  // Takes the exit status; true if the program has ended. A process that is not there any more has
-  // been collected by others.
+  // Collects the exit status. Returns true if the program has ended. A process that does not exist
+  // any more was collected elsewhere.
   bool collect(int options) noexcept {
     if (pid_ < 0) return status_.has_value();
     int status = 0;
@@ -154,7 +154,7 @@ void set_trial_program(std::vector<std::string> program) {
   trial_program = std::move(program);
 }
 
-void try_initialise(const MpiLibrary& library, const std::shared_ptr<KeyValue>& store,
+void try_initialise(const MpiLibrary& library, const std::shared_ptr<bootstrap::KeyValue>& store,
                     const PmiResponder::Job& job, const std::string& variables,
                     const std::function<void()>& check) {
   std::vector<std::string> command;
@@ -166,7 +166,7 @@ void try_initialise(const MpiLibrary& library, const std::shared_ptr<KeyValue>& 
   log::info("MPI_Init is tried in a process of its own, because of " + variables);
   command.push_back(library.path);
   command.push_back(std::to_string(thread_multiple(library)));
-  const auto until = std::min(job.deadline, steady_clock::now() + kTrialPatience);
+  const auto until = std::min(job.deadline, steady_clock::now() + kTrialTimeout);
   const std::string key = job.name + "/initialised";
   PmiResponder responder(store, job);
   Program program(command);
@@ -181,16 +181,16 @@ void try_initialise(const MpiLibrary& library, const std::shared_ptr<KeyValue>& 
                  "MPI_Init would end this process; it ended one that tried it (" + program.end() +
                      "). " + remedy(variables) + program.last_words());
   };
-  for (bool told = false;; require_time()) {
+  for (bool announced = false;; require_time()) {
     if (!program.listen()) throw ended();
     if (check) check();
     if (!program.passed()) continue;
-    // The processes connect to one another: each stays until MPI_Init has returned in all.
-    if (!std::exchange(told, true) && store->add(key, 1, job.deadline) == job.size) {
+    // The processes connect to one another, so each must stay until MPI_Init has returned in all.
+    if (!std::exchange(announced, true) && store->add(key, 1, job.deadline) == job.size) {
       store->set(key + "/all", "1", job.deadline);
     }
     if (store->has({key + "/all"}, job.deadline)) return;
   }
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -7,15 +7,15 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
 // -- Messages
 
 // The payload of a message that leaves immediately, by MPI's eager protocol, whether or not the
 // receiver is there. MPICH's own limit is near 8,000 bytes and depends on the network.
 // Unit: bytes
-// Below: up to and including the value, an operation of one such message needs no driver after it
-// has begun.
+// Below: up to and including the value, an operation of one such message needs no progress
+// thread after it has begun.
 // Above: a thread has to drive the operation to its end.
 inline constexpr size_t kEagerBytes = 4096;
 
@@ -61,15 +61,15 @@ inline constexpr uint64_t kMostOperationBytes = 16 << 20;
 // Measure: `python -m benchmarks.scaling`
 inline constexpr size_t kRequestsPerTest = 32;
 
-// The lanes of a communicator. Operations of one communicator that are in flight at a time must be
-// in different lanes. In a lane, messages follow one another in the order of its operations. Two
-// lanes keep a link busy.
-// Unit: lanes
+// The tag ranges of a communicator. Operations of one communicator that are in flight together must
+// use different ranges. In a tag range, messages follow one another in the order of its operations.
+// Two ranges keep a link busy.
+// Unit: tag ranges
 // Below: a smaller value leaves the link idle between two operations.
 // Above: a larger value only fills the link's queue. A connection that has lost the last packets it
 // sent waits for 200 ms.
 // Measure: `python -m benchmarks.collectives.nodes --layout 3x1 --rate 200mbit --mib 4`
-inline constexpr int kLanes = 2;
+inline constexpr int kTagRanges = 2;
 
 // -- Algorithms
 
@@ -137,7 +137,7 @@ inline constexpr size_t kDescriptorsPerRank = 4;
 // Below: the rank waits for the trial, unless the group's deadline passes.
 // Above: from the value on, the group is refused.
 // Measure: `mpi_start_test --gtest_filter=Trial.EndsAtTheDeadline`
-inline constexpr std::chrono::seconds kTrialPatience{60};
+inline constexpr std::chrono::seconds kTrialTimeout{60};
 
 // The period in which a rank checks the trial for its end and for Ctrl-C.
 // Below: a smaller value takes processor time from the trial.
@@ -158,7 +158,7 @@ inline constexpr size_t kQuotedOutputBytes = 600;
 // Below: the end of the process waits for them, so that it can unlink MPI's segments.
 // Above: from the value on, the process unlinks the segments that it has mapped, and ends.
 // Measure: `pytest tests/python/failures/test_left_behind.py -k test_killed_ranks_leave_nothing`
-inline constexpr std::chrono::seconds kInitialisationEndPatience{1};
+inline constexpr std::chrono::seconds kInitialisationEndTimeout{1};
 
 // The period in which the end of the process checks for those threads.
 // Below: a smaller value takes more processor time.
@@ -166,4 +166,4 @@ inline constexpr std::chrono::seconds kInitialisationEndPatience{1};
 // Measure: `pytest tests/python/failures/test_left_behind.py -k test_killed_ranks_leave_nothing`
 inline constexpr std::chrono::milliseconds kInitialisationEndCheckPeriod{1};
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -17,7 +17,7 @@ std::atomic<MpiSend> real_send{nullptr};
 std::atomic<MpiSend> real_sync_send{nullptr};
 std::atomic<Disconnect> real_disconnect{nullptr};
 
-// UCX returns a request, null for "complete", or a status from -1 down to -100.
+// UCX returns a request, null for a complete one, or a status from -1 to -100.
 void* without_error(void* request) {
   constexpr intptr_t kLastStatus = -100;
   return reinterpret_cast<uintptr_t>(request) >= static_cast<uintptr_t>(kLastStatus) ? nullptr
@@ -46,12 +46,13 @@ extern "C" {
 }
 }
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
 void raise_ucx_guard() noexcept {
   Dl_info self{};
   if (dladdr(reinterpret_cast<void*>(&ucp_tag_send_nbx), &self) == 0) return;
-  // Already loaded, this library's symbols become global. An executable cannot, and has no guards.
+  // Makes the symbols of this library, which is loaded already, global. This is not possible in an
+  // executable, which has no guards.
   dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
 }
 
@@ -61,4 +62,4 @@ void aim_ucx_guard(void* library) noexcept {
   real_disconnect = reinterpret_cast<Disconnect>(dlsym(library, "ucp_disconnect_nb"));
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

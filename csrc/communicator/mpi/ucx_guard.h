@@ -1,23 +1,25 @@
-// Keeps MPICH from ending a rank whose peer has died or left.
+// Guards that keep MPICH from ending a rank whose peer has died or left.
 //
-// When UCX, below MPICH 5.0, knows that a connection is gone, its sends return an error where a
-// request is expected; MPICH takes note of the error and then follows the request, which is null:
-// the survivor ends by SIGSEGV. These guards stand in front of the two calls and report such a send
-// as complete. Nothing is lost by that: the operation waits for the dead peer's part, until the
-// report of its death ends it (communicator/peers.h).
+// If UCX, below MPICH 5.0, knows that a connection is closed, its sends return an error in place of
+// a request. MPICH notes the error, and then uses the request, which is null: the rank ends by
+// SIGSEGV. Two guards replace the two send functions, and report such a send as complete. No data
+// is lost by this: the operation still waits for the part of the dead peer, until the report of the
+// death ends the operation (communicator/peers.h).
 //
-// A third guard lets MPI_Finalize disconnect from a peer that has disconnected already, or has
-// died: MPICH ends the process for the error that UCX returns.
+// A third guard lets MPI_Finalize disconnect from a peer that has disconnected or died. Without it
+// MPICH ends the process because of UCX's error.
 //
-// The guards have effect where this code is a shared library that is loaded before MPI.
+// The guards work only in a shared library that is loaded before MPI.
+//
+// Threads: any thread.
 #pragma once
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
-// Puts the guards where the MPI library, loaded after this, finds them first.
+// Makes the guards the first definitions that the MPI library, loaded after this call, finds.
 void raise_ucx_guard() noexcept;
 
-// Tells the guards where the real calls are. `library`: dlopen's handle of the MPI library.
+// Sets the real functions that the guards call. `library`: dlopen's handle of the MPI library.
 void aim_ucx_guard(void* library) noexcept;
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

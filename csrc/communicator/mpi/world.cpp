@@ -22,10 +22,10 @@
 #include "memory/libraries.h"
 #include "progress/backoff.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
-// MPI's state cannot be used by a forked child, which must not even ask for it.
+// Throws in a forked child, which can neither use nor query MPI's state.
 void require_owner(const ForkGuard& fork) {
   if (!fork.in_child()) return;
   throw Error(ErrorKind::kUnavailable,
@@ -33,43 +33,43 @@ void require_owner(const ForkGuard& fork) {
               "start processes that communicate with the spawn method");
 }
 
-std::mutex creation;     // guards the making of the world; held by form(), launched(), current()
-World* world = nullptr;  // never destroyed, as MPI is not
+std::mutex creation;     // guards `world`; held by form(), launched() and current()
+World* world = nullptr;  // never destroyed, like MPI
 
-// MPICH 5.0.2 exchanges addresses in buffers whose unused part it does not clear. What lies there
-// is left by calls before, loads of libraries among them, and may make lines that are longer than
-// the 1,024 bytes of Slurm's mpi/pmi2, on which MPI_Init fails. With libnuma loaded before it has
-// not been seen to (tests/python/collectives/test_launchers.py runs under Slurm).
+// MPICH 5.0.2 sends uninitialised buffer tails with its addresses. Earlier calls, such as loads of
+// libraries, leave data there. The lines may then exceed the 1,024 bytes of Slurm's mpi/pmi2, and
+// MPI_Init fails. Loading libnuma first has avoided this
+// (tests/python/collectives/test_launchers.py runs under Slurm).
 void load_before_mpi() { memory::libraries(); }
 
-std::atomic<bool> linked{false};   // MPI's segments may have names
-std::atomic<int> initialising{0};  // threads in MPI_Init; sequentially consistent
+std::atomic<bool> has_segment_names{false};  // MPI's segments may have names
+std::atomic<int> initialising{0};            // threads in MPI_Init; sequentially consistent
 
-// Called at the end of the process. Another thread may have parked while the group was formed.
+// Runs at the end of the process. Another thread may have parked while the group was being formed.
 void end_initialisation() {
-  if (!linked.load()) return;
-  const auto until = std::chrono::steady_clock::now() + kInitialisationEndPatience;
+  if (!has_segment_names.load()) return;
+  const auto until = std::chrono::steady_clock::now() + kInitialisationEndTimeout;
   while (initialising.load() > 0 && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(kInitialisationEndCheckPeriod);
   }
   unlink_segments();
 }
 
-// Unlinks the names of MPI's segments once every rank has mapped them, or the start has failed, or
-// the process ends.
+// Unlinks the names of MPI's segments after every rank has mapped them, or the start has failed, or
+// when the process ends.
 struct UnlinkedSegments {
   UnlinkedSegments() {
-    linked.store(true);
+    has_segment_names.store(true);
     at_process_end(&end_initialisation);
   }
   ~UnlinkedSegments() {
     unlink_segments();
-    linked.store(false);
+    has_segment_names.store(false);
   }
 };
 
-// The thread counts itself and then asks whether the process ends; end_initialisation() runs after
-// that was set, and then reads the count. So one of the two sees the other.
+// The thread counts itself, and then checks whether the process ends. end_initialisation() runs
+// after the end is set, and then reads the count. So at least one of the two sees the other.
 void initialise(const Api& mpi) {
   struct Counted {
     Counted() { initialising.fetch_add(1); }
@@ -101,7 +101,7 @@ bool is_initialised(const Api& mpi) {
   return mpi.initialised();
 }
 
-// Throws unless MPI has taken from the responder which rank this is, of how many.
+// Throws unless MPI has the rank and the size that the responder has given.
 void require_pmi(const MpiLibrary& library, int rank, int size) {
   const Api& mpi = *library.api;
   if (mpi.rank() == rank && mpi.size() == size) return;
@@ -114,7 +114,7 @@ void require_pmi(const MpiLibrary& library, int rank, int size) {
                   "mpiexec and init_method=\"mpi://\", or install MPICH (pip install mpich)");
 }
 
-// MPICH built without PMIx ends the process in MPI_Init where the launcher offers nothing else.
+// Throws if the launcher offers only PMIx and the library has none: MPI_Init would end the process.
 void require_launcher(const MpiLibrary& library) {
   const char* pmix = std::getenv("PMIX_NAMESPACE");
   if (pmix == nullptr || library.speaks_pmix) return;
@@ -155,8 +155,8 @@ World* World::current() {
   return world;
 }
 
-World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int rank, int size,
-                   const std::vector<int>& node_of, Deadline deadline,
+World& World::form(std::shared_ptr<bootstrap::KeyValue> store, const std::string& id, int rank,
+                   int size, const std::vector<int>& node_of, Deadline deadline,
                    const std::function<void()>& check, const std::string& risks) {
   const std::lock_guard lock(creation);
   const MpiLibrary& found = library();
@@ -182,10 +182,10 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
   }
   arrivals->collect();
   require_pmi(found, rank, size);
-  // Everyone has mapped the segment once everyone is out of MPI_Init.
+  // All ranks have mapped the segments when MPI_Init has returned on all.
   const std::string key = id + "/initialised";
   if (store->add(key, 1, deadline) == size) store->set(key + "/all", "1", deadline);
-  if (!await_keys(*store, {key + "/all"}, deadline, check)) {
+  if (!bootstrap::await_keys(*store, {key + "/all"}, deadline, check)) {
     throw Error(ErrorKind::kTimeout, "not every rank came out of MPI_Init in time");
   }
   responder->release_store();
@@ -204,7 +204,7 @@ World& World::launched(Deadline deadline) {
   const bool ours = !is_initialised(mpi);
   if (ours) {
     require_launcher(found);
-    require_start(1, 1);  // at the least; all ranks of a machine find the same
+    require_start(1, 1);  // at least; all ranks of a machine get the same result
   }
   if (!ours) {
     world = new World(found, "", "code that ran before hbm");
@@ -240,7 +240,8 @@ std::shared_ptr<Comm> World::communicator(const std::vector<int>& world_ranks, i
 }
 
 std::string World::broadcast(std::string value, Deadline deadline) {
-  auto sent = std::make_shared<std::string>(std::move(value));  // the call may outlive this one
+  // The call may outlive this function.
+  auto sent = std::make_shared<std::string>(std::move(value));
   const auto call = [this, sent] {
     uint64_t size = sent->size();
     mpi_.broadcast(&size, sizeof size);
@@ -255,21 +256,21 @@ std::string World::broadcast(std::string value, Deadline deadline) {
 
 bool World::meet(Deadline deadline) {
   Request all = mpi_.barrier();
-  Backoff backoff(true);
+  progress::Backoff backoff(true);
   for (;; backoff.pause()) {
     if (mpi_.test(all, "MPI_Ibarrier")) return true;
     if (std::chrono::steady_clock::now() >= deadline) return false;
   }
 }
 
-void World::finalize_together(std::chrono::milliseconds patience) noexcept {
+void World::finalize_together(std::chrono::milliseconds timeout) noexcept {
   try {
     if (!is_initialised(mpi_)) return;
-    const Deadline deadline = std::chrono::steady_clock::now() + patience;
-    if (meet(deadline)) run_abandonable([this] { mpi_.finalise(); }, deadline + patience);
+    const Deadline deadline = std::chrono::steady_clock::now() + timeout;
+    if (meet(deadline)) run_abandonable([this] { mpi_.finalise(); }, deadline + timeout);
   } catch (const std::exception& error) {
     log::info(std::string("MPI was left without MPI_Finalize: ") + error.what());
   }
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -1,11 +1,11 @@
-// The one MPI world of this process.
+// The MPI world of this process; a process has at most one.
 //
-// It is formed once, by the first group that needs MPI (form), or it is there already because a
-// launcher or somebody else initialised MPI (adopt); every group's communicator is cut from it. It
-// stays up until the process ends: MPI cannot be initialised twice, and MPI_Finalize hangs when a
-// peer is dead or late.
+// The first group that needs MPI forms the world, unless a launcher or other code has initialised
+// MPI already. The communicators of all groups are made from the world. It exists until the process
+// ends: MPI cannot be initialised twice, and MPI_Finalize hangs if a peer is dead or late.
 //
-// Threads: all functions may be called from any thread; form and adopt exclude each other.
+// Threads: any thread may call every function. form(), launched() and current() exclude one
+// another.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@
 #include "communicator/mpi/arrivals.h"
 #include "communicator/mpi/channel.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 
 struct MpiLibrary;
 class PmiResponder;
@@ -28,49 +28,48 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 class World {
  public:
-  // The world of this process, or null while there is none; throws Error(kUnavailable) in a child
-  // forked from its owner. A world that somebody else initialised (mpi4py) is adopted here, without
-  // waiting for anyone.
+  // Returns the world of this process; null if there is none. Takes over a world that other code
+  // has initialised (mpi4py), without waiting for other ranks. Throws Error(kUnavailable) in a
+  // forked child of the process that owns the world.
   static World* current();
 
   // Forms a world of `size` processes through the PMI responder (pmi.h) and `store`. All `size`
-  // processes call it, having met in the store before. `id` is the same on all and unique.
-  // Throws Error(kTimeout) at the deadline, Error(kUnavailable) without a library, and what
-  // `check`, which is called meanwhile, throws of a rank that cannot come. `risks`, equal on all:
-  // the variables because of which MPI_Init is tried first (trial.h); empty if there are none.
-  static World& form(std::shared_ptr<KeyValue> store, const std::string& id, int rank, int size,
-                     const std::vector<int>& node_of, Deadline deadline,
+  // processes call it, after they have met in the store. `id`: unique, and equal on all. `risks`:
+  // equal on all; the variables because of which MPI_Init is tried first (trial.h), empty if there
+  // are none. Calls `check` while it waits, and passes on its exceptions, which name a rank that
+  // cannot come. Throws Error(kTimeout) at the deadline, and Error(kUnavailable) without a library.
+  static World& form(std::shared_ptr<bootstrap::KeyValue> store, const std::string& id, int rank,
+                     int size, const std::vector<int>& node_of, Deadline deadline,
                      const std::function<void()>& check = {}, const std::string& risks = "");
 
-  // Initialises MPI through the launcher that started this process (mpiexec, srun), if nobody has
-  // done so yet.
-  // Throws Error(kTimeout) when another rank does not come before the deadline.
+  // Initialises MPI through the launcher that started this process (mpiexec, srun), unless MPI is
+  // initialised already. Throws Error(kTimeout) if another rank does not come before the deadline.
   static World& launched(Deadline deadline);
 
-  // A communicator of the given world ranks, in that order. Only its members call; they have met
-  // before. `tag` tells creations apart that run at the same time; `check` is as in form().
+  // Makes a communicator of the given world ranks, in that order. Only these ranks call it, after
+  // they have met. `tag` distinguishes concurrent creations. `check`: as in form().
   std::shared_ptr<Comm> communicator(const std::vector<int>& world_ranks, int tag,
                                      Deadline deadline, const std::function<void()>& check = {});
 
-  // Sends rank 0's `value` to every rank of the world. REQUIRES: all ranks call it. Throws
-  // Error(kTimeout) when they do not before the deadline.
+  // Returns rank 0's `value` on every rank of the world. REQUIRES: all ranks call it. Throws
+  // Error(kTimeout) if a rank does not before the deadline.
   std::string broadcast(std::string value, Deadline deadline);
 
-  // Finalises MPI at the end of a launched process, if every rank comes here within `patience`.
-  // Otherwise leaves MPI as it is: a plain exit is clean.
-  void finalize_together(std::chrono::milliseconds patience) noexcept;
+  // Finalises MPI at the end of a launched process, if every rank calls this within `timeout`.
+  // Otherwise leaves MPI initialised: a plain exit is clean.
+  void finalize_together(std::chrono::milliseconds timeout) noexcept;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
-  // Unique to the world; empty until it is known (a world that was adopted: the first group names
-  // it).
+  // Returns an id that is unique to the world. Empty while unknown: the first group names a world
+  // that was taken over.
   const std::string& id() const noexcept { return id_; }
 
-  // Tells of what comes over TCP; null in a world that was adopted.
+  // Wakes for messages over TCP; null in a world that was taken over.
   const std::shared_ptr<Arrivals>& arrivals() const noexcept { return arrivals_; }
 
  private:
-  // Waits for every rank of the world to call this; false when the deadline came first.
+  // Waits for every rank of the world to call this. Returns false at the deadline.
   bool meet(Deadline deadline);
 
   World(const MpiLibrary& library, std::string id, const std::string& origin,
@@ -86,4 +85,4 @@ class World {
   const int size_;
 };
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi

@@ -3,14 +3,14 @@
 #include <optional>
 #include <utility>
 
+#include "communicator/shm/peer_transfers.h"
 #include "communicator/shm/point_to_point.h"
 #include "communicator/shm/reduction.h"
-#include "communicator/shm/streams.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
-using Cast = StreamExchange::Cast;
+using Cast = PeerExchange::Cast;
 
 size_t total(const std::vector<Source>& parts) {
   size_t count = 0;
@@ -93,19 +93,20 @@ class ShmCommunicator final : public Communicator {
 
   OperationPtr receive(Sink out, Dtype dtype, int from, int tag,
                        std::shared_ptr<int> source) override {
-    const auto member =
+    const auto local_rank =
         from == kAnyRank ? std::nullopt : std::optional<size_t>(static_cast<size_t>(from));
-    return make_receive(matcher_, out, dtype, member, tag, std::move(source));
+    return make_receive(matcher_, out, dtype, local_rank, tag, std::move(source));
   }
 
   int tags() const override { return kTags; }
 
-  size_t small_bytes() const noexcept override { return kZeroCopyBytes; }
+  size_t preallocated_allreduce_bytes() const noexcept override { return kZeroCopyBytes; }
 
-  Operation* small_allreduce(OperationNumber sequence, void* data, size_t count, Dtype dtype,
-                             ReduceOp op) override {
-    return &small_.emplace(shm_group_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
-                           ReductionBuffers{data, data, count, -1, size()});
+  progress::Operation* preallocated_allreduce(OperationNumber sequence, void* data, size_t count,
+                                              Dtype dtype, ReduceOp op) override {
+    return &preallocated_.emplace(shm_group_,
+                                  Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
+                                  ReductionBuffers{data, data, count, -1, size()});
   }
 
   void wake() noexcept override { shm_group_->wake(); }
@@ -120,14 +121,14 @@ class ShmCommunicator final : public Communicator {
 
   OperationPtr exchange(OpCode op, Dtype dtype, int root, OperationNumber sequence, size_t count,
                         std::vector<Source> outgoing, std::vector<Sink> incoming, Cast cast) {
-    return std::make_unique<StreamExchange>(shm_group_,
-                                            Signature{op, dtype, ReduceOp::kSum, root, sequence},
-                                            count, std::move(outgoing), std::move(incoming), cast);
+    return std::make_unique<PeerExchange>(shm_group_,
+                                          Signature{op, dtype, ReduceOp::kSum, root, sequence},
+                                          count, std::move(outgoing), std::move(incoming), cast);
   }
 
   const std::shared_ptr<ShmGroup> shm_group_;
   const std::shared_ptr<MessageMatcher> matcher_;
-  std::optional<ShmReduction> small_;  // the latest of small_allreduce()
+  std::optional<ShmReduction> preallocated_;  // the latest result of preallocated_allreduce()
 };
 
 }  // namespace
@@ -136,4 +137,4 @@ std::shared_ptr<Communicator> make_communicator(std::shared_ptr<ShmGroup> shm_gr
   return std::make_shared<ShmCommunicator>(std::move(shm_group));
 }
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

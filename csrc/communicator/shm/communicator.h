@@ -1,8 +1,8 @@
-// The collectives within a node (communicator/communicator.h says what each does), over the memory
-// that its ranks share.
+// The communicator of the ranks of one node, over the memory that they share.
+// communicator/communicator.h specifies each operation.
 //
-// The ranks that callers name are indices of the ShmGroup's members; when the whole group is on
-// this node they are the group's ranks.
+// The ranks in calls are local ranks. If the whole group is on this node, these are the group's
+// ranks.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 #include "communicator/communicator.h"
 #include "communicator/shm/shm_group.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 
 std::shared_ptr<Communicator> make_communicator(std::shared_ptr<ShmGroup> shm_group);
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

@@ -1,25 +1,28 @@
-// Makes a ShmGroup of the ranks that share this node, out of neighbours and segments.
+// Makes the ShmGroup of the ranks on this node from the results of exploring (local_peers.h).
+//
+// Threads: the thread that forms the group.
 #pragma once
 
 #include <cstddef>
 #include <memory>
 
 #include "bootstrap/rendezvous.h"
-#include "communicator/shm/neighbours.h"
+#include "communicator/shm/local_peers.h"
 #include "communicator/shm/shm_group.h"
 #include "memory/segment.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 
-// Lays out an area in `segment`, unless exploring has, tells the neighbours where, and joins them.
-// All ranks of the rendezvous call it, having explored. `chunk_bytes` is what an operation stages
-// at a time, the same as when exploring; `threads` share a large one's work.
+// Publishes a control region in `segment` to the local peers, unless explore() has, and returns the
+// group of this node. All ranks of the rendezvous call it, after explore(). `chunk_bytes`: the
+// bytes that an operation stages at a time, as in explore(). `threads`: the threads that share a
+// large reduction or copy of this rank.
 //
-// What fails on one rank of the node reaches the others as in bootstrap::gather(); throws
-// Error(kExhausted) when there is no room for the area.
+// An error of one rank of the node reaches the others as in bootstrap::gather(). Throws
+// Error(kExhausted) if the segment has no room for the region.
 std::shared_ptr<ShmGroup> join(const bootstrap::Rendezvous& rendezvous,
                                std::shared_ptr<memory::SharedSegment> segment,
-                               const Neighbourhood& neighbourhood, size_t chunk_bytes, bool crowded,
-                               size_t threads);
+                               const LocalPeers& local_peers, size_t chunk_bytes,
+                               bool oversubscribed, size_t threads);
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

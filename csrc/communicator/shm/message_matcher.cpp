@@ -5,14 +5,15 @@
 #include <new>
 #include <utility>
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
-// True if the receiver may have the message. Ends the transfer of one that was withdrawn.
+// Takes the transfer of a message for its receiver. Returns false, and ends the transfer, if the
+// sender has withdrawn the message.
 bool take(const ReceivedMessage& received) {
   if (received.transfer == nullptr || received.transfer->leave_open(MessageTransfer::kTaken))
     return true;
-  received.transfer->end(MessageTransfer::kGivenUp);
+  received.transfer->end(MessageTransfer::kCancelled);
   return false;
 }
 
@@ -39,12 +40,12 @@ void MessageMatcher::close_transfer(MessageTransfer* transfer) {
 
 void MessageMatcher::close_when_ended(MessageTransfer* transfer) {
   const std::lock_guard lock(mutex_);
-  given_up_.push_back(transfer);
+  cancelled_.push_back(transfer);
   free_ended();
 }
 
 void MessageMatcher::free_ended() {
-  std::erase_if(given_up_, [this](MessageTransfer* transfer) {
+  std::erase_if(cancelled_, [this](MessageTransfer* transfer) {
     const bool ended = transfer->ended();
     if (ended) close_transfer(transfer);
     return ended;
@@ -56,13 +57,13 @@ uint64_t MessageMatcher::enter(size_t to) {
   return out_[to].entered++;
 }
 
-bool MessageMatcher::post(size_t to, uint64_t place, const Envelope& envelope,
+bool MessageMatcher::post(size_t to, uint64_t position, const Envelope& envelope,
                           const void* message) {
   {
     const std::lock_guard lock(mutex_);
     Outbox& box = out_[to];
     while (box.left.erase(box.turn) > 0) ++box.turn;
-    if (place != box.turn) return false;
+    if (position != box.turn) return false;
     Cell& cell = shm_group_->mailbox(shm_group_->self(), to).cells[box.posted % kCells];
     if (cell.state.load(std::memory_order_acquire) != Cell::kFree) return false;
     cell.envelope = envelope;
@@ -73,17 +74,17 @@ bool MessageMatcher::post(size_t to, uint64_t place, const Envelope& envelope,
     ++box.posted;
     ++box.turn;
   }
-  shm_group_->ring_transfers(to);
-  shm_group_->ring_transfers(shm_group_->self());  // it may be another send's turn
+  shm_group_->ring_messages(to);
+  shm_group_->ring_messages(shm_group_->self());  // another send may be next
   return true;
 }
 
-void MessageMatcher::leave(size_t to, uint64_t place) {
+void MessageMatcher::leave(size_t to, uint64_t position) {
   {
     const std::lock_guard lock(mutex_);
-    out_[to].left.insert(place);
+    out_[to].left.insert(position);
   }
-  shm_group_->ring_transfers(shm_group_->self());  // it may be another send's turn
+  shm_group_->ring_messages(shm_group_->self());  // another send may be next
 }
 
 bool MessageMatcher::matches(const PendingReceive& expected, const ReceivedMessage& received) {
@@ -129,7 +130,7 @@ void MessageMatcher::collect() {
       if (cell.state.load(std::memory_order_acquire) != Cell::kPosted) break;
       ReceivedMessage received = read(from, cell);
       cell.state.store(Cell::kFree, std::memory_order_release);
-      shm_group_->ring_transfers(from);
+      shm_group_->ring_messages(from);
       deliver(std::move(received));
       came = true;
     }
@@ -145,7 +146,7 @@ ReceivedMessage MessageMatcher::read(size_t from, const Cell& cell) const {
     return received;
   }
   const uint64_t offset = received.envelope.transfer;
-  const size_t segment = shm_group_->member(from).segment_bytes;
+  const size_t segment = shm_group_->local_rank(from).segment_bytes;
   if (offset % kCacheLine == 0 && offset < segment && segment - offset >= sizeof(MessageTransfer)) {
     received.transfer = reinterpret_cast<MessageTransfer*>(shm_group_->at(from, offset));
   }
@@ -164,16 +165,16 @@ void MessageMatcher::deliver(ReceivedMessage received) {
   }
 }
 
-// Ends withdrawn messages, so that their senders can give the blocks back.
+// Ends the transfers of withdrawn messages, so that their senders can free the blocks.
 void MessageMatcher::drop_withdrawn() {
   std::erase_if(unexpected_, [](const ReceivedMessage& received) {
     if (received.transfer == nullptr ||
         received.transfer->state.load(std::memory_order_acquire) != MessageTransfer::kWithdrawn) {
       return false;
     }
-    received.transfer->end(MessageTransfer::kGivenUp);
+    received.transfer->end(MessageTransfer::kCancelled);
     return true;
   });
 }
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

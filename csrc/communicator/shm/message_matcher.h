@@ -1,8 +1,9 @@
-// This process' end of the mailboxes of a ShmGroup: posts envelopes in the order of issue, and
-// matches those that come with receives, as MPI does: of the messages from one rank with one tag,
-// the first sent goes to the first receive that asked for it.
+// The mailboxes of a ShmGroup, as one process uses them. Posts envelopes in the order of issue.
+// Matches the envelopes that arrive with receives, as MPI does: of the messages from one rank with
+// one tag, the first sent goes to the first matching receive.
 //
-// Threads: any. mutex_ is the only lock, and nothing waits under it.
+// Threads: any thread may call every member. mutex_ is the only lock, and no thread waits while it
+// holds mutex_.
 #pragma once
 
 #include <cstddef>
@@ -16,23 +17,24 @@
 #include <vector>
 
 #include "base/fork.h"
-#include "communicator/shm/area.h"
+#include "communicator/shm/control_region.h"
 #include "communicator/shm/shm_group.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 
-// An envelope that has come, with its message if that is small.
+// An envelope that has arrived, with its message if the message is inline.
 struct ReceivedMessage {
-  size_t from;  // index of the member
+  size_t from;  // the sender's local rank
   Envelope envelope;
   std::vector<std::byte> message;
-  MessageTransfer* transfer;  // of a large message; null if it does not lie in the sender's segment
+  // Of a message in a transfer; null if that is not inside the sender's segment.
+  MessageTransfer* transfer;
 };
 
-// A receive that waits for its message. A large message has been taken (MessageTransfer::kTaken)
-// when it is here.
+// A receive that waits for its message. When `received` is set, the receiver has taken the
+// message's transfer (MessageTransfer::kTaken), if there is one.
 struct PendingReceive {
-  std::optional<size_t> from;  // nothing: any member
+  std::optional<size_t> from;  // nothing: any rank
   int tag;
   std::optional<ReceivedMessage> received;
 };
@@ -41,30 +43,30 @@ class MessageMatcher {
  public:
   explicit MessageMatcher(std::shared_ptr<ShmGroup> shm_group);
 
-  // Blocks that no receiver has ended by now stay until the process ends.
+  // Leaks blocks whose transfers no receiver has ended.
   ~MessageMatcher();
   MessageMatcher(const MessageMatcher&) = delete;
   MessageMatcher& operator=(const MessageMatcher&) = delete;
 
   const std::shared_ptr<ShmGroup>& shm_group() const noexcept { return shm_group_; }
 
-  // A block for a large message, with `staging` bytes behind the MessageTransfer. Throws
-  // Error(kExhausted).
+  // Returns a new block: a MessageTransfer and `staging` bytes after it. Throws Error(kExhausted).
   MessageTransfer* open_transfer(size_t staging);
   void close_transfer(MessageTransfer* transfer);
-  // The same, once the receiver has ended it.
+  // Frees the block as soon as the receiver has ended the transfer.
   void close_when_ended(MessageTransfer* transfer);
 
-  // A send's place among those to the same member.
+  // Queues a send to local rank `to`. Returns the send's position among the sends to that rank.
   uint64_t enter(size_t to);
 
-  // Posts the envelope if it is this send's turn and there is a free cell. An inline message is
-  // copied. Gives up the place on success.
-  bool post(size_t to, uint64_t place, const Envelope& envelope, const void* message);
-  void leave(size_t to, uint64_t place);
+  // Posts the envelope if the send at `position` is next and a cell is free. Copies an inline
+  // message. Returns true if it has posted; the position is then used up. leave() gives up a
+  // position without posting.
+  bool post(size_t to, uint64_t position, const Envelope& envelope, const void* message);
+  void leave(size_t to, uint64_t position);
 
-  // Matches `expected`, now or when its message comes: collect() then fills it in. It must stay
-  // where it is until then, or until forget().
+  // Registers a receive, or matches it with a message that has arrived. collect() matches it later,
+  // and sets `expected.received`. `expected` must not move before that, or before forget().
   void expect(PendingReceive& expected);
   void forget(PendingReceive& expected);
   void collect();
@@ -72,8 +74,8 @@ class MessageMatcher {
 
  private:
   struct Outbox {
-    uint64_t entered = 0;  // places given
-    uint64_t turn = 0;     // the place that posts next
+    uint64_t entered = 0;  // positions given out
+    uint64_t turn = 0;     // the position that posts next
     uint64_t posted = 0;   // envelopes
     std::set<uint64_t> left;
   };
@@ -89,12 +91,13 @@ class MessageMatcher {
 
   const ForkGuard fork_;
   const std::shared_ptr<ShmGroup> shm_group_;
-  std::mutex mutex_;  // guards the members below
+  std::mutex mutex_;  // guards all members below
   std::vector<Outbox> out_;
   std::vector<Inbox> in_;
   std::list<PendingReceive*> expected_;     // in the order of issue
-  std::deque<ReceivedMessage> unexpected_;  // in the order in which they came
-  std::vector<MessageTransfer*> given_up_;  // by sends of this rank, maybe not yet ended
+  std::deque<ReceivedMessage> unexpected_;  // in order of arrival
+  // By sends of this rank; their receivers may not have ended them.
+  std::vector<MessageTransfer*> cancelled_;
 };
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/socket_files.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
 constexpr size_t kMostDescriptors = 4;  // in a packet
@@ -50,8 +50,8 @@ const sockaddr* raw(const SocketAddress& address) {
 
 constexpr const char* kPrefix = "hbmcomm-";
 constexpr const char* kSuffix = ".socket";
-// A file gets its final name once somebody listens there, so one with this suffix may refuse calls
-// for a moment.
+// A file gets its final name when its process listens. A file with this suffix may refuse calls for
+// a moment.
 constexpr const char* kDraft = ".draft";
 
 std::string path_of(const std::string& directory, const std::string& name) {
@@ -70,7 +70,7 @@ SocketAddress abstract_address(const std::string& name) { return address_of('\0'
 
 SocketAddress file_address(const std::string& path) {
   SocketAddress address = address_of(path);
-  ++address.length;  // with the null behind it
+  ++address.length;  // includes the terminating null
   return address;
 }
 
@@ -95,7 +95,7 @@ Descriptor accept_at(int listener) {
 
 Descriptor connect_to(const SocketAddress& address, std::error_code& failure) {
   Descriptor made = make_socket();
-  while (connect(made.get(), raw(address), address.length) != 0) {
+  while (::connect(made.get(), raw(address), address.length) != 0) {
     if (errno == EINTR) continue;
     failure.assign(errno, std::generic_category());
     return {};
@@ -188,4 +188,4 @@ Descriptor connect_to_file(const std::string& directory, const std::string& name
   return connect_to(file_address(path_of(directory, name)), failure);
 }
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

@@ -1,7 +1,7 @@
-// Unix sockets between processes of one machine, whose packets can carry descriptors. Nothing here
+// Unix sockets between processes of one machine. Their packets can carry descriptors. No function
 // blocks.
 //
-// Threads: all functions may be called from any thread, each socket used by one at a time.
+// Threads: any thread may call every function; each socket is used by one thread at a time.
 #pragma once
 
 #include <sys/socket.h>
@@ -14,7 +14,7 @@
 
 #include "base/descriptor.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 
 inline constexpr size_t kLongestAddress = sizeof(sockaddr_un::sun_path) - 1;
 
@@ -23,18 +23,19 @@ struct SocketAddress {
   socklen_t length = 0;
 };
 
-// A name without a file: seen within one network namespace, gone with its socket.
-// Throws Error(kInvalid), as the next, when the text is too long for the kernel.
+// Returns an address without a file: visible in one network namespace, gone with its socket. Throws
+// Error(kInvalid) if the name is too long for the kernel, as file_address() does.
 SocketAddress abstract_address(const std::string& name);
 SocketAddress file_address(const std::string& path);
 
-// Throws Error(kUnavailable) when the kernel refuses.
+// Throws Error(kUnavailable) if the kernel refuses.
 Descriptor listen_at(const SocketAddress& address);
 
-// Takes a caller in; nothing when nobody is left who calls.
+// Accepts a caller. Returns no descriptor if no caller waits.
 Descriptor accept_at(int listener);
 
-// None, and why not in `failure`, when nobody listens there.
+// Connects to a listener. Returns no descriptor, and sets `failure`, if no process listens at the
+// address.
 Descriptor connect_to(const SocketAddress& address, std::error_code& failure);
 
 // Returns true if the process at the other end runs as this one's user. Both ends then agree.
@@ -42,18 +43,20 @@ bool trusted(int socket);
 
 enum class Delivery { kDone, kLater, kGone };
 
-// One packet with copies of `descriptors`. kLater: the kernel holds too much already; kGone: nobody
-// will receive it. Throws Error(kNetwork) on any other failure, as does receive().
+// Sends one packet with copies of `descriptors`. Returns kLater if the kernel holds too much
+// already, and kGone if no process will receive it. Throws Error(kNetwork) on any other failure, as
+// receive() does.
 Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>& descriptors);
 
-// One packet of exactly `bytes`, and its descriptors. kGone: nothing will come any more. Throws
-// Error(kExhausted) if this process cannot hold the descriptors.
+// Receives one packet of exactly `bytes`, and its descriptors. Returns kLater if no packet has
+// arrived, and kGone if none will arrive. Throws Error(kExhausted) if this process cannot hold the
+// descriptors.
 Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& descriptors);
 
 class SocketFile {
  public:
-  // Also removes the files of listeners in `directory` that were killed.
-  // Throws Error(kUnavailable) when the file cannot be made there.
+  // Listens at a file in `directory`. Also removes the files of killed listeners there. Throws
+  // Error(kUnavailable) if it cannot make the file.
   SocketFile(const std::string& directory, const std::string& name);
   ~SocketFile();  // removes the file
   SocketFile(const SocketFile&) = delete;
@@ -66,8 +69,8 @@ class SocketFile {
   Descriptor listener_;
 };
 
-// Calls the SocketFile of another process; see connect_to().
+// Connects to the SocketFile of another process; see connect_to().
 Descriptor connect_to_file(const std::string& directory, const std::string& name,
                            std::error_code& failure);
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

@@ -1,25 +1,26 @@
 #include "communicator/shm/phased_operation.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 
-Progress PhasedOperation::poll() {
+progress::Progress PhasedOperation::poll() {
   if (shm_group_->all_here()) return next_phase();
-  return meanwhile() ? Progress::kActive : Progress::kIdle;
+  return meanwhile() ? progress::Progress::kActive : progress::Progress::kIdle;
 }
 
-Slept PhasedOperation::sleep(Clock::time_point until, bool polled) {
-  if (shm_group_->sleep(until, polled)) return Slept::kWoken;
-  if (polled) return Slept::kTimedOut;
-  const bool woken = Clock::now() < until;  // by one of those who have come, most likely
+progress::Slept PhasedOperation::sleep(Clock::time_point until, bool polled) {
+  if (shm_group_->sleep(until, polled)) return progress::Slept::kWoken;
+  if (polled) return progress::Slept::kTimedOut;
+  const bool woken = Clock::now() < until;  // most likely by a rank that has published
   if (!woken || shm_group_->failed()) {
     shm_group_->require_alive(missing(), *this, [this] { return shm_group_->all_here(); });
   }
-  return woken ? Slept::kWoken : Slept::kTimedOut;
+  return woken ? progress::Slept::kWoken : progress::Slept::kTimedOut;
 }
 
 std::string PhasedOperation::describe() const {
-  return hbm::describe(make_header(signature_, count_, 0, 0),
-                       shm_group_->member(shm_group_->self()).rank, shm_group_->group());
+  return communicator::describe(make_header(signature_, count_, 0, 0),
+                                shm_group_->local_rank(shm_group_->self()).group_rank,
+                                shm_group_->group());
 }
 
 Slot& PhasedOperation::open() {
@@ -38,15 +39,16 @@ void PhasedOperation::check(bool same_count) const {
     PhaseHeader alike = found;
     if (!same_count) alike.count = own.count;
     if (alike == own) continue;
-    check_header(found.message(), own.message(), shm_group_->member(i).rank, shm_group_->group());
+    check_header(found.message(), own.message(), shm_group_->local_rank(i).group_rank,
+                 shm_group_->group());
   }
 }
 
-void PhasedOperation::check_stream(size_t index, size_t found, size_t expected) const {
+void PhasedOperation::check_transfer(size_t index, size_t found, size_t expected) const {
   if (found == expected) return;
   MessageHeader theirs = make_header(signature_, found, 0, 0);
-  check_header(theirs, make_header(signature_, expected, 0, 0), shm_group_->member(index).rank,
-               shm_group_->group());
+  check_header(theirs, make_header(signature_, expected, 0, 0),
+               shm_group_->local_rank(index).group_rank, shm_group_->group());
 }
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

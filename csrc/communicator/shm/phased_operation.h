@@ -1,8 +1,8 @@
-// A collective as a sequence of phases (communicator/shm/shm_group.h): it publishes its first slot
-// when it begins, and whenever every member has published the last one, next_phase() uses what they
-// show and publishes the next, until there is none.
+// A collective as a sequence of phases (communicator/shm/shm_group.h). It publishes its first slot
+// in begin(). Each time all ranks have published the last slot, next_phase() reads their slots and
+// publishes the next one, until the collective is done.
 //
-// Threads: one at a time, as Operation.
+// Threads: one thread at a time, as for Operation.
 #pragma once
 
 #include <memory>
@@ -14,37 +14,38 @@
 #include "communicator/shm/tuning.h"
 #include "progress/operation.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 
-class PhasedOperation : public Operation {
+class PhasedOperation : public progress::Operation {
  public:
-  Progress poll() final;
-  Slept sleep(std::chrono::steady_clock::time_point until, bool polled) final;
+  progress::Progress poll() final;
+  progress::Slept sleep(std::chrono::steady_clock::time_point until, bool polled) final;
   std::vector<int> missing() const final { return shm_group_->missing(); }
   std::string describe() const final;
   void abandon() noexcept override {}
 
  protected:
-  // `count`: elements, as errors report them.
+  // `count`: the elements that errors report.
   PhasedOperation(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count)
       : shm_group_(std::move(shm_group)), signature_(signature), count_(count) {}
 
-  // Uses the slots of this phase. Publishes the next and returns kActive, or returns kDone. (It may
-  // return kActive without publishing: it is called again.)
-  virtual Progress next_phase() = 0;
+  // Uses the slots of this phase. Publishes the next slot and returns kActive, or returns kDone. It
+  // may also return kActive without publishing; it is then called again.
+  virtual progress::Progress next_phase() = 0;
 
-  // Does a piece of what needs no other member; false if nothing is left. Called while they have
-  // not all published.
+  // Does a part of the work that needs no other rank; returns false if none is left. Called while
+  // some rank has not published.
   virtual bool meanwhile() { return false; }
 
-  // The next slot, with its header filled in. `part` counts the operation's phases.
+  // Returns the next slot, with its header filled in. The header counts the phases of the
+  // operation.
   Slot& open();
 
-  // Throws Error(kMismatch) if a member is not in this operation. `same_count`: the count must be
-  // the same on all. An error tells the true counts in any case.
+  // Throws Error(kMismatch) if a rank is in another operation. `same_count`: the count must be the
+  // same on all ranks. The error reports the true counts in both cases.
   void check(bool same_count) const;
-  // Throws unless member `index` sends this rank as many elements as it takes.
-  void check_stream(size_t index, size_t found, size_t expected) const;
+  // Throws unless local rank `index` sends as many elements as this rank expects.
+  void check_transfer(size_t index, size_t found, size_t expected) const;
 
   size_t element() const { return element_size(signature_.operands()); }
 
@@ -56,4 +57,4 @@ class PhasedOperation : public Operation {
   uint32_t part_ = 0;
 };
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

@@ -8,40 +8,40 @@
 #include "communicator/shm/tuning.h"
 #include "kernels/copy.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
 // The common part of sends and receives.
-class TransferOperation : public Operation {
+class MessageOperation : public progress::Operation {
  public:
-  TransferOperation(std::shared_ptr<MessageMatcher> matcher, Dtype dtype, size_t count, int tag)
+  MessageOperation(std::shared_ptr<MessageMatcher> matcher, Dtype dtype, size_t count, int tag)
       : matcher_(std::move(matcher)),
         header_(make_header({OpCode::kSendRecv, dtype, ReduceOp::kSum, tag, 0}, count, 0,
                             count * element_size(dtype))) {}
 
   std::string describe() const final {
-    return hbm::describe(header_, rank_of(shm_group().self()), shm_group().group());
+    return communicator::describe(header_, rank_of(shm_group().self()), shm_group().group());
   }
 
-  Progress poll() final {
-    seen_ = shm_group().transfer_rings();
-    const Progress progress = advance();
-    if (progress == Progress::kIdle) look_after_peers();
+  progress::Progress poll() final {
+    seen_ = shm_group().message_rings();
+    const progress::Progress progress = advance();
+    if (progress == progress::Progress::kIdle) check_peers();
     return progress;
   }
 
-  Slept sleep(Clock::time_point until, bool polled) final {
-    const bool rung = shm_group().sleep_transfers(until, seen_, polled);
-    return rung ? Slept::kWoken : Slept::kTimedOut;
+  progress::Slept sleep(Clock::time_point until, bool polled) final {
+    const bool rung = shm_group().sleep_messages(until, seen_, polled);
+    return rung ? progress::Slept::kWoken : progress::Slept::kTimedOut;
   }
 
   bool self_sufficient() const override { return bytes() <= Cell::kInlineBytes; }
 
  protected:
-  virtual Progress advance() = 0;
+  virtual progress::Progress advance() = 0;
 
   ShmGroup& shm_group() const { return *matcher_->shm_group(); }
-  int rank_of(size_t member) const { return shm_group().member(member).rank; }
+  int rank_of(size_t local_rank) const { return shm_group().local_rank(local_rank).group_rank; }
   size_t bytes() const { return header_.payload; }
   size_t chunk() const { return staged_chunk_bytes(bytes()); }
   size_t chunks() const { return (bytes() + chunk() - 1) / chunk(); }
@@ -50,49 +50,49 @@ class TransferOperation : public Operation {
   const MessageHeader header_;
 
  private:
-  // In poll(), because of all the transfers under way only one waits.
-  void look_after_peers() {
+  // Called in poll(): of all messages in flight only one waits in sleep().
+  void check_peers() {
     const Clock::time_point now = Clock::now();
-    if (!shm_group().failed() && now < look_due_) return;
-    // A dead rank's messages from before its death are there: the next poll() finds them.
+    if (!shm_group().failed() && now < check_due_) return;
+    // Messages that a dead rank sent before its death have arrived: the next poll() finds them.
     shm_group().require_alive(missing(), *this,
-                              [this] { return shm_group().transfer_rings() != seen_; });
-    look_due_ = now + kPeerCheckPeriod;
+                              [this] { return shm_group().message_rings() != seen_; });
+    check_due_ = now + kPeerCheckPeriod;
   }
 
   uint32_t seen_ = 0;
-  Clock::time_point look_due_ = Clock::now() + kPeerCheckPeriod;
+  Clock::time_point check_due_ = Clock::now() + kPeerCheckPeriod;
 };
 
-class ShmSend final : public TransferOperation {
+class ShmSend final : public MessageOperation {
  public:
   ShmSend(std::shared_ptr<MessageMatcher> matcher, Source in, Dtype dtype, size_t to, int tag)
-      : TransferOperation(std::move(matcher), dtype, in.count, tag),
+      : MessageOperation(std::move(matcher), dtype, in.count, tag),
         data_(static_cast<const std::byte*>(in.data)),
         to_(to) {}
 
   void begin() override {
     envelope_.header = header_;
-    if (bytes() > Cell::kInlineBytes) prepare_transfer();  // throws if there is no room for it
-    place_ = matcher_->enter(to_);
-    post();  // before the first chunks, which the receiver then takes out as they come
+    if (bytes() > Cell::kInlineBytes) prepare_transfer();  // throws if the segment has no room
+    position_ = matcher_->enter(to_);
+    post();  // before the first chunks, so that the receiver copies them as they come
     fill();
   }
 
   std::vector<int> missing() const override { return {rank_of(to_)}; }
 
-  // Not with a full mailbox: somebody has to post it when there is room.
+  // False if the mailbox is full: a thread has to post the envelope later.
   bool self_sufficient() const override {
-    return TransferOperation::self_sufficient() && (!place_ || posted_);
+    return MessageOperation::self_sufficient() && (!position_ || posted_);
   }
 
   void abandon() noexcept override {
     if (!posted_) {
-      if (place_) matcher_->leave(to_, *place_);
-      give_back();
+      if (position_) matcher_->leave(to_, *position_);
+      release_transfer();
     } else if (transfer_ != nullptr) {
       if (!transfer_->leave_open(MessageTransfer::kWithdrawn) && !transfer_->ended())
-        give_up_taken();
+        cancel_taken();
       matcher_->close_when_ended(std::exchange(transfer_, nullptr));
     }
   }
@@ -101,21 +101,21 @@ class ShmSend final : public TransferOperation {
 
  private:
   bool post() {
-    posted_ = posted_ || matcher_->post(to_, *place_, envelope_, data_);
+    posted_ = posted_ || matcher_->post(to_, *position_, envelope_, data_);
     return posted_;
   }
 
-  Progress advance() override {
-    if (!post()) return Progress::kIdle;
-    if (transfer_ == nullptr) return Progress::kDone;
+  progress::Progress advance() override {
+    if (!post()) return progress::Progress::kIdle;
+    if (transfer_ == nullptr) return progress::Progress::kDone;
     if (transfer_->ended()) return finish();
-    return fill() ? Progress::kActive : Progress::kIdle;
+    return fill() ? progress::Progress::kActive : progress::Progress::kIdle;
   }
 
-  Progress finish() {
+  progress::Progress finish() {
     const uint32_t end = transfer_->state.load(std::memory_order_relaxed);
-    give_back();
-    if (end == MessageTransfer::kDone) return Progress::kDone;
+    release_transfer();
+    if (end == MessageTransfer::kDone) return progress::Progress::kDone;
     const std::string receiver =
         "rank " + std::to_string(rank_of(to_)) + " of " + shm_group().group();
     if (end == MessageTransfer::kRefused) {
@@ -126,15 +126,16 @@ class ShmSend final : public TransferOperation {
                                       " before it had the whole message; see that rank's error");
   }
 
-  // The receiver still reads the tensor, or waits for chunks that will not come.
-  void give_up_taken() {
+  // Cancels a message that a receiver has taken: it still reads the tensor, or waits for chunks
+  // that will not come.
+  void cancel_taken() {
     peers_may_write_ = envelope_.kind == Envelope::kZeroCopy;
     if (peers_may_write_ || filled_ == chunks()) return;
     transfer_->filled.store(kNoMore, std::memory_order_release);
-    shm_group().ring_transfers(to_);
+    shm_group().ring_messages(to_);
   }
 
-  void give_back() {
+  void release_transfer() {
     if (transfer_ != nullptr) matcher_->close_transfer(std::exchange(transfer_, nullptr));
   }
 
@@ -147,7 +148,7 @@ class ShmSend final : public TransferOperation {
     if (offset) envelope_.message = *offset;
   }
 
-  // Puts in what there is room for; false if there was none.
+  // Fills the free chunks; returns false if none was free.
   bool fill() {
     if (envelope_.kind != Envelope::kStaged) return false;
     const uint64_t before = filled_;
@@ -158,26 +159,26 @@ class ShmSend final : public TransferOperation {
       shm_group().copy_to_peers()(staging + filled_ % kStagedChunksInFlight * chunk(),
                                   data_ + first, std::min(chunk(), bytes() - first));
       transfer_->filled.store(++filled_, std::memory_order_release);
-      if (posted_) shm_group().ring_transfers(to_);
+      if (posted_) shm_group().ring_messages(to_);
     }
     return filled_ != before;
   }
 
   const std::byte* const data_;
   const size_t to_;
-  std::optional<uint64_t> place_;  // among the sends to that member, from begin() on
+  std::optional<uint64_t> position_;  // among the sends to that rank, set in begin()
   bool posted_ = false;
   Envelope envelope_{};
-  MessageTransfer* transfer_ = nullptr;  // of a large message
+  MessageTransfer* transfer_ = nullptr;  // of a message that is not inline
   uint64_t filled_ = 0;
   bool peers_may_write_ = false;
 };
 
-class ShmReceive final : public TransferOperation {
+class ShmReceive final : public MessageOperation {
  public:
   ShmReceive(std::shared_ptr<MessageMatcher> matcher, Sink out, Dtype dtype,
              std::optional<size_t> from, int tag, std::shared_ptr<int> source)
-      : TransferOperation(std::move(matcher), dtype, out.count, tag),
+      : MessageOperation(std::move(matcher), dtype, out.count, tag),
         out_(static_cast<std::byte*>(out.data)),
         source_(std::move(source)),
         expected_{from, tag, std::nullopt} {}
@@ -196,20 +197,20 @@ class ShmReceive final : public TransferOperation {
 
   void abandon() noexcept override {
     matcher_->forget(expected_);
-    if (expected_.received && !ended_) end(MessageTransfer::kGivenUp);
+    if (expected_.received && !ended_) end(MessageTransfer::kCancelled);
   }
 
  private:
-  Progress advance() override {
+  progress::Progress advance() override {
     matcher_->collect();
     if (!accepted_) {
-      if (!matcher_->matched(expected_)) return Progress::kIdle;
+      if (!matcher_->matched(expected_)) return progress::Progress::kIdle;
       accept();
       accepted_ = true;
     }
     switch (expected_.received->envelope.kind) {
       case Envelope::kInline:
-        copy_bytes(out_, expected_.received->message.data(), bytes());
+        kernels::copy_bytes(out_, expected_.received->message.data(), bytes());
         return finished();
       case Envelope::kZeroCopy:
         return copy_slice();
@@ -218,8 +219,8 @@ class ShmReceive final : public TransferOperation {
     }
   }
 
-  // Throws, and tells the sender of a large message, if the message is not what was expected. From
-  // here on what the envelope says can be relied on.
+  // Checks the message. If it is not the expected one, throws, and refuses the transfer. After this
+  // call the envelope is valid.
   void accept() {
     try {
       check();
@@ -248,18 +249,18 @@ class ShmReceive final : public TransferOperation {
     }
   }
 
-  // A part of a message that lies in the sender's segment.
-  Progress copy_slice() {
+  // Copies a slice of a message in the sender's segment.
+  progress::Progress copy_slice() {
     const ReceivedMessage& received = *expected_.received;
     const size_t slice = std::min(bytes() - copied_, kBytesPerPoll);
     shm_group().parallel().copy(out_ + copied_,
                                 shm_group().at(received.from, received.envelope.message) + copied_,
                                 slice, bytes());
     copied_ += slice;
-    return copied_ == bytes() ? finished() : Progress::kActive;
+    return copied_ == bytes() ? finished() : progress::Progress::kActive;
   }
 
-  Progress drain() {
+  progress::Progress drain() {
     MessageTransfer& transfer = *expected_.received->transfer;
     const uint64_t before = drained_;
     const auto* const staging = reinterpret_cast<const std::byte*>(&transfer + 1);
@@ -274,44 +275,44 @@ class ShmReceive final : public TransferOperation {
     }
     while (drained_ < filled) {
       const size_t first = drained_ * chunk();
-      copy_part(out_ + first, staging + drained_ % kStagedChunksInFlight * chunk(),
-                std::min(chunk(), bytes() - first), bytes());
+      kernels::copy_part(out_ + first, staging + drained_ % kStagedChunksInFlight * chunk(),
+                         std::min(chunk(), bytes() - first), bytes());
       transfer.drained.store(++drained_, std::memory_order_release);
     }
     if (drained_ == chunks()) return finished();
-    if (drained_ == before) return Progress::kIdle;
-    shm_group().ring_transfers(expected_.received->from);
-    return Progress::kActive;
+    if (drained_ == before) return progress::Progress::kIdle;
+    shm_group().ring_messages(expected_.received->from);
+    return progress::Progress::kActive;
   }
 
-  Progress finished() {
+  progress::Progress finished() {
     *source_ = rank_of(expected_.received->from);
     end(MessageTransfer::kDone);
-    return Progress::kDone;
+    return progress::Progress::kDone;
   }
 
-  // Ends the transfer of a large message: its block may be gone from here on.
+  // Ends the transfer, if there is one. The sender may free its block after this.
   void end(MessageTransfer::TransferState how) {
     ended_ = true;
     if (expected_.received->transfer == nullptr) return;
     expected_.received->transfer->end(how);
-    shm_group().ring_transfers(expected_.received->from);
+    shm_group().ring_messages(expected_.received->from);
   }
 
   [[noreturn]] void spoiled(const std::string& what, uint64_t value) const {
-    throw Error(ErrorKind::kMismatch, shm_group().member(expected_.received->from).name + " of " +
-                                          shm_group().group() + " names " + what + " " +
+    throw Error(ErrorKind::kMismatch, shm_group().local_rank(expected_.received->from).name +
+                                          " of " + shm_group().group() + " names " + what + " " +
                                           std::to_string(value) + " in " + describe() +
                                           "; a stray store may have spoiled its shared memory");
   }
 
   std::byte* const out_;
   const std::shared_ptr<int> source_;
-  PendingReceive expected_;  // MessageMatcher's until it is matched
+  PendingReceive expected_;  // the MessageMatcher's until it is matched
   bool accepted_ = false;
   bool ended_ = false;
   size_t copied_ = 0;     // bytes of a zero-copy message
-  uint64_t drained_ = 0;  // chunks of a staged one
+  uint64_t drained_ = 0;  // chunks of a staged message
 };
 
 }  // namespace
@@ -326,4 +327,4 @@ OperationPtr make_receive(std::shared_ptr<MessageMatcher> matcher, Sink out, Dty
   return std::make_unique<ShmReceive>(std::move(matcher), out, dtype, from, tag, std::move(source));
 }
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

@@ -1,13 +1,14 @@
 // send and recv within a node.
 //
-// A small message travels in its envelope, and its send is done when that is posted. A large one
-// that lies in the sender's segment is copied from there by the receiver; any other goes through
-// some chunks of a block that the sender takes for it. Then the send is done when the receiver has
-// all of it.
+// A message that fits into a mailbox cell is inline in its envelope; its send is done when the
+// envelope is posted. The receiver copies a longer message directly from the sender's segment, if
+// the tensor is there. Any other message goes through chunks in a block that the sender allocates.
+// The send of a longer message is done when the receiver has all of it.
 //
-// A large send that is abandoned before a receive has taken its message was never made. Afterwards
-// the receive fails, or, if it reads the sender's tensor, goes on: the send is peers_may_write()
-// then. A receive that is abandoned after it took its message makes the send fail, Error(kPeer).
+// If a send of a longer message is abandoned before a receive has taken the message, no message was
+// sent. If a receive has taken it, the receive fails; but a receive that reads the sender's tensor
+// continues, and the send is peers_may_write() then. A receive that is abandoned after it took its
+// message makes the send fail with Error(kPeer).
 #pragma once
 
 #include <memory>
@@ -15,17 +16,18 @@
 #include "communicator/communicator.h"
 #include "communicator/shm/message_matcher.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 
 inline constexpr int kTags = 1 << 30;
 
-// Ranks are indices of members. REQUIRES (both): 0 <= tag < kTags; the peer is another member.
+// Returns a send. Ranks are local ranks. REQUIRES, also for make_receive(): 0 <= tag < kTags; the
+// peer is another rank.
 OperationPtr make_send(std::shared_ptr<MessageMatcher> matcher, Source in, Dtype dtype, size_t to,
                        int tag);
 
-// `from`: nothing for any member. `*source` is set to the sender's rank in the group once the
-// operation is done.
+// Returns a receive. `from`: no value for any rank. Sets `*source` to the sender's rank in the
+// group when the operation is done.
 OperationPtr make_receive(std::shared_ptr<MessageMatcher> matcher, Sink out, Dtype dtype,
                           std::optional<size_t> from, int tag, std::shared_ptr<int> source);
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

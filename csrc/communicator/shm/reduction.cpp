@@ -8,7 +8,7 @@
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
 const std::byte* at(const void* data, size_t bytes) {
@@ -16,18 +16,19 @@ const std::byte* at(const void* data, size_t bytes) {
 }
 std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
-// The work of a small reduction grows with the members, a large one's does not.
-size_t small_bytes(const ShmGroup& shm_group) {
+// Returns the most bytes of a one-shot reduction. Its work grows with the number of ranks; the work
+// of the other algorithms does not.
+size_t one_shot_bytes(const ShmGroup& shm_group) {
   const size_t chunk = shm_group.layout().chunk_bytes;
-  if (shm_group.size() <= kMembersReducingAlike) return chunk;
-  return std::max(std::min(2 * chunk, kOneSlotTotalBytes) / shm_group.size(), kTinyBytes);
+  if (shm_group.size() <= kWholeChunkRanks) return chunk;
+  return std::max(std::min(2 * chunk, kOneShotTotalBytes) / shm_group.size(), kSlotInlineBytes);
 }
 
 }  // namespace
 
-ElementRange share_of(size_t count, size_t element, size_t members, size_t index) {
+ElementRange share_of(size_t count, size_t element, size_t local_size, size_t index) {
   const size_t line = kCacheLine / element;
-  const size_t each = ((count + members - 1) / members + line - 1) / line * line;
+  const size_t each = ((count + local_size - 1) / local_size + line - 1) / line * line;
   const size_t offset = std::min(index * each, count);
   return {offset, std::min(each, count - offset)};
 }
@@ -36,18 +37,18 @@ ShmReduction::ShmReduction(std::shared_ptr<ShmGroup> shm_group, const Signature&
                            const ReductionBuffers& buffers)
     : PhasedOperation(std::move(shm_group), signature, buffers.count),
       buffers_(buffers),
-      small_(count_ * element() <= small_bytes(*shm_group_)),
-      chunk_(small_ ? count_ : shm_group_->layout().chunk_bytes / element()),
-      chunks_(small_ ? 1 : (count_ + chunk_ - 1) / chunk_) {}
+      one_shot_(count_ * element() <= one_shot_bytes(*shm_group_)),
+      chunk_(one_shot_ ? count_ : shm_group_->layout().chunk_bytes / element()),
+      chunks_(one_shot_ ? 1 : (count_ + chunk_ - 1) / chunk_) {}
 
 void ShmReduction::begin() {
   const size_t bytes = count_ * element();
   Slot& slot = open();
-  slot.place = {count_, 0, StreamLocation::kSlots, 0};
+  slot.location = {count_, 0, TransferLocation::kSlots, 0};
   const bool in_place = !takes_result() || buffers_.in == buffers_.out;
   if (bytes >= kZeroCopyBytes && in_place) {
     if (const auto offset = shm_group_->offset_in_segment(buffers_.in, bytes)) {
-      slot.place = {count_, *offset, StreamLocation::kZeroCopy, 0};
+      slot.location = {count_, *offset, TransferLocation::kZeroCopy, 0};
       zero_copy_ = true;
     }
   }
@@ -55,62 +56,63 @@ void ShmReduction::begin() {
   shm_group_->publish();
 }
 
-Progress ShmReduction::next_phase() {
-  switch (way_) {
-    case Way::kUndecided:
+progress::Progress ShmReduction::next_phase() {
+  switch (algorithm_) {
+    case Algorithm::kUndecided:
       return decide();
-    case Way::kZeroCopy:
+    case Algorithm::kZeroCopy:
       return zero_copy();
-    case Way::kClosing:
-      return Progress::kDone;
-    case Way::kWhole:
+    case Algorithm::kCompletionBarrier:
+      return progress::Progress::kDone;
+    case Algorithm::kWholeChunks:
       return whole_chunk();
-    case Way::kShares:
+    case Algorithm::kShares:
       return shares_of_chunk();
   }
-  return Progress::kDone;
+  return progress::Progress::kDone;
 }
 
-// The same on every member, because all see the same slots.
-Progress ShmReduction::decide() {
+// Chooses the algorithm. The choice is the same on every rank, because all read the same slots.
+progress::Progress ShmReduction::decide() {
   check(/*same_count=*/true);
-  if (count_ * element() < kZeroCopyBytes && small_) return one_slot();
+  if (count_ * element() < kZeroCopyBytes && one_shot_) return one_shot();
   size_t zero_copy = 0;
   for (size_t i = 0; i < shm_group_->size(); ++i) {
-    if (shm_group_->slot(i).place.kind == StreamLocation::kZeroCopy) ++zero_copy;
+    if (shm_group_->slot(i).location.kind == TransferLocation::kZeroCopy) ++zero_copy;
   }
-  if (zero_copy == 0 && small_) return one_slot();
+  if (zero_copy == 0 && one_shot_) return one_shot();
   if (zero_copy == shm_group_->size()) {
     prepare_zero_copy();
-    way_ = Way::kZeroCopy;
-    return Progress::kActive;
+    algorithm_ = Algorithm::kZeroCopy;
+    return progress::Progress::kActive;
   }
   zero_copy_ = false;
-  way_ = shm_group_->size() <= kMembersReducingAlike ? Way::kWhole : Way::kShares;
-  if (zero_copy == 0) return next_phase();  // everybody has shown its first chunk
+  algorithm_ =
+      shm_group_->size() <= kWholeChunkRanks ? Algorithm::kWholeChunks : Algorithm::kShares;
+  if (zero_copy == 0) return next_phase();  // all ranks have published their first chunk
   post(0);
-  return Progress::kActive;
+  return progress::Progress::kActive;
 }
 
-Progress ShmReduction::one_slot() {
+progress::Progress ShmReduction::one_shot() {
   if (takes_result()) {
     auto& sources = shm_group_->sources();
     for (size_t i = 0; i < shm_group_->size(); ++i) {
       const Slot& slot = shm_group_->slot(i);
-      sources[i] = is_tiny() ? slot.tiny.data() : shm_group_->data(slot);
+      sources[i] = fits_inline() ? slot.inline_data.data() : shm_group_->data(slot);
     }
-    reduce(buffers_.out, sources.data(), sources.size(), count_, signature_.dtype,
-           signature_.reduce_op, buffers_.divisor);
+    kernels::reduce(buffers_.out, sources.data(), sources.size(), count_, signature_.dtype,
+                    signature_.reduce_op, buffers_.divisor);
   }
-  return Progress::kDone;
+  return progress::Progress::kDone;
 }
 
-// Points at this rank's share of every member's buffer.
+// Sets the pointers to this rank's share of every buffer.
 void ShmReduction::prepare_zero_copy() {
   const size_t first = share(count_, shm_group_->self()).offset * element();
   sink_count_ = 0;
   for (size_t i = 0; i < shm_group_->size(); ++i) {
-    const uint64_t offset = shm_group_->slot(i).place.offset;
+    const uint64_t offset = shm_group_->slot(i).location.offset;
     std::byte* there = shm_group_->address_in_segment(i, offset, count_ * element()) + first;
     shm_group_->sources()[i] = there;
     const bool wanted = buffers_.root < 0 || static_cast<size_t>(buffers_.root) == i;
@@ -118,8 +120,8 @@ void ShmReduction::prepare_zero_copy() {
   }
 }
 
-// A slice of the share, stored for everybody who takes the result.
-Progress ShmReduction::zero_copy() {
+// Reduces a slice of the share, and stores it for every rank that takes the result.
+progress::Progress ShmReduction::zero_copy() {
   if (shm_group_->failed()) shm_group_->require_alive({}, *this, [] { return false; });
   auto& sources = shm_group_->sources();
   auto& sinks = shm_group_->sinks();
@@ -135,36 +137,36 @@ Progress ShmReduction::zero_copy() {
   if (slice < left) {
     for (const void*& source : sources) source = at(source, slice * element());
     for (void*& sink : sinks) sink = at(sink, slice * element());
-    return Progress::kActive;
+    return progress::Progress::kActive;
   }
   open();
   shm_group_->publish();
-  way_ = Way::kClosing;
-  return Progress::kActive;
+  algorithm_ = Algorithm::kCompletionBarrier;
+  return progress::Progress::kActive;
 }
 
-Progress ShmReduction::whole_chunk() {
+progress::Progress ShmReduction::whole_chunk() {
   const ElementRange range = chunk(next_);
   if (takes_result()) {
     auto& sources = shm_group_->sources();
     for (size_t i = 0; i < shm_group_->size(); ++i)
       sources[i] = shm_group_->data(shm_group_->slot(i));
     sources[shm_group_->self()] = at(buffers_.in, range.offset * element());
-    reduce(at(buffers_.out, range.offset * element()), sources.data(), sources.size(), range.count,
-           signature_.dtype, signature_.reduce_op, buffers_.divisor);
+    kernels::reduce(at(buffers_.out, range.offset * element()), sources.data(), sources.size(),
+                    range.count, signature_.dtype, signature_.reduce_op, buffers_.divisor);
   }
-  if (++next_ == chunks_) return Progress::kDone;
+  if (++next_ == chunks_) return progress::Progress::kDone;
   post(next_);
-  return Progress::kActive;
+  return progress::Progress::kActive;
 }
 
-// Phase j shows the members' chunk j and their shares of the result of chunk j - 1.
-Progress ShmReduction::shares_of_chunk() {
+// Phase j publishes chunk j of each rank, and the shares of the result of chunk j - 1.
+progress::Progress ShmReduction::shares_of_chunk() {
   if (next_ > 0) collect(next_ - 1);
-  if (next_ == chunks_) return Progress::kDone;
+  if (next_ == chunks_) return progress::Progress::kDone;
   reduce_shares(next_);
   post(++next_);
-  return Progress::kActive;
+  return progress::Progress::kActive;
 }
 
 void ShmReduction::post(size_t index) {
@@ -175,7 +177,7 @@ void ShmReduction::post(size_t index) {
 
 void ShmReduction::show_chunk(Slot& slot, size_t index) {
   const ElementRange range = chunk(index);
-  std::byte* const there = is_tiny() ? slot.tiny.data() : shm_group_->data(slot);
+  std::byte* const there = fits_inline() ? slot.inline_data.data() : shm_group_->data(slot);
   shm_group_->copy_to_peers()(there, at(buffers_.in, range.offset * element()),
                               range.count * element());
 }
@@ -186,9 +188,9 @@ void ShmReduction::reduce_shares(size_t index) {
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     sources[i] = shm_group_->data(shm_group_->slot(i)) + mine.offset * element();
   }
-  reduce(shm_group_->data(shm_group_->next_slot()) + shm_group_->layout().chunk_bytes,
-         sources.data(), sources.size(), mine.count, signature_.dtype, signature_.reduce_op,
-         buffers_.divisor);
+  kernels::reduce(shm_group_->data(shm_group_->next_slot()) + shm_group_->layout().chunk_bytes,
+                  sources.data(), sources.size(), mine.count, signature_.dtype,
+                  signature_.reduce_op, buffers_.divisor);
 }
 
 void ShmReduction::collect(size_t index) {
@@ -196,9 +198,9 @@ void ShmReduction::collect(size_t index) {
   const ElementRange range = chunk(index);
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     const ElementRange theirs = share(range.count, i);
-    copy_bytes(at(buffers_.out, (range.offset + theirs.offset) * element()),
-               shm_group_->data(shm_group_->slot(i)) + shm_group_->layout().chunk_bytes,
-               theirs.count * element());
+    kernels::copy_bytes(at(buffers_.out, (range.offset + theirs.offset) * element()),
+                        shm_group_->data(shm_group_->slot(i)) + shm_group_->layout().chunk_bytes,
+                        theirs.count * element());
   }
 }
 
@@ -211,4 +213,4 @@ bool ShmReduction::takes_result() const {
   return buffers_.root < 0 || static_cast<size_t>(buffers_.root) == shm_group_->self();
 }
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

@@ -1,14 +1,16 @@
-// allreduce and reduce within a node. Either way an element is reduced in the order of the members,
-// so all give the same bits. The ways differ in who reduces what, and who writes the result:
+// allreduce and reduce within a node. All algorithms reduce an element in the order of local ranks,
+// so all give the same bits. They differ in the ranks that reduce and write each element:
 //
-// - zero-copy, from kZeroCopyBytes on, with all buffers in place and in segments: each member
-// reduces a share of the elements where they lie, and writes it to the buffer of every member that
-// takes the result;
-// - small otherwise: every member shows its data with the first phase, and reduces everybody's into
-// its own buffer;
-// - large otherwise, with few members: the same, chunk by chunk through the slots;
-// - large otherwise, with many: in each chunk a member reduces a share into its slot, from where
-// each copies it to its own buffer.
+// - zero-copy, from kZeroCopyBytes on, if all buffers are in place and in segments: each rank
+//   reduces a share of the elements in place, and writes the result to the buffer of every rank
+//   that takes the result;
+// - one shot, for tensors of at most one_shot_bytes(): every rank publishes its data in the first
+//   phase, and reduces the data of all ranks into its own buffer;
+// - whole chunks, for other tensors of few ranks: as one shot, chunk by chunk through the slots;
+// - shares, for other tensors of many ranks: each rank reduces a share of each chunk into its slot,
+//   and all ranks copy the shares to their buffers.
+//
+// Threads: one thread at a time, as for Operation.
 #pragma once
 
 #include <cstddef>
@@ -17,19 +19,19 @@
 #include "communicator/communicator.h"
 #include "communicator/shm/phased_operation.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 
 struct ReductionBuffers {
   const void* in;
-  void* out;  // used where the result goes
+  void* out;  // used on ranks that take the result
   size_t count;
-  int root;        // index of the member that gets the result; -1: all do
-  size_t divisor;  // of AVG: ranks in the whole group
+  int root;        // local rank that takes the result; -1: all ranks take it
+  size_t divisor;  // AVG: the ranks of the whole group
 };
 
-// The part of `count` elements that is member `index`'s of `members`. Parts end at cache lines, so
-// that no two members write to the same one; the last ones may be shorter, or empty.
-ElementRange share_of(size_t count, size_t element, size_t members, size_t index);
+// Returns the share of `count` elements that local rank `index` of `local_size` reduces. Shares end
+// at cache lines, so that no two ranks write to one line. The last shares may be shorter, or empty.
+ElementRange share_of(size_t count, size_t element, size_t local_size, size_t index);
 
 class ShmReduction final : public PhasedOperation {
  public:
@@ -38,39 +40,40 @@ class ShmReduction final : public PhasedOperation {
 
   void begin() override;
   bool peers_may_write() const override { return zero_copy_; }
-  bool self_sufficient() const override { return small_ && count_ * element() < kZeroCopyBytes; }
+  bool self_sufficient() const override { return one_shot_ && count_ * element() < kZeroCopyBytes; }
 
  private:
-  enum class Way { kUndecided, kZeroCopy, kClosing, kWhole, kShares };
+  enum class Algorithm { kUndecided, kZeroCopy, kCompletionBarrier, kWholeChunks, kShares };
 
-  Progress next_phase() override;
-  Progress decide();
-  Progress one_slot();
+  progress::Progress next_phase() override;
+  progress::Progress decide();
+  progress::Progress one_shot();
   void prepare_zero_copy();
-  Progress zero_copy();
-  Progress whole_chunk();
-  Progress shares_of_chunk();
+  progress::Progress zero_copy();
+  progress::Progress whole_chunk();
+  progress::Progress shares_of_chunk();
   void post(size_t chunk);
   void show_chunk(Slot& slot, size_t chunk);
-  bool is_tiny() const { return count_ * element() <= kTinyBytes; }  // and so small
+  bool fits_inline() const { return count_ * element() <= kSlotInlineBytes; }
   void reduce_shares(size_t chunk);
   void collect(size_t chunk);
 
   ElementRange chunk(size_t index) const;
-  ElementRange share(size_t count, size_t member) const {
-    return share_of(count, element(), shm_group_->size(), member);
+  ElementRange share(size_t count, size_t index) const {
+    return share_of(count, element(), shm_group_->size(), index);
   }
   bool takes_result() const;
 
   const ReductionBuffers buffers_;
-  const bool small_;    // one chunk, which everybody reduces
-  const size_t chunk_;  // elements
+  const bool one_shot_;  // one chunk, which every rank reduces
+  const size_t chunk_;   // elements
   const size_t chunks_;
-  bool zero_copy_ = false;  // this rank's buffer is where others may read and write
-  Way way_ = Way::kUndecided;
-  size_t sink_count_ = 0;  // kZeroCopy: members that get the result
-  // kWhole, kShares: chunk; kZeroCopy: elements of this rank's share that are done.
+  bool zero_copy_ = false;  // other ranks may read and write this rank's buffer
+  Algorithm algorithm_ = Algorithm::kUndecided;
+  size_t sink_count_ = 0;  // kZeroCopy: ranks that take the result
+  // kWholeChunks, kShares: the next chunk. kZeroCopy: the elements of this rank's share that are
+  // done.
   size_t next_ = 0;
 };
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

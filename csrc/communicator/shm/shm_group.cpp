@@ -12,14 +12,14 @@
 #include "base/waiting.h"
 #include "communicator/shm/tuning.h"
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 namespace {
 
 std::string text_of(const FailureReport& failure) {
   return {failure.text.data(), strnlen(failure.text.data(), failure.text.size())};
 }
 
-// The finaliser of splitmix64, made odd: any element too many or too few then changes a balance.
+// The finaliser of splitmix64, made odd, so that any wrong count changes the sum of the balances.
 uint64_t key_of(uint64_t from, uint64_t to) {
   uint64_t key = ((from << 32 | to) + 1) * 0x9E3779B97F4A7C15;
   key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9;
@@ -37,22 +37,22 @@ bool is_dead(int pidfd) noexcept {
 
 ShmGroup::ShmGroup(Setup setup)
     : group_(std::move(setup.group)),
-      members_(std::move(setup.members)),
+      local_ranks_(std::move(setup.local_ranks)),
       self_(setup.self),
-      layout_(members_.size(), setup.chunk_bytes),
-      crowded_(setup.crowded),
+      layout_(local_ranks_.size(), setup.chunk_bytes),
+      oversubscribed_(setup.oversubscribed),
       parallel_(setup.threads),
       keep_(std::move(setup.keep)),
       allocate_(std::move(setup.allocate)),
       free_(std::move(setup.free)),
-      sources_(members_.size()),
-      sinks_(members_.size()) {
+      sources_(local_ranks_.size()),
+      sinks_(local_ranks_.size()) {
   for (size_t i = 0; i < size(); ++i) keys_.push_back({key_of(self_, i), key_of(i, self_)});
   for (size_t i = 0; i < size(); ++i) {
     const Control& found = control(i);
-    if (found.magic == kAreaMagic && found.chunk_bytes == layout_.chunk_bytes) continue;
+    if (found.magic == kRegionMagic && found.chunk_bytes == layout_.chunk_bytes) continue;
     throw Error(ErrorKind::kMismatch,
-                members_[i].name + " of " + group_ +
+                local_ranks_[i].name + " of " + group_ +
                     " has laid out its shared memory in another way; every rank must run the same "
                     "version of torch_hbmcomm with the same staging_bytes");
   }
@@ -65,12 +65,13 @@ ShmGroup::~ShmGroup() {
   }
 }
 
-bool ShmGroup::released(const std::byte* area, size_t members) noexcept {
-  const auto& control = *reinterpret_cast<const Control*>(area);
-  return control.released.load(std::memory_order_acquire) + 1 >= members;
+bool ShmGroup::released(const std::byte* region, size_t local_ranks) noexcept {
+  const auto& control = *reinterpret_cast<const Control*>(region);
+  return control.released.load(std::memory_order_acquire) + 1 >= local_ranks;
 }
 
-// Who publishes last finds everybody here, and wakes those that sleep; nobody has to wake before.
+// Only the last rank to publish finds all ranks here, and wakes the ranks that sleep. No rank has
+// to wake earlier.
 void ShmGroup::publish() noexcept {
   arrived_ = 0;
   ++phase_;
@@ -94,18 +95,18 @@ std::vector<int> ShmGroup::missing() const {
   std::vector<int> ranks;
   for (size_t i = 0; i < size(); ++i) {
     if (slot_at(i, phase_)->phase.load(std::memory_order_acquire) != phase_)
-      ranks.push_back(members_[i].rank);
+      ranks.push_back(local_ranks_[i].group_rank);
   }
   return ranks;
 }
 
-StreamLocation* ShmGroup::locations(Slot& slot) const noexcept {
-  return reinterpret_cast<StreamLocation*>(reinterpret_cast<std::byte*>(&slot) + sizeof(Slot));
+TransferLocation* ShmGroup::locations(Slot& slot) const noexcept {
+  return reinterpret_cast<TransferLocation*>(reinterpret_cast<std::byte*>(&slot) + sizeof(Slot));
 }
 
-const StreamLocation* ShmGroup::locations(const Slot& slot) const noexcept {
-  return reinterpret_cast<const StreamLocation*>(reinterpret_cast<const std::byte*>(&slot) +
-                                                 sizeof(Slot));
+const TransferLocation* ShmGroup::locations(const Slot& slot) const noexcept {
+  return reinterpret_cast<const TransferLocation*>(reinterpret_cast<const std::byte*>(&slot) +
+                                                   sizeof(Slot));
 }
 
 std::byte* ShmGroup::data(Slot& slot) const noexcept {
@@ -126,40 +127,40 @@ bool ShmGroup::sleep(Clock::time_point until, bool polled) {
   return all_here();
 }
 
-uint32_t ShmGroup::transfer_rings() const noexcept {
-  return control(self_).transfers.bell.load(std::memory_order_seq_cst);
+uint32_t ShmGroup::message_rings() const noexcept {
+  return control(self_).messages.bell.load(std::memory_order_seq_cst);
 }
 
-bool ShmGroup::sleep_transfers(Clock::time_point until, uint32_t seen, bool polled) {
-  const auto rung = [this, seen] { return transfer_rings() != seen; };
+bool ShmGroup::sleep_messages(Clock::time_point until, uint32_t seen, bool polled) {
+  const auto rung = [this, seen] { return message_rings() != seen; };
   if (until == Clock::time_point::min() || (!polled && spin(until, rung))) return rung();
-  Doorbell& own = control(self_).transfers;
+  Doorbell& own = control(self_).messages;
   own.asleep.fetch_add(1, std::memory_order_seq_cst);
   futex_wait(own.bell, seen, until - Clock::now());
   own.asleep.fetch_sub(1, std::memory_order_relaxed);
   return rung();
 }
 
-void ShmGroup::ring_transfers(size_t index) noexcept {
-  Doorbell& doorbell = control(index).transfers;
+void ShmGroup::ring_messages(size_t index) noexcept {
+  Doorbell& doorbell = control(index).messages;
   doorbell.bell.fetch_add(1, std::memory_order_seq_cst);
   if (doorbell.asleep.load(std::memory_order_seq_cst) != 0) futex_wake(doorbell.bell);
 }
 
-// True if `ready()` came true while the thread kept the processor busy, or the time is over.
+// Spins, then yields. Returns true if `ready()` is true, or the time `until` has passed.
 bool ShmGroup::spin(Clock::time_point until, const std::function<bool()>& ready) const {
   SpinBudget budget;
-  while (!crowded_ && budget.covers(kSpinTime)) {
+  while (!oversubscribed_ && budget.covers(kSpinTime)) {
     for (int spin = 0; spin < kPollsPerClockReading; ++spin) {
       if (ready()) return true;
       relax();
     }
-    budget.look();
+    budget.check();
   }
-  while (budget.covers(crowded_ ? kCrowdedYieldTime : kYieldTime)) {
+  while (budget.covers(oversubscribed_ ? kOversubscribedYieldTime : kYieldTime)) {
     if (ready() || budget.now() >= until) return true;
     sched_yield();
-    budget.look();
+    budget.check();
   }
   return ready();
 }
@@ -172,7 +173,7 @@ void ShmGroup::ring(Doorbell& doorbell) noexcept {
 
 void ShmGroup::wake() noexcept {
   ring(control(self_).collectives);
-  ring_transfers(self_);
+  ring_messages(self_);
 }
 
 void ShmGroup::leave() noexcept { control(self_).left.store(1, std::memory_order_release); }
@@ -180,7 +181,7 @@ void ShmGroup::leave() noexcept { control(self_).left.store(1, std::memory_order
 std::vector<int> ShmGroup::dead() const {
   std::vector<int> ranks;
   for (size_t i = 0; i < size(); ++i) {
-    if (!has_left(i) && is_dead(members_[i].pidfd)) ranks.push_back(members_[i].rank);
+    if (!has_left(i) && is_dead(local_ranks_[i].pidfd)) ranks.push_back(local_ranks_[i].group_rank);
   }
   return ranks;
 }
@@ -188,27 +189,28 @@ std::vector<int> ShmGroup::dead() const {
 std::vector<int> ShmGroup::left() const {
   std::vector<int> ranks;
   for (size_t i = 0; i < size(); ++i) {
-    if (has_left(i)) ranks.push_back(members_[i].rank);
+    if (has_left(i)) ranks.push_back(local_ranks_[i].group_rank);
   }
   return ranks;
 }
 
-void ShmGroup::require_alive(const std::vector<int>& ranks, const Operation& operation,
+void ShmGroup::require_alive(const std::vector<int>& ranks, const progress::Operation& operation,
                              const std::function<bool()>& ready) {
   if (failed()) throw_failure();
   for (size_t i = 0; i < size(); ++i) {
-    const ShmMember& member = members_[i];
-    if (std::find(ranks.begin(), ranks.end(), member.rank) == ranks.end()) continue;
+    const LocalRank& local_rank = local_ranks_[i];
+    if (std::find(ranks.begin(), ranks.end(), local_rank.group_rank) == ranks.end()) continue;
     const bool left = has_left(i);
-    if (!left && !is_dead(member.pidfd)) continue;
-    if (ready()) return;  // it came before that
+    if (!left && !is_dead(local_rank.pidfd)) continue;
+    if (ready()) return;  // the rank published before it ended or left
     if (left) {
       if (failed()) throw_failure();
       throw Error(ErrorKind::kPeer, operation.describe() + ": " + group_ +
                                         " was destroyed on a rank that this one waits for, " +
-                                        member.name);
+                                        local_rank.name);
     }
-    const std::string text = report(operation.describe() + ": " + member.name + " has died", true);
+    const std::string text =
+        report(operation.describe() + ": " + local_rank.name + " has died", true);
     if (failed()) throw_failure();
     throw Error(ErrorKind::kDeath, text);
   }
@@ -223,13 +225,13 @@ std::string ShmGroup::report(const std::string& failure, bool death) noexcept {
     failure.copy(record.text.data(), record.text.size() - 1);
     record.state.store(FailureReport::kWritten, std::memory_order_seq_cst);
   } else {
-    // The rank that writes it may have died before it was done.
-    const Clock::time_point end = Clock::now() + kReportWritePatience;
+    // The rank that writes the report may die before it has finished.
+    const Clock::time_point end = Clock::now() + kReportWriteTimeout;
     while (!failed() && Clock::now() < end) std::this_thread::yield();
   }
   for (size_t i = 0; i < size(); ++i) {
     ring(control(i).collectives);
-    ring_transfers(i);
+    ring_messages(i);
   }
   return failed() ? text_of(record) : failure;
 }
@@ -242,24 +244,25 @@ void ShmGroup::throw_failure() const {
   const FailureReport& record = control(0).failure;
   if (record.death != 0) throw Error(ErrorKind::kDeath, text_of(record));
   const std::string text = text_of(record);
-  const std::string prefix = group_ + " has failed: ";  // which another node's report has already
+  // A report from another node has the prefix already.
+  const std::string prefix = group_ + " has failed: ";
   throw Error(ErrorKind::kPeer, text.starts_with(prefix) ? text : prefix + text);
 }
 
 std::byte* ShmGroup::address_in_segment(size_t index, uint64_t offset, size_t bytes) const {
-  const ShmMember& member = members_[index];
-  if (offset <= member.segment_bytes && bytes <= member.segment_bytes - offset) {
+  const LocalRank& local_rank = local_ranks_[index];
+  if (offset <= local_rank.segment_bytes && bytes <= local_rank.segment_bytes - offset) {
     return at(index, offset);
   }
   throw Error(ErrorKind::kMismatch,
-              member.name + " of " + group_ + " names " + std::to_string(bytes) + " bytes at " +
+              local_rank.name + " of " + group_ + " names " + std::to_string(bytes) + " bytes at " +
                   std::to_string(offset) + " of its shared segment, which has " +
-                  std::to_string(member.segment_bytes));
+                  std::to_string(local_rank.segment_bytes));
 }
 
 std::optional<uint64_t> ShmGroup::offset_in_segment(const void* address,
                                                     size_t bytes) const noexcept {
-  const ShmMember& own = members_[self_];
+  const LocalRank& own = local_ranks_[self_];
   const auto start = reinterpret_cast<uintptr_t>(own.segment);
   const auto first = reinterpret_cast<uintptr_t>(address);
   if (first < start || first - start > own.segment_bytes) return std::nullopt;
@@ -267,4 +270,4 @@ std::optional<uint64_t> ShmGroup::offset_in_segment(const void* address,
   return first - start;
 }
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstddef>
 
-namespace hbm::shm {
+namespace hbm::communicator::shm {
 
 // -- Waits
 
@@ -28,7 +28,7 @@ inline constexpr std::chrono::microseconds kYieldTime{100};
 // Below: the rank yields its processor and polls again.
 // Above: from the value on, the rank sleeps until another rank wakes it.
 // Measure: `hbmcomm bench collectives --ranks 8 --contenders hbm-staged`
-inline constexpr std::chrono::microseconds kCrowdedYieldTime{500};
+inline constexpr std::chrono::microseconds kOversubscribedYieldTime{500};
 
 // The polls of a rank that does not yield, for each reading of the clock.
 // Unit: polls
@@ -47,23 +47,23 @@ inline constexpr std::chrono::milliseconds kPeerCheckPeriod{10};
 // Below: the other ranks wait for its text.
 // Above: from the value on, the writer counts as dead, and each rank raises its own finding.
 // Measure: `shm_failure_test --gtest_filter=NodeDeath.IsToldToAllWhoWaitAlikeAndPromptly`
-inline constexpr std::chrono::milliseconds kReportWritePatience{50};
+inline constexpr std::chrono::milliseconds kReportWriteTimeout{50};
 
 // -- Slots and segments
 
-// The room of the streams in a slot, but no less than two chunks and no more than four. In trials
-// with two ranks, 1 MiB of L2 and 32 MiB of L3, an alltoall of streams of 2 MiB took 0.94 of the
-// time that 128 KiB take. An allgather of such streams took as long with 1 MiB as with 512 KiB.
+// The room for transfers in a slot, at least two chunks and at most four. In trials with two ranks,
+// 1 MiB of L2 and 32 MiB of L3, an alltoall of 2 MiB took 0.94 of its time with 128 KiB. An
+// allgather of 2 MiB took as long with 1 MiB as with 512 KiB.
 // Unit: bytes
-// Below: a smaller value takes more phases for a large stream.
+// Below: a smaller value takes more phases for a large transfer.
 // Above: a larger value takes more memory, and the slots out of the processor's cache.
 // Measure: `python -m benchmarks.collectives --collectives alltoall --contenders hbm-c-staged`
-inline constexpr size_t kSlotStreamBytes = size_t{512} << 10;
+inline constexpr size_t kSlotTransferBytes = size_t{512} << 10;
 
-// The least stream that is used in its owner's segment, if it is there. That costs one phase more.
+// The least transfer that is read in its owner's segment, if it is there, at the cost of one phase.
 // Unit: bytes
-// Below: the stream is copied to a slot.
-// Above: from the value on, the other ranks read the stream in the segment.
+// Below: the transfer is copied to a slot.
+// Above: from the value on, the other ranks read the transfer in the segment.
 // Measure: `shm_collectives_test`
 inline constexpr size_t kZeroCopyBytes = 16 * 1024;
 
@@ -71,7 +71,7 @@ inline constexpr size_t kZeroCopyBytes = 16 * 1024;
 // Unit: bytes
 // Below: up to and including the value, one poll takes all of the source.
 // Above: the rest follows in further polls, with a check for timeouts and aborts in between.
-// Measure: `shm_failure_test --gtest_filter=NodeFailure.ALongStreamIsMovedInSlices`
+// Measure: `shm_failure_test --gtest_filter=NodeFailure.ALongTransferIsMovedInSlices`
 inline constexpr size_t kBytesPerPoll = size_t{16} << 20;
 
 // The bytes that one poll reduces in place, for each thread.
@@ -84,37 +84,37 @@ inline constexpr size_t kReducedBytesPerPoll = size_t{4} << 20;
 // The least own part of a rank that is copied while the rank waits for the other ranks.
 // Unit: bytes
 // Below: the part is copied when the operation begins.
-// Above: from the value on, the part is copied in pieces of kOwnCopyPieceBytes between polls, and
+// Above: from the value on, the part is copied in slices of kOwnCopySliceBytes between polls, and
 // the rest at the end.
 // Measure: `shm_collectives_test
-// --gtest_filter=NodeStreams.CopyWhatIsForTheRankItselfWhileItWaits`
+// --gtest_filter=PeerTransfers.CopyWhatIsForTheRankItselfWhileItWaits`
 inline constexpr size_t kOverlappedOwnCopyBytes = size_t{1} << 20;
 
-// The piece of its own part that a rank copies between two polls.
+// The slice of its own part that a rank copies between two polls.
 // Unit: bytes
 // Below: a smaller value polls more often.
 // Above: a larger value notices the other ranks' data later.
 // Measure: `python -m benchmarks.collectives --collectives gather --contenders hbm-c-staged`
-inline constexpr size_t kOwnCopyPieceBytes = size_t{64} << 10;
+inline constexpr size_t kOwnCopySliceBytes = size_t{64} << 10;
 
 // -- Reductions
 
-// The members of a group up to which each member reduces a whole chunk, in the processor's cache.
-// Unit: members
-// Below: up to and including the value, each member reduces all of each chunk, and a tensor of one
+// The ranks of a node up to which each rank reduces a whole chunk, in the processor's cache.
+// Unit: ranks
+// Below: up to and including the value, each rank reduces all of each chunk, and a tensor of one
 // chunk takes one phase.
-// Above: each member reduces a share of each chunk, and kOneSlotTotalBytes bounds tensors of one
+// Above: each rank reduces a share of each chunk, and kOneShotTotalBytes bounds tensors of one
 // phase.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-staged`
-inline constexpr size_t kMembersReducingAlike = 3;
+inline constexpr size_t kWholeChunkRanks = 3;
 
-// The bytes of all members together, if they are more than kMembersReducingAlike, that are reduced
+// The bytes of all ranks together, if more than kWholeChunkRanks ranks reduce, that are reduced
 // in one phase. Two chunks of a slot are a further bound.
 // Unit: bytes
-// Below: up to and including the value, each member reduces all of the tensor in one phase.
-// Above: each member reduces a share in each phase.
+// Below: up to and including the value, each rank reduces all of the tensor in one phase.
+// Above: each rank reduces a share in each phase.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-staged`
-inline constexpr size_t kOneSlotTotalBytes = 256 << 10;
+inline constexpr size_t kOneShotTotalBytes = 256 << 10;
 
 // -- Messages
 
@@ -152,13 +152,13 @@ inline constexpr size_t kLongStagedChunkBytes = size_t{64} << 10;
 // The pause after the kernel had no room for more descriptors in flight.
 // Below: a smaller value takes processor time from the ranks that have to receive.
 // Above: a larger value delays the group.
-// Measure: `neighbours_test --gtest_filter=Explore.FewDescriptorsInFlightAreEnough`
+// Measure: `local_peers_test --gtest_filter=Explore.FewDescriptorsInFlightAreEnough`
 inline constexpr std::chrono::milliseconds kDescriptorRetryPause{1};
 
 // The longest wait for descriptors before a rank checks whether the others live.
 // Below: a smaller value makes more system calls.
 // Above: a larger value delays the error after a death.
-// Measure: `neighbours_test --gtest_filter=Explore.NamesARankThatIsKilledMeanwhile`
-inline constexpr std::chrono::milliseconds kNeighbourCheckPeriod{20};
+// Measure: `local_peers_test --gtest_filter=Explore.NamesARankThatIsKilledMeanwhile`
+inline constexpr std::chrono::milliseconds kMeetingCheckPeriod{20};
 
-}  // namespace hbm::shm
+}  // namespace hbm::communicator::shm

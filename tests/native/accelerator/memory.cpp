@@ -17,7 +17,7 @@
 namespace late {
 namespace {
 
-constexpr size_t kDeviceBytes = size_t{8} << 30;  // of addresses; what is not touched costs nothing
+constexpr size_t kDeviceBytes = size_t{8} << 30;  // addresses; untouched pages cost nothing
 constexpr size_t kAlignment = 256;
 constexpr int kFreed = 0xDB;
 

@@ -1,8 +1,8 @@
 // The memory of the test accelerator.
 //
 // Device memory is mapped twice: tensors have addresses that the host cannot touch (PROT_NONE), and
-// streams use the other mapping. A freed block is overwritten by the stream that it was allocated
-// on, and given out again at once, unless other streams were recorded as its users.
+// streams use the other mapping. A freed block is overwritten by the stream of its allocation. It
+// is allocated again immediately, unless other streams were recorded as its users.
 //
 // Pinned host memory is counted. Freeing it, or taking the pin away, while a copy of a stream uses
 // it is a violation, which is counted too; the block is then kept. So is a copy to pinned memory

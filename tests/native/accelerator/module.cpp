@@ -1,5 +1,5 @@
-// The test accelerator as PyTorch sees it: the device type PrivateUse1, and a Python module with
-// what tests ask of it.
+// The test accelerator's interface to PyTorch: the device type PrivateUse1, and a Python module for
+// tests.
 #include <ATen/ATen.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>

@@ -1,5 +1,5 @@
-// The operators of the test accelerator. Those that make and use a tensor's values in most tests
-// are queued on the current stream, as on a GPU; the others run on the CPU, on copies.
+// The operators of the test accelerator. Operators that make and use a tensor's values in most
+// tests are queued on the current stream, as on a GPU. The others run on the CPU, on copies.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>

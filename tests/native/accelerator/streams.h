@@ -1,5 +1,5 @@
-// The streams of the test accelerator: each a thread that carries out its tasks in order, and late:
-// before a task it may sleep. An event is a moment that a stream reaches.
+// The streams of the test accelerator. Each is a thread that runs its tasks in order, and late:
+// before a task it may sleep. An event is a point in a stream's order.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -62,8 +62,8 @@ void release(const c10::Stream& stream);
 enum class Direction { kToHost, kToDevice };
 void await_copy(Direction direction);
 void count_copy(Direction direction);
-int64_t copies(Direction direction);  // that are over
-// Allows `more` copies beyond those that are over; negative: all.
+int64_t copies(Direction direction);  // completed copies
+// Allows `more` copies beyond the completed ones; negative: all.
 void allow_copies(Direction direction, int64_t more);
 
 // The stream pretends to record a graph.

@@ -126,8 +126,8 @@ def test_box_for_several_nodes(layout: str) -> None:
 
 
 def use_for_longer(context: Context, seconds: float) -> float:
-    """Every rank but the first uses the box when the first has long called destroy. Returns when
-    the rank had used the box for the last time, or the first had left."""
+    """Use the box on all ranks except the first, long after the first has called destroy. Returns
+    the time of the rank's last use, or of the return of destroy on the first."""
     form(context, "auto")
     cell = smb.of().alloc(8, key="late")
     start = time.monotonic()
@@ -183,7 +183,7 @@ def test_aborted_group_closes_its_box(ranks_pool: Pool) -> None:
 
 
 def drop(context: Context) -> None:
-    """A backend that nobody shuts down, and that goes."""
+    """Drop the last reference to a backend without shutting it down."""
     from torch_hbmcomm.backend import create
 
     group = SimpleNamespace(
@@ -341,7 +341,7 @@ def test_boxes_that_run_already(bare_pool: Pool, servers: list[smb.Server]) -> N
 # Groups without a box.
 
 
-def ask_in_vain(context: Context) -> None:
+def ask_without_boxes(context: Context) -> None:
     with pytest.raises(ValueError, match="init_process_group first"):
         smb.of()
     form(context, None)
@@ -356,7 +356,7 @@ def ask_in_vain(context: Context) -> None:
 
 @pytest.mark.ranks(2)
 def test_groups_without_a_box(ranks_pool: Pool) -> None:
-    ranks_pool.run(ask_in_vain)
+    ranks_pool.run(ask_without_boxes)
 
 
 def test_no_torch_no_group() -> None:

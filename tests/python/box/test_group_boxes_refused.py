@@ -1,4 +1,4 @@
-"""Groups whose memory box cannot be had: what one rank cannot do is told to all."""
+"""Groups whose memory box cannot be used: every rank learns which rank failed, and why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fail_to_form(context: Context, prepare: Failure) -> str:
     try:
         form(context, wanted)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+        answer = f"{type(error).__name__}: {error}"
     else:
         raise AssertionError(f'"{wanted}" was accepted')
     assert not dist.is_initialized()
@@ -35,7 +35,7 @@ def fail_to_form(context: Context, prepare: Failure) -> str:
     form(context, "auto", turn=1)
     count_together(context, smb.of())
     dist.destroy_process_group()
-    return told
+    return answer
 
 
 def no_such_memory(context: Context) -> str:
@@ -43,9 +43,9 @@ def no_such_memory(context: Context) -> str:
     return "auto"
 
 
-def no_place_for_a_socket(context: Context) -> str:
+def no_directory_for_a_socket(context: Context) -> str:
     if context.rank == 0:
-        os.environ["HBMCOMM_SOCKET_DIR"] = "/no/such/folder"
+        os.environ["HBMCOMM_SOCKET_DIR"] = "/no/such/directory"
     return "auto"
 
 
@@ -88,7 +88,7 @@ LAST = -1
     ("prepare", "culprit", "kind", "words"),
     [
         (no_such_memory, 0, "ValueError", "HBMCOMM_BOX_MEMORY=lots"),
-        (no_place_for_a_socket, 0, "RuntimeError", "/no/such/folder"),
+        (no_directory_for_a_socket, 0, "RuntimeError", "/no/such/directory"),
         (bad_address, LAST, "ValueError", "HBMCOMM_PARAMETER_SERVER.*http://nowhere"),
         (bad_port, LAST, "ValueError", 'its port is "many"'),
         (nobody_there, LAST, "BoxUnreachable", "/no/such/box"),
@@ -119,13 +119,13 @@ def test_every_rank_hears_why(
         assert server.stats()["clients"] == 0
     assert os.listdir(socket_folder / "sockets") == []
     culprit %= ranks
-    for rank, told in enumerate(answers):
-        assert re.search(words, told), told
+    for rank, answer in enumerate(answers):
+        assert re.search(words, answer), answer
         if rank == culprit:
-            assert told.startswith(f"{kind}: "), told
+            assert answer.startswith(f"{kind}: "), answer
         else:
-            assert told.startswith("DistBackendError: "), told
-            assert f"rank {culprit} of group" in told and f"take part: {kind}: " in told, told
+            assert answer.startswith("DistBackendError: "), answer
+            assert f"rank {culprit} of group" in answer and f"take part: {kind}: " in answer, answer
 
 
 @pytest.mark.ranks(2)
@@ -137,5 +137,5 @@ def test_ranks_that_want_different_boxes(ranks: int, prepare: Failure) -> None:
             answers = pool.run(fail_to_form, prepare)
         finally:
             pool.kill()
-    for told in answers:
-        assert "Error: parameter_server " in told and "rank 1" in told, told
+    for answer in answers:
+        assert "Error: parameter_server " in answer and "rank 1" in answer, answer

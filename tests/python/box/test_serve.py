@@ -1,4 +1,4 @@
-"""`hbmcomm serve`: what it prints, how it ends, what it measures."""
+"""`hbmcomm serve`: its output, its end and its metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def serve(*options: str, **settings: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def limited_group() -> Iterator[Path]:
-    """A control group of 120 MiB, where this process may make one."""
+    """Yield a control group of 120 MiB, if this process may create one."""
     version2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
     top = Path("/sys/fs/cgroup") if version2 else Path("/sys/fs/cgroup/memory")
     group = top / f"hbmcomm-test-{uuid4().hex}"
@@ -101,7 +101,7 @@ def test_a_signal_drains_it(number: int) -> None:
         ending = threading.Thread(target=lambda: codes.append(process.terminate(number)))
         codes: list[int] = []
         ending.start()
-        for future in futures:  # what reached the box is answered
+        for future in futures:  # requests that reached the box are answered
             assert not isinstance(future.exception(), smb.SegmentLost)
         ending.join()
         assert codes == [0]
@@ -217,7 +217,7 @@ def test_bad_options(options: list[str], complaint: str) -> None:
     assert done.returncode == 1
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
-    assert not done.stdout  # it announces no box that then ends
+    assert not done.stdout  # no address of a box that ends
 
 
 def test_options_that_exclude_one_another() -> None:

@@ -1,6 +1,6 @@
 """The memory box from C: each function of csrc/smb.h, each type, flag and errno.
 
-What the box then holds is read through the Python client.
+The Python client reads the data of the box afterwards.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ library = smb_c.library()
 def settings(
     server: smb.Server, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pytest.MonkeyPatch]:
-    """The environment that names the box, for a client that the test begins."""
+    """Name the box in the environment, for a client that the test starts."""
     monkeypatch.setenv("HBMCOMM_BOX", server.url)
     monkeypatch.setenv("HBMCOMM_BOX_TRANSPORT", transport)
     monkeypatch.setenv("HBMCOMM_TOKEN", TOKEN)
@@ -57,7 +57,7 @@ def begun(settings: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def python(server: smb.Server) -> Iterator[smb.Box]:
-    """A client beside the one in C."""
+    """Yield a Python client, next to the client in C."""
     with smb.connect(server.url, TOKEN) as connected:
         yield connected
 
@@ -74,7 +74,7 @@ def made(key: int = 0, size: int = SIZE, flags: int = IPC_CREAT) -> tuple[int, i
 
 
 def assert_failed(code: int, words: str) -> None:
-    """Assert what the last call of this thread left in errno and in smb_error()."""
+    """Assert the errno and the smb_error() of this thread's last call."""
     found = ctypes.get_errno()
     assert errno.errorcode[found] == errno.errorcode[code], library.smb_error()
     assert re.search(words, library.smb_error().decode()), library.smb_error()
@@ -88,7 +88,7 @@ def test_the_library_has_what_the_header_declares() -> None:
 
 
 @pytest.mark.usefixtures("begun")
-def test_a_key_is_that_of_the_segment_that_a_pointer_is_in(python: smb.Box) -> None:
+def test_a_pointer_gives_the_key_of_its_segment(python: smb.Box) -> None:
     first, first_key = made()
     second, second_key = made(new_key())
     assert first_key != second_key
@@ -101,7 +101,7 @@ def test_a_key_is_that_of_the_segment_that_a_pointer_is_in(python: smb.Box) -> N
 
 
 @pytest.mark.usefixtures("begun")
-def test_what_is_written_is_read_from_any_place_in_the_copy(python: smb.Box) -> None:
+def test_any_pointer_into_the_copy_reads_and_writes(python: smb.Box) -> None:
     copy, key = made()
     assert tensor(copy, SIZE).count_nonzero() == 0
     data = torch.randint(256, (SIZE,), dtype=torch.uint8)
@@ -295,7 +295,7 @@ def test_a_box_that_has_lost_the_segment(settings: pytest.MonkeyPatch) -> None:
         box.kill()
         box.start()
         end = time.monotonic() + 60
-        while library.shm_rsync(copy, SIZE) == 0:  # it has not seen the end of the box yet
+        while library.shm_rsync(copy, SIZE) == 0:  # until the client notices
             assert time.monotonic() < end
         assert_failed(errno.EIDRM, f"{key:x}")
         assert made()[0] != copy

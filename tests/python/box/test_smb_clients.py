@@ -99,7 +99,7 @@ def test_close(server: smb.Server) -> None:
     future = segment.fetch_add_async(0, 1)
     box.close()
     box.close()
-    assert future.result() == 0  # what was issued is done first
+    assert future.result() == 0  # issued operations are done first
     assert box.closed
     for use in (lambda: segment.read(), lambda: box.alloc(8), box.ping, segment.free):
         with pytest.raises(smb.BoxError, match="closed"):

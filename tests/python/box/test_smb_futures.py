@@ -62,17 +62,17 @@ def test_a_future_keeps_its_memory(box: smb.Box) -> None:
 
 
 def test_a_batch_is_one_step(box: smb.Box) -> None:
-    segment, other, small = box.alloc(80), box.alloc(80), box.alloc(40)
+    segment, other, narrow = box.alloc(80), box.alloc(80), box.alloc(40)
     into, last = np.empty(10), np.empty(10)
     with box.batch() as batch:
-        batch.write(small, source=np.arange(10, dtype=np.float32))
+        batch.write(narrow, source=np.arange(10, dtype=np.float32))
         batch.write(segment, source=np.arange(10.0))
         batch.write(other, source=np.ones(10))
         batch.accumulate(segment, other, torch.float64, scale=2)
         count = batch.fetch_add(other, 0, 1)
         batch.read(segment, into=into)
         batch.assign(other, segment, "float64", scale=-1)
-        batch.accumulate(other, small, "float64", source_dtype="float32")
+        batch.accumulate(other, narrow, "float64", source_dtype="float32")
         batch.read(other, into=last)
     assert last.tolist() == [-(i + 2) + i for i in range(10)]
     assert into.tolist() == [i + 2 for i in range(10)]

@@ -53,7 +53,7 @@ sys.exit("the child left its segment behind")
 
 
 def test_a_c_process_that_frees_second_lets_go() -> None:
-    """shm_free() of what it made deletes the key, which here is gone already."""
+    """shm_free() in the creating process deletes the key, which another process has deleted."""
     script = """
 import ctypes, sys
 from pathlib import Path

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 
 class Client:
-    """A process that runs a script in which `box` is its connection, and which prints "ready"."""
+    """Runs a script, which prints "ready", in a process with the connection `box`."""
 
     def __init__(self, url: str, transport: str, script: str) -> None:
         connect = f"""
@@ -40,18 +40,18 @@ box = smb.connect(sys.argv[1], {TOKEN!r}, transport={transport!r})
         assert self.line() == b"ready\n"
 
     def line(self) -> bytes:
-        """Return the next line that it prints."""
+        """Return the next line of its output."""
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
     def go_on(self) -> None:
-        """Give it a line to read."""
+        """Send it a line."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
 
     def rest(self, seconds: float) -> bytes:
-        """Wait until it ends, and return what else it prints."""
+        """Wait until it ends, and return the rest of its output."""
         return self.process.communicate(timeout=seconds)[0]
 
 
@@ -106,7 +106,7 @@ def test_a_box_that_stays_away(transport: Any) -> None:
         segment = box.alloc(4096)
         segment.fetch_add(0, 1)
         begin = time.monotonic()
-        process.kill()  # the client may notice at once
+        process.kill()  # the client may notice immediately
         with pytest.raises(smb.BoxUnreachable, match="unreachable since") as raised:
             segment.fetch_add(0, 1)
         assert time.monotonic() - begin > 0.3
@@ -130,7 +130,7 @@ def test_an_accumulate_in_doubt_says_so(transport: Any) -> None:
         process.kill()
         failure = future.exception(timeout=60)
         assert isinstance(failure, smb.BoxUnreachable)
-        assert "may or may not have been carried out" in str(failure)
+        assert "may or may not have been executed" in str(failure)
 
 
 def test_an_operation_in_time_or_not(transport: Any) -> None:
@@ -188,7 +188,7 @@ def test_a_time_that_is_none(transport: Any, wrong: float) -> None:
                 future.result(timeout=wrong)
             with pytest.raises(ValueError, match="patience"):
                 box.close(patience=wrong)
-            box.ping()  # it is still open
+            box.ping()  # the connection is still open
 
 
 def test_close_has_its_patience_and_no_more(transport: Any) -> None:
@@ -233,11 +233,11 @@ def test_futures_that_are_never_issued(transport: Any) -> None:
             batch.fetch_add(segment, 0, 1)
 
         with pytest.raises(KeyError), box.batch() as batch:
-            given_up = batch.fetch_add(segment, 0, 1)
+            discarded = batch.fetch_add(segment, 0, 1)
             raise KeyError
-        assert given_up.done()
+        assert discarded.done()
         with pytest.raises(ValueError, match="never issued"):
-            given_up.result()
+            discarded.result()
 
         with pytest.raises(ValueError, match="was freed"), box.batch() as batch:
             refused = batch.fetch_add(segment, 0, 1)
@@ -340,7 +340,7 @@ except smb.SegmentLost:
 
 
 def said_when_interrupted(transport: str, script: str) -> bytes:
-    """Return what a client prints that gets SIGINT while it waits for a box that was stopped."""
+    """Return the output of a client that gets SIGINT while it waits for a stopped box."""
     with BoxProcess() as process:
         client = Client(process.url, transport, script)
         process.stop()

@@ -96,7 +96,7 @@ def test_a_deleted_key_is_gone_and_free_twice_is_nothing(box: smb.Box) -> None:
         segment.read()
 
 
-def test_who_deletes_second_is_told_and_lets_go(box: smb.Box) -> None:
+def test_deleting_second_raises_and_ends_the_attachment(box: smb.Box) -> None:
     segment = box.alloc(64, f"deleted twice over {box.transport}")
     other = box.alloc(64, segment.key)
     segment.delete()

@@ -129,7 +129,7 @@ def test_integers_have_whole_scales(box: smb.Box, name: str) -> None:
 
 
 def test_bad_sums(box: smb.Box, connect: Callable[..., smb.Box]) -> None:
-    segment, small = box.alloc(800), box.alloc(8)
+    segment, short = box.alloc(800), box.alloc(8)
     for arguments, complaint in (
         ({"dtype": "uint8"}, "float32"),
         ({"dtype": "complex"}, "element type"),
@@ -150,7 +150,7 @@ def test_bad_sums(box: smb.Box, connect: Callable[..., smb.Box]) -> None:
     with pytest.raises(ValueError, match="no assign of uint8"):
         segment.assign(segment, "uint8")
     with pytest.raises(ValueError, match="past the end"):
-        segment.accumulate(small, "float64")
+        segment.accumulate(short, "float64")
     with pytest.raises(ValueError, match="another client"):
         segment.accumulate(connect().alloc(800), "float64")
     with pytest.raises(TypeError):

@@ -314,7 +314,7 @@ REFUSED = [
     (unpacking(TWO[1:4], TWO, [0], [3]), "wire shares memory with buffer"),
     (unpacking(TWO[:4], TWO.view(torch.float16), [0], [4]), "wire shares memory with buffer"),
     (unpacking(HALF, WIDE, [0], [8]), "wire is float16 and buffer is float64"),
-    (lambda: _C.layerdrop_threshold([1.0], [], 0.5), "representatives has 1 items"),
+    (lambda: _C.layerdrop_threshold([1.0], [], 0.5), "scores has 1 items"),
     (lambda: _C.layerdrop_threshold([1.0], [-1], 0.5), r"sizes\[0\] is -1"),
     (lambda: _C.layerdrop_threshold([1.0], [1], 1.0), "ratio is 1"),
     (lambda: _C.layerdrop_threshold([1.0], [1], -0.1), "ratio is -0.1"),

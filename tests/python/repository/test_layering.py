@@ -14,14 +14,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Each layer of csrc/, and all the layers that it may reach, by whatever way. A layer is a folder,
-# but for the files that LAYERS_OF_FILES names.
+# Each layer of csrc/, and all layers that it may reach, directly or through others. A layer is a
+# directory, except for the files that LAYERS_OF_FILES names.
 BASE = {"base"}
 COMMUNICATOR = {"communicator", "progress", "bootstrap", "memory", "kernels"} | BASE
 CLIENT = {"box/transport", "box/protocol", "kernels"} | BASE
 SERVER = {"box/server/storage", "box/protocol", "memory", "kernels"} | BASE
-# The part of box/verbs that the two ends know: how libhbm_verbs.so is opened, and its table for
-# each.
+# The part of box/verbs that clients and servers know: the function that opens libhbm_verbs.so, and
+# its function table for their side.
 CLIENT_VERBS = {"box/verbs/common/load_library", "box/verbs/client/library"}
 SERVER_VERBS = {"box/verbs/common/load_library", "box/verbs/server/library"}
 LAYERS: dict[str, set[str]] = {
@@ -30,8 +30,8 @@ LAYERS: dict[str, set[str]] = {
     "memory": BASE,
     "bootstrap": BASE,
     "progress": BASE,
-    # The interface, those who implement it, the one who chooses among them, and the process group,
-    # which knows the first and the last. (The bindings start MPI for init_method="mpi://".)
+    # The interface, its implementations, and connect, which chooses among them. The process group
+    # knows the interface and connect alone. (The bindings start MPI for init_method="mpi://".)
     "communicator": {"progress"} | BASE,
     "communicator/shm": COMMUNICATOR,
     "communicator/mpi": COMMUNICATOR,
@@ -48,7 +48,7 @@ LAYERS: dict[str, set[str]] = {
     "bindings/errors": BASE,
     "bindings": {"bindings/errors", "process_group", "communicator/connect", "communicator/mpi"}
     | COMMUNICATOR,
-    # The memory box: its clients and its servers meet in libhbm_verbs.so and in the bindings alone.
+    # The memory box: only libhbm_verbs.so and the bindings know both its clients and its servers.
     "box/protocol": BASE,
     "box/transport": {"box/protocol"} | BASE,
     "box/client": CLIENT_VERBS | CLIENT,
@@ -78,7 +78,7 @@ LAYERS: dict[str, set[str]] = {
     | CLIENT
     | SERVER,
 }
-LAYERS_OF_FILES = {  # the first that fits
+LAYERS_OF_FILES = {  # the first matching pattern decides
     r"smb_client\.\w+|smb\.h": "smb_client",
     r"(pg_hbm|error_feedback|layerdrop|low_rank)\.\w+": "process_group",
     r"bindings/errors\.h": "bindings/errors",
@@ -103,6 +103,8 @@ RESERVED = [
     ),
     ("MPI's header", re.compile(r"mpi(_abi)?\.h$"), set()),  # communicator/mpi/abi.h has two ABIs
 ]
+
+NAMESPACE = re.compile(r"^namespace (hbm\b[\w:]*) \{", re.MULTILINE)
 
 Graph = dict[str, set[str]]
 
@@ -141,7 +143,7 @@ def include_violations(csrc: Path) -> list[str]:
 
 
 def unreachable_layers(graph: Graph) -> list[str]:
-    """Return every file that reaches a layer which its own may not, by the shortest way there."""
+    """Return each file that reaches a layer forbidden to its own, and the shortest include path."""
     found: list[str] = []
     for name in graph:
         layer = layer_of(Path(name))
@@ -163,9 +165,41 @@ def unreachable_layers(graph: Graph) -> list[str]:
     return found
 
 
+# Files directly in csrc/ whose classes the files of a folder define further.
+ENTRIES = {"pg_hbm": "hbm::process_group", "smb_client": "hbm::box::client"}
+
+
+def namespace_violations(csrc: Path) -> list[str]:
+    """Return every file that opens another namespace of hbm than its folder's."""
+    found: list[str] = []
+    for file in sorted(p for p in csrc.rglob("*") if p.suffix in {".h", ".cpp", ".inc"}):
+        name = file.relative_to(csrc)
+        allowed = namespaces_of(name)
+        found += [
+            f"{name} opens {opened}, not {' or '.join(sorted(allowed))}"
+            for opened in NAMESPACE.findall(file.read_text())
+            if opened not in allowed
+        ]
+    return found
+
+
+def namespaces_of(path: Path) -> set[str]:
+    """Return the namespaces that a file may open: hbm and its folders, joined by ::. Files of base/
+    and those directly in csrc/ open hbm, or a namespace of their own name in it. The entry of a
+    component, directly in csrc/, opens the namespace of the component."""
+    if str(path.parent) == "." and path.stem in ENTRIES:
+        return {ENTRIES[path.stem]}
+    if str(path.parent) in {".", "base"}:
+        return {"hbm", f"hbm::{path.stem}"}
+    return {"::".join(["hbm", *path.parent.parts])}
+
+
 def import_violations(package: Path) -> list[str]:
-    """The library imports neither its command line nor its benchmarks, which only the command
-    bench imports."""
+    """Return the forbidden imports and the cycles.
+
+    The library must not import its command line or its benchmarks. Only the command bench imports
+    the benchmarks.
+    """
     modules = {module_name(file, package): file for file in sorted(package.rglob("*.py"))}
     known = modules.keys() | {module_name(file, package) for file in package.rglob("*.pyi")}
     cli, bench = f"{package.name}.cli", f"{package.name}.bench"
@@ -181,7 +215,7 @@ def import_violations(package: Path) -> list[str]:
 
 
 def imports(name: str, file: Path, known: Set[str]) -> set[str]:
-    """The modules of the package, native ones too, that this one imports, also inside functions."""
+    """Return the package's modules, native ones too, that `file` imports, also inside functions."""
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     targets: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -226,6 +260,42 @@ def test_includes_point_downwards() -> None:
     assert include_violations(ROOT / "csrc") == []
 
 
+def test_namespaces_follow_folders() -> None:
+    assert namespace_violations(ROOT / "csrc") == []
+
+
+@pytest.mark.parametrize(
+    ("file", "namespace"),
+    [
+        ("base/error.h", "hbm"),
+        ("base/log.h", "hbm::log"),
+        ("smb.h", "hbm"),
+        ("low_rank.cpp", "hbm::low_rank"),
+        ("memory/heap.cpp", "hbm::memory"),
+        ("communicator/shm/tuning.h", "hbm::communicator::shm"),
+        ("box/verbs/client/connector.cpp", "hbm::box::verbs::client"),
+    ],
+)
+def test_the_namespace_of_a_folder_passes(tmp_path: Path, file: str, namespace: str) -> None:
+    text = f"#pragma once\n\nnamespace {namespace} {{\nnamespace {{\n}}\n}}\n"
+    assert namespace_violations(write_tree(tmp_path, {file: text})) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "namespace"),
+    [
+        ("base/error.h", "hbm::base"),
+        ("smb_client.h", "hbm::client"),
+        ("memory/heap.cpp", "hbm"),
+        ("communicator/shm/tuning.h", "hbm::shm"),
+        ("box/server/session.cpp", "hbm::box"),
+    ],
+)
+def test_another_namespace_is_found(tmp_path: Path, file: str, namespace: str) -> None:
+    write_tree(tmp_path, {file: f"namespace {namespace} {{\n}}\n"})
+    assert namespace_violations(tmp_path)[0].startswith(f"{file} opens {namespace}, not ")
+
+
 def test_imports_point_downwards() -> None:
     assert import_violations(ROOT / "torch_hbmcomm") == []
 
@@ -242,7 +312,7 @@ def test_benchmarks_use_neither_papers_nor_the_guest() -> None:
     assert used == set()
 
 
-def test_the_box_is_loaded_without_torch() -> None:
+def test_the_box_loads_without_torch() -> None:
     program = "import sys; sys.modules['torch'] = None; import torch_hbmcomm.smb, torch_hbmcomm.cli"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
@@ -291,12 +361,12 @@ def test_sound_includes_pass(tmp_path: Path) -> None:
             "process_group may not reach bindings",
         ),
         (
-            "kernels/sum.h",  # the whole way is followed
+            "kernels/sum.h",  # includes are followed to their end
             '#include "memory/heap.h"',
             "base may not reach memory: base/dtype.h -> kernels/sum.h -> memory/heap.h",
         ),
         (
-            "communicator/connect/connect.h",  # chosen behind the header, not in it
+            "communicator/connect/connect.h",  # only the .cpp file may choose
             '#include "communicator/mpi/world.h"',
             "process_group may not reach communicator/mpi: pg_hbm.h -> "
             "communicator/connect/connect.h -> communicator/mpi/world.h",
@@ -307,7 +377,7 @@ def test_sound_includes_pass(tmp_path: Path) -> None:
         ("memory/heap.cpp", '#include "../base/error.h"', "no path from csrc/"),
         ("smb_client.cpp", '#include "box/server.h"', "smb_client may not reach box:"),
         (
-            "box/transport/transport.h",  # which a client's file includes
+            "box/transport/transport.h",  # a client's header includes it
             '#include "box/verbs/server/library.h"',
             "box/client may not reach box/server: box/client/core.h -> box/transport/transport.h",
         ),
@@ -327,7 +397,9 @@ def test_sound_includes_pass(tmp_path: Path) -> None:
         ("base/error.h", '#include "base/error.h"', "cycle: base/error.h"),
     ],
 )
-def test_a_bad_include_is_found(tmp_path: Path, file: str, line: str, complaint: str) -> None:
+def test_a_forbidden_include_is_reported(
+    tmp_path: Path, file: str, line: str, complaint: str
+) -> None:
     files = SOUND_INCLUDES | {"base/dtype.h": '#include "kernels/sum.h"\n', "kernels/sum.h": ""}
     files |= {"box/verbs/client/wire.h": "#include <infiniband/verbs.h>\n"}
     write_tree(tmp_path, files | {file: line + "\n"})
@@ -361,13 +433,15 @@ def test_sound_imports_pass(tmp_path: Path) -> None:
         ("box/errors.py", "from box import memory", "cycle: box."),
     ],
 )
-def test_a_bad_import_is_found(tmp_path: Path, file: str, line: str, complaint: str) -> None:
+def test_a_forbidden_import_is_reported(
+    tmp_path: Path, file: str, line: str, complaint: str
+) -> None:
     sound = SOUND_IMPORTS["box/memory.py"] if file == "box/memory.py" else ""
     write_tree(tmp_path, SOUND_IMPORTS | {file: f"{sound}{line}\n"})
     assert complaint in "\n".join(import_violations(tmp_path / "box"))
 
 
-def test_one_header_knows_the_releases_of_pytorch() -> None:
+def test_only_one_header_compares_releases_of_pytorch() -> None:
     compares = re.compile(r"\b(TORCH_VERSION_(MAJOR|MINOR|PATCH)|TORCH_ABI_VERSION)\b")
     sources = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cpp")]
     found = {str(path.relative_to(ROOT)) for path in sources if compares.search(path.read_text())}

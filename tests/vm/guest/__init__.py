@@ -1,1 +1,1 @@
-"""Virtual machines that have high-bandwidth memory, and what runs in them."""
+"""Virtual machines with high-bandwidth memory, and the programs that run in them."""

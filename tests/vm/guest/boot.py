@@ -1,8 +1,8 @@
 """Runs a command in a virtual machine that has the host's files and a memory of its own.
 
 The machine is emulated, so it needs neither privileges nor hardware: C++ runs at a quarter to a
-half of the host's speed. Its root is the host's under a layer in memory: what the command writes is
-lost. `make vm` prepares what it boots: see kernel.py.
+half of the host's speed. Its root is the host's under a layer in memory: writes of the command are
+lost. `make vm` prepares the kernel (kernel.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from guest.kernel import INITRAMFS, VMLINUX
 from guest.topology import TOPOLOGIES
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-PROGRAMS = REPOSITORY / "build" / str(sys.implementation.cache_tag)  # where setup.py compiles
+PROGRAMS = REPOSITORY / "build" / str(sys.implementation.cache_tag)  # setup.py compiles into it
 
 LIMIT = 1200.0  # seconds, for a machine that much else keeps busy
 
@@ -47,41 +47,43 @@ class GuestError(Exception):
 def run(
     topology: str,
     command: Sequence[str | Path],
-    folder: Path,
+    directory: Path,
     *,
     timeout: float = LIMIT,
     environment: Mapping[str, str] | None = None,
     modules: Sequence[str] = (),
     check: bool = True,
 ) -> Result:
-    """Runs `command` in the repository's folder, as the guest's root.
+    """Runs `command` in the repository's directory, as the guest's root.
 
-    `folder` is empty, and keeps what the guest leaves: console, dmesg, stdout, stderr. `timeout`
-    is in seconds and includes the boot (4 s). `modules` names further sets of kernel.MODULES.
-    Raises GuestError if the guest comes to no end and, unless `check` is false, if the command
-    fails.
+    `directory` must be empty, and receives the files of the guest: console, dmesg, stdout, stderr.
+    `timeout` is in seconds and includes the boot (4 s). `modules` names further sets of
+    kernel.MODULES. Raises GuestError if the guest does not end and, unless `check` is false, if the
+    command fails.
     """
     settings = [f"{name}={value}" for name, value in (environment or {}).items()]
     words = ["env", f"PATH={os.environ['PATH']}", "HOME=/tmp", *settings, *map(str, command)]
     script = f"cd {shlex.quote(str(REPOSITORY))} && exec {shlex.join(words)}\n"
-    (folder / "command.sh").write_text(script)
-    console = folder / "console"
+    (directory / "command.sh").write_text(script)
+    console = directory / "console"
 
-    arguments = qemu(topology, folder, console, ["base", *modules])
+    arguments = qemu(topology, directory, console, ["base", *modules])
     with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as machine:
         try:
             _, complaint = machine.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            raise GuestError(describe(f"no end within {timeout:g} s", command, folder)) from None
+            raise GuestError(describe(f"no end within {timeout:g} s", command, directory)) from None
         finally:
             machine.kill()
     ended = re.search(r"^GUEST_EXIT=(\d+)", read(console), re.MULTILINE)
     if ended is None:
-        raise GuestError(describe(f"no exit status. QEMU: {complaint.decode()}", command, folder))
+        raise GuestError(
+            describe(f"no exit status. QEMU: {complaint.decode()}", command, directory)
+        )
     status = int(ended[1])
     if check and status != 0:
-        raise GuestError(describe(f"exit status {status}", command, folder))
-    return Result(status, *(read(folder / name) for name in ("stdout", "stderr", "dmesg")))
+        raise GuestError(describe(f"exit status {status}", command, directory))
+    return Result(status, *(read(directory / name) for name in ("stdout", "stderr", "dmesg")))
 
 
 def qemu(topology: str, share: Path, console: Path, modules: Sequence[str]) -> list[str]:
@@ -104,8 +106,8 @@ def read(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def describe(problem: str, command: Sequence[str | Path], folder: Path) -> str:
+def describe(problem: str, command: Sequence[str | Path], directory: Path) -> str:
     parts = [f"{shlex.join(map(str, command))}: {problem}"]
     for name in ("stdout", "console", "stderr"):
-        parts.append(f"--- {folder / name}\n{read(folder / name)[-4000:]}")
+        parts.append(f"--- {directory / name}\n{read(directory / name)[-4000:]}")
     return "\n".join(parts)

@@ -34,7 +34,7 @@
 #include "memory/segment.h"
 #include "progress/operation_queue.h"
 
-namespace hbm::mpi {
+namespace hbm::communicator::mpi {
 namespace {
 
 std::mutex mutex;                      // guards `handed`
@@ -50,25 +50,25 @@ void note(const void* data, size_t bytes) {
 
 // The linker's names for the functions and for their stand-ins.
 extern "C" {
-Request __real__ZN3hbm3mpi4Comm5isendEPKvmii(Comm* comm, const void* data, size_t bytes, int peer,
-                                             int tag);
-Request __real__ZN3hbm3mpi4Comm5irecvEPvmii(Comm* comm, void* data, size_t bytes, int peer,
-                                            int tag);
+Request __real__ZN3hbm12communicator3mpi4Comm5isendEPKvmii(Comm* comm, const void* data,
+                                                           size_t bytes, int peer, int tag);
+Request __real__ZN3hbm12communicator3mpi4Comm5irecvEPvmii(Comm* comm, void* data, size_t bytes,
+                                                          int peer, int tag);
 
-Request __wrap__ZN3hbm3mpi4Comm5isendEPKvmii(Comm* comm, const void* data, size_t bytes, int peer,
-                                             int tag) {
+Request __wrap__ZN3hbm12communicator3mpi4Comm5isendEPKvmii(Comm* comm, const void* data,
+                                                           size_t bytes, int peer, int tag) {
   note(data, bytes);
-  return __real__ZN3hbm3mpi4Comm5isendEPKvmii(comm, data, bytes, peer, tag);
+  return __real__ZN3hbm12communicator3mpi4Comm5isendEPKvmii(comm, data, bytes, peer, tag);
 }
 
-Request __wrap__ZN3hbm3mpi4Comm5irecvEPvmii(Comm* comm, void* data, size_t bytes, int peer,
-                                            int tag) {
+Request __wrap__ZN3hbm12communicator3mpi4Comm5irecvEPvmii(Comm* comm, void* data, size_t bytes,
+                                                          int peer, int tag) {
   note(data, bytes);
-  return __real__ZN3hbm3mpi4Comm5irecvEPvmii(comm, data, bytes, peer, tag);
+  return __real__ZN3hbm12communicator3mpi4Comm5irecvEPvmii(comm, data, bytes, peer, tag);
 }
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm::communicator::mpi
 
 namespace hbm::bench {
 namespace {
@@ -89,8 +89,8 @@ class GuestGroup {
  public:
   GuestGroup(const GuestRank& of, const std::string& transport)
       : connection_(connect_as(of, transport)),
-        queue_(OperationQueue::create(
-            OperationQueue::Order::kOrdered, connection_.crowded,
+        queue_(progress::OperationQueue::create(
+            progress::OperationQueue::Order::kOrdered, connection_.oversubscribed,
             {{},
              {},
              {},
@@ -100,21 +100,22 @@ class GuestGroup {
   GuestGroup(const GuestGroup&) = delete;
   GuestGroup& operator=(const GuestGroup&) = delete;
 
-  Communicator& communicator() const { return *connection_.communicator; }
+  communicator::Communicator& communicator() const { return *connection_.communicator; }
   memory::SharedSegment& segment() const { return *connection_.segment; }
 
   // Throws the operation's error.
-  void run(OperationPtr operation) {
-    const auto ticket = queue_->enqueue(std::move(operation), kPatience, {});
-    queue_->launch(ticket, Mode::kSync);
-    if (ticket->error()) std::rethrow_exception(ticket->error());
+  void run(communicator::OperationPtr operation) {
+    const auto request = queue_->enqueue(std::move(operation), kPatience, {});
+    queue_->launch(request, progress::Mode::kSync);
+    if (request->error()) std::rethrow_exception(request->error());
   }
 
   uint64_t next() { return ++sequence_; }
 
  private:
-  static GroupConnection connect_as(const GuestRank& of, const std::string& transport) {
-    GroupSetup setup;
+  static communicator::connect::GroupConnection connect_as(const GuestRank& of,
+                                                           const std::string& transport) {
+    communicator::connect::GroupSetup setup;
     std::filesystem::create_directories(of.directory / transport);
     setup.store = std::make_shared<FileStore>(of.directory / transport);
     setup.job_store = std::make_shared<FileStore>(of.directory);
@@ -124,14 +125,14 @@ class GuestGroup {
     setup.group = "the group of " + transport;
     setup.deadline = std::chrono::steady_clock::now() + kPatience;
     setup.version = "guest";
-    setup.transport = parse_transport(transport, "transport");
+    setup.transport = bootstrap::parse_transport(transport, "transport");
     setup.policy = of.policy;
     setup.staging_bytes = kStagingBytes;
-    return connect(setup);
+    return communicator::connect::connect(setup);
   }
 
-  const GroupConnection connection_;
-  const std::shared_ptr<OperationQueue> queue_;
+  const communicator::connect::GroupConnection connection_;
+  const std::shared_ptr<progress::OperationQueue> queue_;
   uint64_t sequence_ = 0;
 };
 
@@ -139,14 +140,14 @@ class GuestGroup {
 void run_collective(const std::string& name, const GuestRank& of, GuestGroup& group,
                     std::span<float> data) {
   std::ranges::fill(data, static_cast<float>(of.rank + 1));
-  Communicator& communicator = group.communicator();
+  communicator::Communicator& communicator = group.communicator();
   const size_t share = data.size() / static_cast<size_t>(of.size);
   const auto own = static_cast<size_t>(of.rank) * share;
   if (name == "broadcast") {
     group.run(
         communicator.broadcast(group.next(), data.data(), data.size(), Dtype::kFloat32, kRoot));
   } else if (name == "gather") {
-    std::vector<Sink> parts;
+    std::vector<communicator::Sink> parts;
     for (size_t at = 0; of.rank == kRoot && at < data.size(); at += share) {
       parts.push_back({data.data() + at, share});
     }
@@ -181,11 +182,11 @@ void report_collectives(const GuestRank& of, size_t bytes) {
     report(who + "segment", {{within.segment().base(), within.segment().size()}}, "");
     within.segment().free(tensor);
 
-    mpi::handed.clear();
+    communicator::mpi::handed.clear();
     run_collective(name, of, over, plain);
     over.run(over.communicator().barrier(over.next()));
     std::vector<Block> blocks;
-    for (const auto& [data, most] : mpi::handed) blocks.push_back({data, most});
+    for (const auto& [data, most] : communicator::mpi::handed) blocks.push_back({data, most});
     report(who + "mpi", blocks, "");
   }
   within.run(within.communicator().barrier(within.next()));
@@ -201,7 +202,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    mpi::set_search_path({argv[4]});
+    communicator::mpi::set_search_path({argv[4]});
     bench::report_collectives(
         {argv[1], std::stoi(argv[2]), std::stoi(argv[3]), memory::parse_policy(argv[5])},
         std::stoul(argv[6]));

@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-FOLDER = HERE.parents[2] / "build" / "vm"
-VMLINUX = FOLDER / "vmlinux"
-INITRAMFS = FOLDER / "initramfs"
+DIRECTORY = HERE.parents[2] / "build" / "vm"
+VMLINUX = DIRECTORY / "vmlinux"
+INITRAMFS = DIRECTORY / "initramfs"
 
 # Debian's name, then Ubuntu's.
 PACKAGES = ("linux-image-amd64", "linux-image-generic")
@@ -32,20 +32,20 @@ DECOMPRESS = {b"\xfd7zXZ\x00": ["xz", "-dc"], b"\x28\xb5\x2f\xfd": ["zstd", "-dc
 
 
 def main() -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=FOLDER, prefix="unpacked-") as name:
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=DIRECTORY, prefix="unpacked-") as name:
         unpacked = Path(name)
         fetch(unpacked)
         (image,) = (unpacked / "boot").glob("vmlinuz-*")
         VMLINUX.write_bytes(extract_elf(image.read_bytes()))
         release = image.name.removeprefix("vmlinuz-")
         pack(unpacked, release)
-        print(f"virtual machine: kernel {release} in {FOLDER}")
+        print(f"virtual machine: kernel {release} in {DIRECTORY}")
 
 
-def fetch(folder: Path) -> None:
+def fetch(directory: Path) -> None:
     """Downloads the kernel's packages by lists of our own, which are fresh, and unpacks them."""
-    state = folder / "apt"
+    state = directory / "apt"
     (state / "lists" / "partial").mkdir(parents=True)
     options = [
         f"-oDir::State={state}",
@@ -55,14 +55,16 @@ def fetch(folder: Path) -> None:
     ]
     subprocess.run(["apt-get", *options, "-qq", "update"], check=True)
     subprocess.run(
-        ["apt-get", *options, "-qq", "download", *kernel_packages(options)], cwd=folder, check=True
+        ["apt-get", *options, "-qq", "download", *kernel_packages(options)],
+        cwd=directory,
+        check=True,
     )
-    for package in folder.glob("*.deb"):
-        subprocess.run(["dpkg", "-x", package, folder], check=True)
+    for package in directory.glob("*.deb"):
+        subprocess.run(["dpkg", "-x", package, directory], check=True)
 
 
 def kernel_packages(options: list[str]) -> list[str]:
-    """The packages with the image and the modules that the meta-package stands for."""
+    """Return the packages with the image and the modules of the meta-package."""
     command = ["apt-cache", *options, "depends", "--recurse", "--important"]
     for name in PACKAGES:
         listed = subprocess.run([*command, name], capture_output=True, text=True).stdout
@@ -76,11 +78,11 @@ def kernel_packages(options: list[str]) -> list[str]:
 
 
 def extract_elf(image: bytes) -> bytes:
-    """The vmlinux that a self-extracting kernel image carries."""
+    """Return the vmlinux of a self-extracting kernel image."""
     for magic, command in DECOMPRESS.items():
         at = image.find(magic)
         while at >= 0:
-            # What follows the stream makes the command fail, after it has written the kernel.
+            # The bytes after the stream make the command fail, after it has written the kernel.
             done = subprocess.run(command, input=image[at:], capture_output=True)
             if done.stdout.startswith(b"\x7fELF"):
                 return done.stdout
@@ -90,8 +92,8 @@ def extract_elf(image: bytes) -> bytes:
 
 def pack(unpacked: Path, release: str) -> None:
     root = unpacked / "initramfs"
-    for folder in ("bin", "modules"):
-        (root / folder).mkdir(parents=True)
+    for directory in ("bin", "modules"):
+        (root / directory).mkdir(parents=True)
     busybox = shutil.which("busybox")
     if busybox is None:
         raise SystemExit("no busybox: install the package busybox-static")
@@ -111,7 +113,8 @@ def pack(unpacked: Path, release: str) -> None:
 
 
 def load_order(unpacked: Path, release: str, modules: tuple[str, ...]) -> list[Path]:
-    """The files of the modules and of what they need that is not built in, in loading order."""
+    """Return the files of the modules and of their dependencies, except built-in ones, in loading
+    order."""
     command = ["modprobe", "-C", "/dev/null", "-d", str(unpacked), "-S", release]
     command += ["--show-depends", "-a", *modules]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""The output of pages.cpp: blocks of memory, and where the kernel says that their pages are."""
+"""The output of pages.cpp: blocks of memory, and the nodes of their pages by the kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE_SIZE = re.compile(r" kernelpagesize_kB=(\d+)")
 
 @dataclass(frozen=True)
 class Report:
-    """The memory that one process took."""
+    """The memory that one process allocated."""
 
     name: str
     bytes: int
@@ -24,14 +24,14 @@ class Report:
     kernel: dict[int, int]  # NUMA node -> bytes of the mappings that hold blocks, by numa_maps
 
     def agrees(self) -> bool:
-        """Whether all bytes are somewhere, and the kernel has as many on the same nodes."""
+        """Return True if all bytes are on some node, and the kernel reports the same nodes."""
         everywhere = sum(self.ours.values()) == self.bytes
         same_nodes = self.ours.keys() == self.kernel.keys()
         return everywhere and same_nodes and all(self.kernel[n] >= b for n, b in self.ours.items())
 
 
 def parse_reports(output: str) -> list[Report]:
-    """One for each that is in `output`, in turn; other lines may stand between them."""
+    """Return the reports in `output`, in order; other lines are ignored."""
     starts = [match.start() for match in re.finditer(r"^\{", output, re.MULTILINE)]
     parts = [output[a:b] for a, b in zip(starts, [*starts[1:], len(output)], strict=True)]
     return [parse_report(part) for part in parts]

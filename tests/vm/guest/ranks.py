@@ -1,4 +1,4 @@
-"""Groups of ranks in a guest, and where the memory lies that their collectives use."""
+"""Groups of ranks in a guest, and the nodes of the memory that their collectives use."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Job:
     size: int
 
     def script(self) -> str:
-        """Return the shell commands that run it, and fail where a rank does."""
+        """Return the shell commands that run the group, and fail if a rank fails."""
         program = shlex.quote(str(boot.PROGRAMS / "guest_collectives"))
-        rank = f'{program} "$folder" $rank {self.ranks} {shlex.quote(str(_LIBRARIES))}'
+        rank = f'{program} "$directory" $rank {self.ranks} {shlex.quote(str(_LIBRARIES))}'
         lines = [
             f"ulimit -f $(({_SEGMENT_MIB} << 11))",  # in blocks of 512 bytes
-            "folder=$(mktemp -d)",
+            "directory=$(mktemp -d)",
             "started=",
             f"for rank in $(seq 0 {self.ranks - 1}); do",
             f"  HBMCOMM_BIND={self.bind} {rank} {self.policy} {self.size} &",
@@ -50,16 +50,16 @@ class Job:
 
 
 Reports = dict[tuple[str, int, str], Report]
-"""By collective, rank and what lies there."""
+"""By collective, rank and kind of memory."""
 
 
-def run(topology: str, jobs: Sequence[Job], folder: Path) -> list[Reports]:
-    """Run the jobs one after the other in one guest, and return what the ranks of each report.
+def run(topology: str, jobs: Sequence[Job], directory: Path) -> list[Reports]:
+    """Run the jobs one after the other in one guest, and return the reports of their ranks.
 
-    folder: empty, keeps what the guest leaves. Raises GuestError.
+    directory: must be empty, receives the files of the guest. Raises GuestError.
     """
     script = "\n".join(f"{job.script()}\necho == job" for job in jobs)
-    output = boot.run(topology, ["sh", "-ec", script], folder).stdout
+    output = boot.run(topology, ["sh", "-ec", script], directory).stdout
     *parts, _ = re.split(r"^== job$", output, flags=re.MULTILINE)
     return [_by_name(parse_reports(part)) for part in parts]
 

@@ -12,18 +12,18 @@ _SPEED = Path(__file__).with_name("verbs_speed.sh")
 HOST = "10.9.0.1"
 
 
-def run(command: Sequence[str | Path], folder: Path) -> str:
-    """Return the output of a command, for which HBM_BOX_TRANSPORTS and HBM_BOX_HOST name verbs.
+def run(command: Sequence[str | Path], directory: Path) -> str:
+    """Return the output of a command, with HBM_BOX_TRANSPORTS and HBM_BOX_HOST set for verbs.
 
-    folder: empty, keeps what the guest leaves. Raises GuestError.
+    directory: must be empty, receives the files of the guest. Raises GuestError.
     """
     environment = {"HBM_BOX_TRANSPORTS": "verbs", "HBM_BOX_HOST": HOST}
     return boot.run(
-        "hbm", ["sh", _LINK, *command], folder, environment=environment, modules=["rxe"]
+        "hbm", ["sh", _LINK, *command], directory, environment=environment, modules=["rxe"]
     ).stdout
 
 
-def speeds(mebibytes: int, sizes: Sequence[int], folder: Path) -> str:
+def speeds(mebibytes: int, sizes: Sequence[int], directory: Path) -> str:
     """Return the lines of verbs_speed.sh: moves `mebibytes` in transfers of each of the sizes."""
     program = boot.PROGRAMS / "guest_verbs_speed"
-    return run(["sh", _SPEED, program, str(mebibytes), *map(str, sizes)], folder)
+    return run(["sh", _SPEED, program, str(mebibytes), *map(str, sizes)], directory)

@@ -15,15 +15,15 @@
 #include "box/transport/join.h"
 #include "box/verbs/common/buffer_pool.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs {
 namespace {
 
 using namespace std::chrono_literals;
-using smb::Opcode;
+using protocol::Opcode;
 
 constexpr const char* kBoxWord = "--box";
 
-smb::Deadline soon() { return std::chrono::steady_clock::now() + 120s; }
+protocol::Deadline soon() { return std::chrono::steady_clock::now() + 120s; }
 
 void check(bool good, const char* what) {
   if (!good) throw std::runtime_error(what);
@@ -31,15 +31,15 @@ void check(bool good, const char* what) {
 
 void serve(const char* const* words) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  box::ServerOptions options;
+  ServerOptions options;
   options.listen = {std::string(kHost) + ":" + words[0]};
   options.store = words[1];
   options.lease = std::chrono::milliseconds(std::stoi(words[2]));
   options.memory = uint64_t{256} << 20;
   options.policy = memory::Policy::kDdr;
   options.token = kToken;
-  options.verbs = box::VerbsChoice::kOn;
-  const box::Server server(options);
+  options.verbs = VerbsChoice::kOn;
+  const Server server(options);
   const std::string url = server.url() + "\n";
   check(write(std::stoi(words[3]), url.data(), url.size()) > 0, "the test is gone");
   pause();
@@ -84,16 +84,17 @@ uint16_t BoxProcess::port() const {
   return static_cast<uint16_t>(std::stoi(url_.substr(url_.rfind(':') + 1)));
 }
 
-RawClient::RawClient(uint16_t port, uint32_t flags) : flags_(flags | smb::Join::kSealed) {
-  const smb::Address address{kHost, port, {}};
-  stream_ = std::make_unique<smb::FrameStream>(smb::connect_to(address, soon()));
-  smb::Join join{};
+RawClient::RawClient(uint16_t port, uint32_t flags)
+    : flags_(flags | protocol::Join::kAuthenticated) {
+  const protocol::Address address{kHost, port, {}};
+  stream_ = std::make_unique<protocol::FrameStream>(protocol::connect_to(address, soon()));
+  protocol::Join join{};
   join.flags = flags_;
   joined_ = transport::join_box(*stream_, address.host_and_port(), join, kToken, soon());
-  connector_ = std::make_unique<Connector>(kHost, joined_.verbs_port, soon());
+  connector_ = std::make_unique<client::Connector>(kHost, joined_.verbs_port, soon());
   completions_.reset(ibv_create_cq(connector_->domain()->device(), 64, nullptr, nullptr, 0));
   check(completions_ != nullptr, "ibv_create_cq");
-  buffers_ = std::make_unique<BufferPool>(connector_->domain(), 3, kReplyBytes);
+  buffers_ = std::make_unique<common::BufferPool>(connector_->domain(), 3, common::kReplyBytes);
 }
 
 RawClient::~RawClient() = default;
@@ -106,33 +107,36 @@ ibv_qp_init_attr RawClient::attributes() const {
   return attributes;
 }
 
-ChallengeMessage RawClient::ask() { return connector_->ask(attributes()); }
+common::ChallengeMessage RawClient::ask() { return connector_->ask(attributes()); }
 
-CallMessage RawClient::call(const ChallengeMessage& challenge, uint8_t lane, uint8_t lanes) const {
-  CallMessage call{};
-  call.magic = CallMessage::kMagic;
-  call.ticket = challenge.ticket;
+common::CallMessage RawClient::call(const common::ChallengeMessage& challenge, uint8_t queue_pair,
+                                    uint8_t queue_pairs) const {
+  common::CallMessage call{};
+  call.magic = common::CallMessage::kMagic;
+  call.challenge_id = challenge.challenge_id;
   call.session = joined_.session;
   call.flags = static_cast<uint16_t>(flags_);
-  call.lane = lane;
-  call.lanes = lanes;
+  call.queue_pair = queue_pair;
+  call.queue_pairs = queue_pairs;
   prove(call, kToken, challenge.hello);
   return call;
 }
 
-void RawClient::connect(const ChallengeMessage& challenge, const CallMessage& call) {
+void RawClient::connect(const common::ChallengeMessage& challenge,
+                        const common::CallMessage& call) {
   ibv_qp_init_attr given = attributes();
-  const smb::Proof expected = welcome_proof(call, kToken, challenge.hello);
-  lanes_.push_back(connector_->connect(call, given, expected));
-  if (lanes_.size() > 1) return;
-  const smb::SealKeys keys = seal_keys(call, kToken, challenge.hello).value();
-  of_requests_.emplace(keys.to_box);
-  of_replies_.emplace(keys.to_client);
+  const protocol::Proof expected = welcome_proof(call, kToken, challenge.hello);
+  queue_pairs_.push_back(connector_->connect(call, given, expected));
+  if (queue_pairs_.size() > 1) return;
+  const protocol::MacKeys keys = mac_keys(call, kToken, challenge.hello).value();
+  request_authenticator_.emplace(keys.to_box);
+  reply_authenticator_.emplace(keys.to_client);
 }
 
-void RawClient::connect(uint8_t lanes) {
-  const ChallengeMessage challenge = ask();
-  for (uint8_t lane = 0; lane < lanes; ++lane) connect(challenge, call(challenge, lane, lanes));
+void RawClient::connect(uint8_t queue_pairs) {
+  const common::ChallengeMessage challenge = ask();
+  for (uint8_t queue_pair = 0; queue_pair < queue_pairs; ++queue_pair)
+    connect(challenge, call(challenge, queue_pair, queue_pairs));
 }
 
 ibv_wc RawClient::wait() {
@@ -147,10 +151,10 @@ ibv_wc RawClient::wait() {
 
 void RawClient::send(const void* message, uint32_t bytes) {
   const auto* const first = static_cast<const std::byte*>(message);
-  std::vector<std::byte> sealed(first, first + bytes);
-  const smb::Tag tag = of_requests_->next(sealed);
-  sealed.insert(sealed.end(), tag.begin(), tag.end());
-  send_plain(sealed.data(), static_cast<uint32_t>(sealed.size()));
+  std::vector<std::byte> tagged(first, first + bytes);
+  const protocol::Tag tag = request_authenticator_->next_tag(tagged);
+  tagged.insert(tagged.end(), tag.begin(), tag.end());
+  send_plain(tagged.data(), static_cast<uint32_t>(tagged.size()));
 }
 
 void RawClient::send_plain(const void* message, uint32_t bytes) {
@@ -162,18 +166,18 @@ void RawClient::send_plain(const void* message, uint32_t bytes) {
   wr.sg_list = &entry;
   wr.num_sge = 1;
   ibv_send_wr* bad = nullptr;
-  check(ibv_post_send(lanes_[0]->qp, &wr, &bad) == 0, "ibv_post_send");
+  check(ibv_post_send(queue_pairs_[0]->qp, &wr, &bad) == 0, "ibv_post_send");
 }
 
 RawClient::Reply RawClient::request(Opcode opcode, const void* body, uint32_t body_bytes) {
-  ibv_sge entry = buffers_->entry(1, kReplyBytes);
+  ibv_sge entry = buffers_->entry(1, common::kReplyBytes);
   ibv_recv_wr receive{};
   receive.sg_list = &entry;
   receive.num_sge = 1;
   ibv_recv_wr* bad = nullptr;
-  check(ibv_post_recv(lanes_[0]->qp, &receive, &bad) == 0, "ibv_post_recv");
+  check(ibv_post_recv(queue_pairs_[0]->qp, &receive, &bad) == 0, "ibv_post_recv");
 
-  smb::Header header;
+  protocol::Header header;
   header.opcode = opcode;
   header.body_bytes = body_bytes;
   header.id = 1;
@@ -187,7 +191,7 @@ RawClient::Reply RawClient::request(Opcode opcode, const void* body, uint32_t bo
     check(completion.status == IBV_WC_SUCCESS, "it was closed");
     if (completion.opcode == IBV_WC_RECV) received = completion.byte_len;
   }
-  of_replies_->open({buffers_->at(1), received});
+  reply_authenticator_->verify({buffers_->at(1), received});
 
   Reply reply;
   const std::byte* at = buffers_->at(1);
@@ -199,17 +203,17 @@ RawClient::Reply RawClient::request(Opcode opcode, const void* body, uint32_t bo
   return reply;
 }
 
-RawClient::Attached RawClient::alloc(uint64_t size, uint32_t handle, const smb::Id& key,
+RawClient::Attached RawClient::alloc(uint64_t size, uint32_t handle, const protocol::Id& key,
                                      uint32_t flags) {
-  smb::Alloc alloc{};
+  protocol::Alloc alloc{};
   alloc.sequence.number = ++last_number_;
   alloc.key = key;
   alloc.size = size;
   alloc.handle = handle;
   alloc.flags = flags;
   const Reply reply = request(Opcode::kAlloc, &alloc, sizeof(alloc));
-  check(reply.header.status == smb::Status::kOk, "alloc");
-  smb::Allocated allocated{};
+  check(reply.header.status == protocol::Status::kOk, "alloc");
+  protocol::Allocated allocated{};
   std::memcpy(&allocated, reply.body.data(), sizeof(allocated));
   Attached attached{allocated.key, allocated.address,
                     std::vector<uint32_t>(reply.payload.size() / sizeof(uint32_t))};
@@ -218,14 +222,14 @@ RawClient::Attached RawClient::alloc(uint64_t size, uint32_t handle, const smb::
 }
 
 void RawClient::free(uint32_t handle) {
-  smb::Release release{};
+  protocol::Release release{};
   release.sequence.number = ++last_number_;
   release.handle = handle;
-  check(request(Opcode::kFree, &release, sizeof(release)).header.status == smb::Status::kOk,
+  check(request(Opcode::kFree, &release, sizeof(release)).header.status == protocol::Status::kOk,
         "free");
 }
 
-ibv_wc_status RawClient::access(ibv_wr_opcode opcode, size_t lane, uint64_t address,
+ibv_wc_status RawClient::access(ibv_wr_opcode opcode, size_t queue_pair, uint64_t address,
                                 uint32_t rkey) {
   ibv_sge entry = buffers_->entry(2, sizeof(uint64_t));
   ibv_send_wr wr{};
@@ -236,17 +240,17 @@ ibv_wc_status RawClient::access(ibv_wr_opcode opcode, size_t lane, uint64_t addr
   wr.wr.rdma.remote_addr = address;
   wr.wr.rdma.rkey = rkey;
   ibv_send_wr* bad = nullptr;
-  check(ibv_post_send(lanes_[lane]->qp, &wr, &bad) == 0, "ibv_post_send");
+  check(ibv_post_send(queue_pairs_[queue_pair]->qp, &wr, &bad) == 0, "ibv_post_send");
   return wait().status;
 }
 
-ibv_wc_status RawClient::read(size_t lane, uint64_t address, uint32_t rkey) {
-  return access(IBV_WR_RDMA_READ, lane, address, rkey);
+ibv_wc_status RawClient::read(size_t queue_pair, uint64_t address, uint32_t rkey) {
+  return access(IBV_WR_RDMA_READ, queue_pair, address, rkey);
 }
 
-ibv_wc_status RawClient::write(size_t lane, uint64_t address, uint32_t rkey, uint64_t value) {
+ibv_wc_status RawClient::write(size_t queue_pair, uint64_t address, uint32_t rkey, uint64_t value) {
   std::memcpy(buffers_->at(2), &value, sizeof(value));
-  return access(IBV_WR_RDMA_WRITE, lane, address, rkey);
+  return access(IBV_WR_RDMA_WRITE, queue_pair, address, rkey);
 }
 
 uint64_t RawClient::value() const {
@@ -255,8 +259,8 @@ uint64_t RawClient::value() const {
   return value;
 }
 
-void RawClient::bind(const MemoryRegion& region, void* memory, uint64_t bytes) {
-  const std::unique_ptr<ibv_mw, DestroyBy<ibv_dealloc_mw>> window(
+void RawClient::bind(const common::MemoryRegion& region, void* memory, uint64_t bytes) {
+  const std::unique_ptr<ibv_mw, common::DestroyBy<ibv_dealloc_mw>> window(
       ibv_alloc_mw(domain()->get(), IBV_MW_TYPE_2));
   check(window != nullptr, "ibv_alloc_mw");
   ibv_send_wr wr{};
@@ -267,7 +271,7 @@ void RawClient::bind(const MemoryRegion& region, void* memory, uint64_t bytes) {
   wr.bind_mw.bind_info = {region.get(), reinterpret_cast<uintptr_t>(memory), bytes,
                           IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE};
   ibv_send_wr* bad = nullptr;
-  check(ibv_post_send(lanes_[0]->qp, &wr, &bad) == 0, "ibv_post_send");
+  check(ibv_post_send(queue_pairs_[0]->qp, &wr, &bad) == 0, "ibv_post_send");
   check(wait().status == IBV_WC_SUCCESS, "bind");
 }
 
@@ -280,4 +284,4 @@ bool RawClient::closed() {
   return true;
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs

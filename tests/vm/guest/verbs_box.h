@@ -1,4 +1,5 @@
-// A memory box in a process of its own, and clients that do by hand what the transport does.
+// A memory box in a process of its own, and clients that perform the steps of the transport one by
+// one.
 #pragma once
 
 #include <sys/types.h>
@@ -11,14 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "box/protocol/authenticator.h"
 #include "box/protocol/frame_stream.h"
 #include "box/protocol/protocol.h"
-#include "box/protocol/seal.h"
 #include "box/transport/transport.h"
 #include "box/verbs/client/connector.h"
 #include "box/verbs/common/buffer_pool.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs {
 
 inline constexpr const char* kHost = "10.9.0.1";  // of verbs_link.sh
 inline constexpr const char* kToken = "no secret";
@@ -56,57 +57,59 @@ class RawClient {
   explicit RawClient(uint16_t port, uint32_t flags = 0);
   ~RawClient();
 
-  ChallengeMessage ask();
-  CallMessage call(const ChallengeMessage& challenge, uint8_t lane,
-                   uint8_t lanes) const;                                     // with its proof
-  void connect(const ChallengeMessage& challenge, const CallMessage& call);  // the next lane
-  void connect(uint8_t lanes);                                               // all
+  common::ChallengeMessage ask();
+  common::CallMessage call(const common::ChallengeMessage& challenge, uint8_t queue_pair,
+                           uint8_t queue_pairs) const;  // with its proof
+  void connect(const common::ChallengeMessage& challenge,
+               const common::CallMessage& call);  // the next queue pair
+  void connect(uint8_t queue_pairs);              // all
 
-  // A request by lane 0, and its reply.
+  // A request on queue pair 0, and its reply.
   struct Reply {
-    smb::Header header;
+    protocol::Header header;
     std::vector<std::byte> body;
     std::vector<std::byte> payload;
   };
-  Reply request(smb::Opcode opcode, const void* body, uint32_t body_bytes);
+  Reply request(protocol::Opcode opcode, const void* body, uint32_t body_bytes);
   void send(const void* message, uint32_t bytes);  // with its tag
   void send_plain(const void* message, uint32_t bytes);
 
-  // A segment, and its key for each lane.
+  // A segment, and its key for each queue pair.
   struct Attached {
-    smb::Id key;
+    protocol::Id key;
     uint64_t address = 0;
     std::vector<uint32_t> rkeys;
   };
-  Attached alloc(uint64_t size, uint32_t handle, const smb::Id& key = {}, uint32_t flags = 0);
+  Attached alloc(uint64_t size, uint32_t handle, const protocol::Id& key = {}, uint32_t flags = 0);
   void free(uint32_t handle);
 
-  // One-sided, 8 bytes. How it was completed.
-  ibv_wc_status read(size_t lane, uint64_t address, uint32_t rkey);
-  ibv_wc_status write(size_t lane, uint64_t address, uint32_t rkey, uint64_t value);
+  // One-sided accesses of 8 bytes. Return the status of the completion.
+  ibv_wc_status read(size_t queue_pair, uint64_t address, uint32_t rkey);
+  ibv_wc_status write(size_t queue_pair, uint64_t address, uint32_t rkey, uint64_t value);
   uint64_t value() const;  // of the last read
 
   bool closed();  // by the box
 
-  const std::shared_ptr<Domain>& domain() const { return connector_->domain(); }
-  // Makes a window on lane 0, binds it to a region made with IBV_ACCESS_MW_BIND, and ends it.
-  void bind(const MemoryRegion& region, void* memory, uint64_t bytes);
+  const std::shared_ptr<common::Domain>& domain() const { return connector_->domain(); }
+  // Creates a window on queue pair 0, binds it to a region made with IBV_ACCESS_MW_BIND, and
+  // destroys it.
+  void bind(const common::MemoryRegion& region, void* memory, uint64_t bytes);
 
  private:
   ibv_qp_init_attr attributes() const;
   ibv_wc wait();
-  ibv_wc_status access(ibv_wr_opcode opcode, size_t lane, uint64_t address, uint32_t rkey);
+  ibv_wc_status access(ibv_wr_opcode opcode, size_t queue_pair, uint64_t address, uint32_t rkey);
 
-  std::unique_ptr<smb::FrameStream> stream_;
-  smb::Joined joined_{};
+  std::unique_ptr<protocol::FrameStream> stream_;
+  protocol::Joined joined_{};
   uint32_t flags_;
-  std::unique_ptr<Connector> connector_;
-  CompletionQueue completions_;
-  std::unique_ptr<BufferPool> buffers_;  // 0: to send, 1: to receive, 2: to read and write
-  std::vector<CmId> lanes_;
-  std::optional<smb::Seal> of_requests_;
-  std::optional<smb::Seal> of_replies_;
+  std::unique_ptr<client::Connector> connector_;
+  common::CompletionQueue completions_;
+  std::unique_ptr<common::BufferPool> buffers_;  // 0: to send, 1: to receive, 2: to read and write
+  std::vector<common::CmId> queue_pairs_;
+  std::optional<protocol::Authenticator> request_authenticator_;
+  std::optional<protocol::Authenticator> reply_authenticator_;
   uint64_t last_number_ = 0;
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs

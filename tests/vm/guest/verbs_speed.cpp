@@ -18,11 +18,11 @@
 #include "box/verbs/server/box_memory.h"
 #include "guest/verbs_box.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using smb::Opcode;
+using protocol::Opcode;
 
 constexpr size_t kInFlight = 16;  // transfers
 constexpr int kRepeats = 5;
@@ -33,11 +33,11 @@ double seconds_since(Clock::time_point start) {
 
 void finish(transport::Transport& transport, const transport::TransportRequest& request) {
   while (!request.finished()) transport.progress(std::chrono::seconds(1));
-  if (request.status != smb::Status::kOk) throw std::runtime_error(request.cause);
+  if (request.status != protocol::Status::kOk) throw std::runtime_error(request.cause);
 }
 
 std::shared_ptr<transport::Grant> alloc(transport::Transport& transport, uint64_t size) {
-  smb::Alloc alloc{};
+  protocol::Alloc alloc{};
   alloc.sequence.number = 1;
   alloc.size = size;
   alloc.handle = 1;
@@ -76,7 +76,7 @@ void transfers(uint64_t bytes, uint64_t total) {
   opening.host = kHost;
   opening.port = box.port();
   opening.token = kToken;
-  const transport::OpenedTransport opened = load<ClientLibrary>().open(opening);
+  const transport::OpenedTransport opened = common::load<client::ClientLibrary>().open(opening);
   const auto grant = alloc(*opened.transport, bytes);
   std::vector<std::byte> local(bytes);
   for (const bool registered : {true, false}) {
@@ -84,7 +84,7 @@ void transfers(uint64_t bytes, uint64_t total) {
     for (const Opcode opcode : {Opcode::kWrite, Opcode::kRead}) {
       const double speed = move(*opened.transport, *grant, opcode, local.data(), bytes, total);
       std::printf("{\"operation\": \"%s\", \"bytes\": %lu, \"registered\": %s, \"MiB/s\": %.1f}\n",
-                  smb::opcode_name(opcode), bytes, registered ? "true" : "false", speed);
+                  protocol::opcode_name(opcode), bytes, registered ? "true" : "false", speed);
     }
   }
 }
@@ -112,10 +112,10 @@ void registration() {
     ::close(file);
     constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
     const auto start = Clock::now();
-    const MemoryRegion first(client.domain(), memory, bytes, kAccess);
+    const common::MemoryRegion first(client.domain(), memory, bytes, kAccess);
     const double absent = seconds_since(start) * 1e6;
     const double present =
-        fastest_us([&] { MemoryRegion(client.domain(), memory, bytes, kAccess); });
+        fastest_us([&] { common::MemoryRegion(client.domain(), memory, bytes, kAccess); });
     const double window = fastest_us([&] { client.bind(first, memory, bytes); });
     std::printf(
         "{\"bytes\": %lu, \"register us\": %.0f, \"register touched us\": %.0f, "
@@ -165,12 +165,12 @@ void run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs
 
 int main(int argc, char** argv) {
-  if (hbm::verbs::was_box(argc, argv)) return 0;
+  if (hbm::box::verbs::was_box(argc, argv)) return 0;
   try {
-    hbm::verbs::run(argc, argv);
+    hbm::box::verbs::run(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

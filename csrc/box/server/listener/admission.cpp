@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "box/protocol/proof.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 namespace {
 
 template <size_t kBytes>
@@ -26,52 +26,53 @@ void require_room(const char* what, const std::string& text, size_t room) {
 }  // namespace
 
 void require_sendable(const ListenerIdentity& identity) {
-  require_room("the boot id", identity.boot_id, sizeof(smb::Joined::boot_id));
+  require_room("the boot id", identity.boot_id, sizeof(protocol::Joined::boot_id));
   require_room("the path of the Unix socket", identity.socket_path,
-               sizeof(smb::Joined::socket_path));
+               sizeof(protocol::Joined::socket_path));
 }
 
 Handshake::Handshake(RequestHandler& handler, const ListenerIdentity& identity,
-                     smb::TransportKind transport)
+                     protocol::TransportKind transport)
     : handler_(handler), identity_(identity), transport_(transport) {
-  hello_.nonce = smb::random_nonce();
+  hello_.nonce = protocol::random_nonce();
   hello_.token_required = identity.token.empty() ? 0 : 1;
-  const bool sealed = identity.seal && transport == smb::TransportKind::kTcp;
-  hello_.sealed = sealed ? hello_.token_required : 0;
+  const bool authenticated = identity.seal && transport == protocol::TransportKind::kTcp;
+  hello_.authenticated = authenticated ? hello_.token_required : 0;
 }
 
-Handshake::Admission Handshake::join(const smb::Join& join) {
+Handshake::Admission Handshake::join(const protocol::Join& join) {
   Admission admission;
   if (!identity_.token.empty() &&
-      !smb::equal(join.proof, smb::client_proof(identity_.token, hello_, join))) {
-    admission.status = smb::Status::kDenied;
-    admission.cause = join.proof == smb::Proof{}
+      !protocol::equal(join.proof, protocol::client_proof(identity_.token, hello_, join))) {
+    admission.status = protocol::Status::kDenied;
+    admission.cause = join.proof == protocol::Proof{}
                           ? "the box asks for a token, and the client has none"
                           : "the client's token is not the box's";
     return admission;
   }
-  const bool seals = (join.flags & smb::Join::kSealed) != 0;
-  if (seals != (hello_.sealed != 0)) {
-    admission.status = smb::Status::kUnsupported;
-    admission.cause = smb::seal_mismatch(seals);
+  const bool authenticates = (join.flags & protocol::Join::kAuthenticated) != 0;
+  if (authenticates != (hello_.authenticated != 0)) {
+    admission.status = protocol::Status::kUnsupported;
+    admission.cause = protocol::authentication_mismatch(authenticates);
     return admission;
   }
-  smb::Join asked = join;
-  asked.flags &= ~smb::Join::kSealed;  // the connection's, not the session's
+  protocol::Join asked = join;
+  asked.flags &=
+      ~protocol::Join::kAuthenticated;  // a property of the connection, not of the session
   Joining joining = handler_.join(asked, transport_);
   admission.status = joining.status;
   admission.cause = std::move(joining.cause);
   if (!joining.session) return admission;
   admission.joined.session = joining.id;
-  admission.joined.box = handler_.contents();
+  admission.joined.generation = handler_.generation();
   admission.joined.applied = joining.applied;
   admission.joined.lease_ms = handler_.lease_ms();
   admission.joined.verbs_port = identity_.verbs_port;
   admission.joined.resumed = joining.resumed ? 1 : 0;
   copy_text(admission.joined.boot_id, identity_.boot_id);
   copy_text(admission.joined.socket_path, identity_.socket_path);
-  admission.joined.proof = smb::server_proof(identity_.token, hello_, join, admission.joined);
-  if (seals) admission.seal = smb::seal_keys(identity_.token, hello_, join);
+  admission.joined.proof = protocol::server_proof(identity_.token, hello_, join, admission.joined);
+  if (authenticates) admission.keys = protocol::mac_keys(identity_.token, hello_, join);
   admission.session = std::move(joining.session);
   return admission;
 }
@@ -82,17 +83,17 @@ void PendingConnections::enter(const std::shared_ptr<JoiningConnection>& connect
     const std::lock_guard lock(mutex_);
     if (waiting_.size() >= most_) oldest = take_oldest();
     waiting_.push_back({connection.get(), connection, Clock::now() + longest_});
-    places_[connection.get()] = std::prev(waiting_.end());
+    entries_[connection.get()] = std::prev(waiting_.end());
   }
-  if (oldest) oldest->dismiss("too many others came before it had joined");
+  if (oldest) oldest->dismiss("too many other clients connected before it had joined");
 }
 
 void PendingConnections::leave(const JoiningConnection& connection) {
   const std::lock_guard lock(mutex_);
-  const auto place = places_.find(&connection);
-  if (place == places_.end()) return;
-  waiting_.erase(place->second);
-  places_.erase(place);
+  const auto entry = entries_.find(&connection);
+  if (entry == entries_.end()) return;
+  waiting_.erase(entry->second);
+  entries_.erase(entry);
 }
 
 bool PendingConnections::dismiss_oldest(const char* cause) {
@@ -107,7 +108,7 @@ bool PendingConnections::dismiss_oldest(const char* cause) {
 
 int PendingConnections::sweep() {
   for (;;) {
-    std::shared_ptr<JoiningConnection> late;
+    std::shared_ptr<JoiningConnection> overdue;
     {
       const std::lock_guard lock(mutex_);
       if (waiting_.empty()) return -1;
@@ -115,16 +116,16 @@ int PendingConnections::sweep() {
       if (left > Clock::duration::zero()) {
         return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
       }
-      late = take_oldest();
+      overdue = take_oldest();
     }
-    if (late) late->dismiss("it did not join in time");
+    if (overdue) overdue->dismiss("it did not join in time");
   }
 }
 
 std::shared_ptr<PendingConnections::JoiningConnection> PendingConnections::take_oldest() {
   while (!waiting_.empty()) {
     std::shared_ptr<JoiningConnection> oldest = waiting_.front().connection.lock();
-    places_.erase(waiting_.front().key);
+    entries_.erase(waiting_.front().key);
     waiting_.pop_front();
     if (oldest) return oldest;
   }
@@ -152,4 +153,4 @@ void LogLimiter::warn(const std::string& message) {
                                 " more warnings of this sort were left out)");
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

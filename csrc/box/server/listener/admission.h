@@ -1,5 +1,5 @@
-// Admits clients at a stream listener: the proofs of the token, the connections that have not
-// joined yet, and the warnings about those that are refused.
+// Admits clients at a stream listener: proofs of the token, connections that have not joined yet,
+// and warnings about refused clients.
 #pragma once
 
 #include <chrono>
@@ -12,78 +12,81 @@
 #include <string>
 #include <unordered_map>
 
+#include "box/protocol/authenticator.h"
 #include "box/protocol/protocol.h"
-#include "box/protocol/seal.h"
 #include "box/server/request_handler.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 
-// Facts about the box that a listener tells every client, and the token that a client must prove.
+// The facts about a box that a listener sends to each client, and the token that a client must
+// prove.
 struct ListenerIdentity {
-  std::string token;  // empty: none is asked for
+  std::string token;  // empty: no token is required
   std::string boot_id;
   std::string socket_path;
   uint16_t verbs_port = 0;
-  bool seal = true;  // with a token: what tcp carries after the join, see box/protocol/seal.h
+  bool seal = true;  // with a token: authenticate TCP after the join
 };
 
-// How a client is let in: the box's challenge, the client's proof of the token, and the box's own.
+// The handshake of one connection: the challenge of the box, the proof of the client, and the proof
+// of the box.
 //
 // Threads: one at a time.
 class Handshake {
  public:
-  // Makes a fresh nonce. REQUIRES: both outlive it.
+  // Makes a fresh nonce. REQUIRES: both arguments outlive this object.
   Handshake(RequestHandler& handler, const ListenerIdentity& identity,
-            smb::TransportKind transport);
+            protocol::TransportKind transport);
 
-  const smb::Hello& hello() const noexcept { return hello_; }
+  const protocol::Hello& hello() const noexcept { return hello_; }
 
   struct Admission {
-    std::shared_ptr<Session> session;  // none: refused, see status and cause
-    smb::Status status = smb::Status::kOk;
+    std::shared_ptr<Session> session;  // none: refused with status and cause
+    protocol::Status status = protocol::Status::kOk;
     std::string cause;
-    smb::Joined joined{};
-    std::optional<smb::SealKeys> seal;  // of what follows `joined`
+    protocol::Joined joined{};
+    std::optional<protocol::MacKeys> keys;  // of all frames after `joined`
   };
-  Admission join(const smb::Join& join);
+  Admission join(const protocol::Join& join);
 
  private:
   RequestHandler& handler_;
   const ListenerIdentity& identity_;
-  const smb::TransportKind transport_;
-  smb::Hello hello_{};
+  const protocol::TransportKind transport_;
+  protocol::Hello hello_{};
 };
 
-// Throws Error(kInvalid) when one of its texts does not fit into a Joined.
+// Throws Error(kInvalid) if a text does not fit into a Joined.
 void require_sendable(const ListenerIdentity& identity);
 
-// The clients that are connected and have not joined yet: so many, for so long.
+// Bounds how many clients may be connected without having joined (`most`), and for how long
+// (`longest`).
 //
-// Threads: every member may be called from any thread. A connection is dismissed with no lock held.
+// Threads: any. A connection is dismissed with no lock held.
 class PendingConnections {
  public:
   class JoiningConnection {
    public:
     virtual ~JoiningConnection() = default;
 
-    // Must go. Called at most once, by any thread.
+    // Closes the connection, with `cause` for the log. Called at most once, by any thread.
     virtual void dismiss(const char* cause) noexcept = 0;
   };
 
   PendingConnections(size_t most, std::chrono::milliseconds longest)
       : most_(most), longest_(longest) {}
 
-  // When there are too many, the one that has been here longest is dismissed.
+  // Adds a connection; dismisses the oldest one if there are too many.
   void enter(const std::shared_ptr<JoiningConnection>& connection);
 
-  // It has joined or is gone. It may have been dismissed before.
+  // Removes a connection that has joined or closed. It may have been dismissed before.
   void leave(const JoiningConnection& connection);
 
-  // Makes room, when there is none for descriptors. False: nobody is here.
+  // Dismisses the oldest connection, when descriptors have run out. Returns false if there is none.
   bool dismiss_oldest(const char* cause);
 
-  // Dismisses those who have been here too long. Returns the milliseconds until the next will have
-  // been; negative: nobody is here.
+  // Dismisses connections whose time is over. Returns the milliseconds until the next one is due;
+  // negative: there is none.
   int sweep();
 
  private:
@@ -95,17 +98,17 @@ class PendingConnections {
     Clock::time_point until;
   };
 
-  std::shared_ptr<JoiningConnection> take_oldest();  // with the lock
+  std::shared_ptr<JoiningConnection> take_oldest();  // REQUIRES: the lock is held
 
   const size_t most_;
   const std::chrono::milliseconds longest_;
   std::mutex mutex_;            // guards all below
   std::list<Waiting> waiting_;  // the oldest first
-  std::unordered_map<const JoiningConnection*, std::list<Waiting>::iterator> places_;
+  std::unordered_map<const JoiningConnection*, std::list<Waiting>::iterator> entries_;
 };
 
-// Warnings that clients can cause, so that no client can fill the log: a few in a while, and then
-// how many more there were.
+// Rate-limits warnings that clients can cause, so that no client can fill the log. Logs `most`
+// warnings per interval, then the number of warnings withheld.
 //
 // Threads: warn() may be called from any thread.
 class LogLimiter {
@@ -120,9 +123,9 @@ class LogLimiter {
   const uint64_t most_;
   const std::chrono::seconds interval_;
   std::mutex mutex_;           // guards all below
-  Clock::time_point until_{};  // of the interval that is under way
+  Clock::time_point until_{};  // end of the current interval
   uint64_t written_ = 0;
   uint64_t withheld_ = 0;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

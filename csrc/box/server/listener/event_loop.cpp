@@ -15,7 +15,7 @@
 #include "base/waiting.h"
 #include "box/server/tuning.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 namespace {
 
 [[noreturn]] void failed(const char* what) {
@@ -76,7 +76,7 @@ void EventLoop::change(int descriptor, uint32_t events, Served& served) noexcept
   epoll_event event{};
   event.events = events;
   event.data.ptr = &served;
-  // Fails only once the loop has let go of it, when it does not matter any more.
+  // Fails only after the loop has removed the descriptor, when it no longer matters.
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, descriptor, &event);
 }
 
@@ -117,7 +117,7 @@ void EventLoop::run() {
       ready = epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds);
       return ready != 0;
     };
-    // A client that has just sent something is likely to send more.
+    // A client that has just sent a frame is likely to send more.
     if (!busy || !spin([&] { return wait(0); })) wait(most);
     busy = ready > 0;
 
@@ -126,8 +126,8 @@ void EventLoop::run() {
     for (int i = 0; i < ready; ++i) {
       auto* const served = static_cast<Served*>(events[i].data.ptr);
       if (served == nullptr) {
-        uint64_t rings = 0;
-        [[maybe_unused]] const ssize_t got = read(bell_.get(), &rings, sizeof(rings));
+        uint64_t signals = 0;
+        [[maybe_unused]] const ssize_t got = read(bell_.get(), &signals, sizeof(signals));
       } else if (!served->has_turn_) {
         serve(*served, events[i].events);
       }
@@ -162,8 +162,8 @@ void EventLoop::remove(Served& served) {
     const std::lock_guard lock(mutex_);
     const auto found = watched_.find(&served);
     if (found == watched_.end()) return;
-    // Removed before it is closed: a child of this process may hold it open, and its number may be
-    // another client's at once.
+    // Remove the descriptor before it is closed: a child process may hold it open, and its number
+    // may be reused immediately.
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.descriptor, nullptr);
     last = std::move(found->second.served);
     watched_.erase(found);
@@ -176,4 +176,4 @@ void EventLoop::wake() noexcept {
   [[maybe_unused]] const ssize_t put = write(bell_.get(), &kOne, sizeof(kOne));
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

@@ -1,10 +1,10 @@
-// A thread that waits for many descriptors at once, and serves those that are ready in turn.
+// A thread that waits for many descriptors with epoll, and serves the ready ones in turn.
 //
-// Each stays with its loop: nothing is handed from thread to thread between the kernel's notice and
-// the service, and re-arming costs no system call, as it would with threads that share an epoll.
+// Each descriptor stays with one loop, so no work passes between threads, and re-arming takes no
+// system call, as it would with threads that share an epoll.
 //
-// Threads: add(), change(), again() and all() may be called from any thread. A Served is served by
-// the loop's thread alone, once in a turn.
+// Threads: add(), change(), again() and all() may be called from any thread. Only the thread of the
+// loop serves a Served, once per turn.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@
 
 #include "base/descriptor.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 
 class EventLoop {
  public:
   enum class Next {
-    kWait,   // until its descriptor is ready
-    kAgain,  // when the others have had their turn
+    kWait,   // until the descriptor is ready
+    kAgain,  // after the turn of the others
     kGone,   // never
   };
 
@@ -32,21 +32,22 @@ class EventLoop {
    public:
     virtual ~Served() = default;
 
-    // `events` of epoll, which come again if they are not seen to; 0 after kAgain and again().
+    // Serves the events of epoll; unhandled events are reported again. `events` is 0 after kAgain
+    // and again().
     virtual Next serve(uint32_t events) noexcept = 0;
 
-    // The loop has let go of its descriptor, which may be closed. Called once, by the loop's thread
-    // after kGone or by ~EventLoop.
+    // The loop no longer uses the descriptor, which may be closed. Called once: by the thread of
+    // the loop after kGone, or by ~EventLoop.
     virtual void gone() noexcept = 0;
 
    private:
     friend class EventLoop;
-    bool has_turn_ = false;  // the loop's thread's own
+    bool has_turn_ = false;  // used only by the thread of the loop
   };
 
-  // `name` is the thread's. `between_turns` may be empty; it returns in how many milliseconds it
-  // wants to be called again at the latest (negative: it does not care).
-  // Throws Error(kUnavailable) when the kernel refuses.
+  // `name`: of the thread. `between_turns` may be empty; it returns the milliseconds until its next
+  // call at the latest, negative for no limit. Throws Error(kUnavailable) if the kernel provides no
+  // epoll or eventfd.
   EventLoop(std::string name, std::function<int()> between_turns);
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;
@@ -55,13 +56,13 @@ class EventLoop {
   void start();
   void stop();  // ends the thread
 
-  // Throws Error(kUnavailable) when the kernel refuses.
+  // Throws Error(kUnavailable) if epoll rejects the descriptor.
   void add(int descriptor, uint32_t events, std::shared_ptr<Served> served);
 
-  // REQUIRES: it was added with this descriptor, which is still open.
+  // REQUIRES: `served` was added with this descriptor, which is still open.
   void change(int descriptor, uint32_t events, Served& served) noexcept;
 
-  // Serves it soon, if it is still there.
+  // Serves `served` in the next turn, if the loop still has it.
   void again(const Served& served);
 
   std::vector<std::shared_ptr<Served>> all() const;
@@ -85,12 +86,12 @@ class EventLoop {
   const Descriptor epoll_;
   const Descriptor bell_;  // an eventfd
   std::thread thread_;
-  Turn turn_;  // of those that have more to do; the thread's own
+  Turn turn_;  // for the next turn; used only by the thread
 
   mutable std::mutex mutex_;  // guards all below
   std::unordered_map<const Served*, Watched> watched_;
-  Turn asked_;  // for a turn, by again()
+  Turn asked_;  // turns requested by again()
   bool stopping_ = false;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

@@ -1,9 +1,9 @@
-// Accepts connections at one address, and spreads them over the event loops.
+// Accepts connections at one address, and distributes them over the event loops.
 //
-// When the process has no descriptor left, it waits a moment before it tries again, and sends away
-// the client that has been longest without joining.
+// When descriptors run out, it pauses before the next attempt, and dismisses the client that has
+// been connected longest without joining.
 //
-// Threads: serve(), gone() and resume() are called by the thread of the loop that it was added to.
+// Threads: the thread of the loop that it was added to calls serve(), gone() and resume().
 #pragma once
 
 #include <sys/types.h>
@@ -20,39 +20,39 @@
 #include "box/server/listener/stream_connection.h"
 #include "box/server/tuning.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 
 class StreamAcceptor final : public EventLoop::Served {
  public:
   using Loops = std::vector<std::unique_ptr<EventLoop>>;
 
-  // Listens. `users` may come in by a Unix socket. Throws Error(kUnavailable) with the cause.
-  // REQUIRES: `context` and `loops`, of which the first serves it, outlive gone().
-  StreamAcceptor(StreamContext& context, const Loops& loops, const smb::Address& address,
+  // Listens. `users`: permitted at a Unix socket. Throws Error(kUnavailable) with the cause.
+  // REQUIRES: `context` and `loops` outlive gone(); the first loop serves this object.
+  StreamAcceptor(StreamContext& context, const Loops& loops, const protocol::Address& address,
                  std::vector<uid_t> users);
   ~StreamAcceptor() override;
 
-  const smb::Address& address() const noexcept { return address_; }  // with its port
+  const protocol::Address& address() const noexcept { return address_; }  // with the chosen port
   int fd() const noexcept { return socket_.get(); }
 
   EventLoop::Next serve(uint32_t events) noexcept override;
   void gone() noexcept override {}
 
-  // Goes on after a shortage, if it is time. Returns in how many milliseconds to call it again;
-  // negative: there is no shortage.
+  // Resumes accepting when the pause is over. Returns the milliseconds until the next call;
+  // negative: not paused.
   int resume() noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  void let_in(Descriptor client);
-  bool welcome(int client) const;  // by its user
+  void accept(Descriptor client);
+  bool admits(int client) const;  // checks the user of the client
   void pause(int failure);
 
   StreamContext& context_;
   const Loops& loops_;
   const std::vector<uid_t> users_;
-  smb::Address address_;
+  protocol::Address address_;
   const Descriptor socket_;
   size_t next_ = 0;  // of the loops
   bool paused_ = false;
@@ -60,4 +60,4 @@ class StreamAcceptor final : public EventLoop::Served {
   LogLimiter shortages_{1, kShortageWarningPeriod};
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

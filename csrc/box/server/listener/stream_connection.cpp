@@ -15,13 +15,13 @@
 #include "box/server/storage/segment.h"
 #include "box/server/tuning.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 namespace {
 
-using Flow = smb::FrameStream::Flow;
+using Flow = protocol::FrameStream::Flow;
 using Next = EventLoop::Next;
 
-template <smb::Body T>
+template <protocol::Body T>
 std::span<const std::byte> bytes_of(const T& body) {
   return std::as_bytes(std::span(&body, 1));
 }
@@ -30,8 +30,8 @@ std::span<const std::byte> bytes_of(const T& body) {
   throw Error(ErrorKind::kNetwork, std::string("a frame is malformed: ") + cause);
 }
 
-smb::Header reply_to(const smb::Header& request, smb::Status status) {
-  smb::Header header;
+protocol::Header reply_to(const protocol::Header& request, protocol::Status status) {
+  protocol::Header header;
   header.opcode = request.opcode;
   header.status = status;
   header.id = request.id;
@@ -41,15 +41,15 @@ smb::Header reply_to(const smb::Header& request, smb::Status status) {
 }  // namespace
 
 StreamConnection::StreamConnection(StreamContext& context, EventLoop& loop, Descriptor socket,
-                                   smb::TransportKind transport)
+                                   protocol::TransportKind transport)
     : context_(context),
       loop_(loop),
       transport_(transport),
       fd_(socket.get()),
       handshake_(context.handler, context.identity, transport),
-      stream_(std::in_place, std::move(socket), smb::Payloads::kShared) {
-  smb::Header header;
-  header.opcode = smb::Opcode::kHello;
+      stream_(std::in_place, std::move(socket), protocol::Payloads::kShared) {
+  protocol::Header header;
+  header.opcode = protocol::Opcode::kHello;
   stream_->queue(header, std::as_bytes(std::span(&handshake_.hello(), 1)));
   over_ = !send();
   interest_ = EPOLLIN;
@@ -58,17 +58,17 @@ StreamConnection::StreamConnection(StreamContext& context, EventLoop& loop, Desc
 // Turns
 
 Next StreamConnection::serve(uint32_t events) noexcept {
-  take();
+  acquire();
   Next next = Next::kGone;
   try {
     try {
       next = work(events);
-    } catch (const smb::Forged& forged) {
-      request_ = {};  // it is about the connection, not about what came last
-      reject(smb::Status::kMalformed, forged.what());
+    } catch (const protocol::Forged& forged) {
+      request_ = {};  // the error concerns the connection, not the last request
+      reject(protocol::Status::kMalformed, forged.what());
     } catch (const Error& error) {
       const bool theirs = error.kind() == ErrorKind::kNetwork;
-      reject(theirs ? smb::Status::kMalformed : smb::Status::kInternal, error.what());
+      reject(theirs ? protocol::Status::kMalformed : protocol::Status::kInternal, error.what());
     }
   } catch (const std::exception& error) {
     context_.refusals.warn(std::string("closed a client's connection: ") + error.what());
@@ -115,21 +115,21 @@ void StreamConnection::watch() noexcept {
 
 // Holding the stream
 
-void StreamConnection::take() {
+void StreamConnection::acquire() {
   std::unique_lock lock(mutex_);
-  given_.wait(lock, [this] { return !held_; });
+  released_.wait(lock, [this] { return !held_; });
   held_ = true;
 }
 
-bool StreamConnection::give() {
+bool StreamConnection::release() {
   const std::lock_guard lock(mutex_);
   if (!answers_.empty() && !over_) return false;
   held_ = false;
-  given_.notify_one();
+  released_.notify_one();
   return true;
 }
 
-void StreamConnection::answered(const smb::Header& request, Reply&& reply) {
+void StreamConnection::answered(const protocol::Header& request, Reply&& reply) {
   {
     const std::lock_guard lock(mutex_);
     if (gone_) return;
@@ -145,12 +145,12 @@ bool StreamConnection::settle() noexcept {
     alive = send_answers();
     if (!alive) {
       over_ = true;
-      ::shutdown(fd_, SHUT_RDWR);  // has the loop let go of it
+      ::shutdown(fd_, SHUT_RDWR);  // makes the loop remove it
     } else {
       watch();
       if (std::exchange(stalled_, !readable()) && readable()) loop_.again(*this);
     }
-  } while (!give());
+  } while (!release());
   return alive;
 }
 
@@ -165,38 +165,40 @@ bool StreamConnection::send_answers() noexcept {
     for (Answered& answer : answers) reply(answer.request, std::move(answer.reply));
     return send();
   } catch (const std::exception& error) {
-    context_.refusals.warn("closed the connection of " + smb::peer_name(fd_) + ": " + error.what());
+    context_.refusals.warn("closed the connection of " + protocol::peer_name(fd_) + ": " +
+                           error.what());
     return false;
   }
 }
 
 // Requests
 
-const char* StreamConnection::check(const smb::Header& header) {
+const char* StreamConnection::check(const protocol::Header& header) {
   request_ = header;
-  const bool joins = header.opcode == smb::Opcode::kJoin;
-  if (const char* cause = smb::malformed_request(header)) return cause;
+  const bool joins = header.opcode == protocol::Opcode::kJoin;
+  if (const char* cause = protocol::malformed_request(header)) return cause;
   if (session_ && joins) return "the client has joined before";
   if (!session_ && !joins) return "the client has not joined";
   return nullptr;
 }
 
-std::byte* StreamConnection::place(const smb::Header& /*header*/, std::span<const std::byte> body) {
-  begin_write(smb::read_as<smb::Transfer>(body));  // no other request has a payload
+std::byte* StreamConnection::payload_destination(const protocol::Header& /*header*/,
+                                                 std::span<const std::byte> body) {
+  begin_write(protocol::read_as<protocol::Transfer>(body));  // only kWrite has a payload
   return writing_.at;
 }
 
-void StreamConnection::frame(const smb::Header& header, std::span<const std::byte> body,
+void StreamConnection::frame(const protocol::Header& header, std::span<const std::byte> body,
                              Descriptor /*descriptor*/) {
   switch (header.opcode) {
-    case smb::Opcode::kJoin:
-      join(smb::read_as<smb::Join>(body));
+    case protocol::Opcode::kJoin:
+      join(protocol::read_as<protocol::Join>(body));
       break;
-    case smb::Opcode::kRead:
-      read(smb::read_as<smb::Transfer>(body));
+    case protocol::Opcode::kRead:
+      read(protocol::read_as<protocol::Transfer>(body));
       break;
-    case smb::Opcode::kWrite:
-      if (header.payload_bytes == 0) begin_write(smb::read_as<smb::Transfer>(body));
+    case protocol::Opcode::kWrite:
+      if (header.payload_bytes == 0) begin_write(protocol::read_as<protocol::Transfer>(body));
       end_write();
       break;
     default:
@@ -206,36 +208,37 @@ void StreamConnection::frame(const smb::Header& header, std::span<const std::byt
   if (served_ >= context_.quantum || !readable()) stream_->pause();
 }
 
-void StreamConnection::join(const smb::Join& join) {
+void StreamConnection::join(const protocol::Join& join) {
   Handshake::Admission admission = handshake_.join(join);
   context_.pending.leave(*this);
   if (!admission.session) return reject(admission.status, admission.cause);
   session_ = std::move(admission.session);
-  stream_->queue(reply_to(request_, smb::Status::kOk), bytes_of(admission.joined));
-  if (!admission.seal) return;
+  stream_->queue(reply_to(request_, protocol::Status::kOk), bytes_of(admission.joined));
+  if (!admission.keys) return;
   send();
-  stream_->seal(admission.seal->to_client, admission.seal->to_box);
+  stream_->authenticate(admission.keys->to_client, admission.keys->to_box);
 }
 
-void StreamConnection::read(const smb::Transfer& transfer) {
-  if (transfer.bytes > smb::kMaxPayload) malformed("it asks for more than a payload holds");
+void StreamConnection::read(const protocol::Transfer& transfer) {
+  if (transfer.bytes > protocol::kMaxPayload) malformed("it asks for more than a payload holds");
   Access access = context_.handler.access(session_, transfer, false);
-  if (access.status != smb::Status::kOk) return refuse(request_, access.status, access.cause);
-  stream_->queue(reply_to(request_, smb::Status::kOk), {}, {access.at, transfer.bytes},
+  if (access.status != protocol::Status::kOk) return refuse(request_, access.status, access.cause);
+  stream_->queue(reply_to(request_, protocol::Status::kOk), {}, {access.at, transfer.bytes},
                  std::move(access.segment));
   served_ += transfer.bytes;
 }
 
-void StreamConnection::begin_write(const smb::Transfer& transfer) {
+void StreamConnection::begin_write(const protocol::Transfer& transfer) {
   if (transfer.bytes != request_.payload_bytes) malformed("its payload has another size");
   writing_ = context_.handler.access(session_, transfer, true);
-  if (writing_.status != smb::Status::kOk) writing_.at = nullptr;
+  if (writing_.status != protocol::Status::kOk) writing_.at = nullptr;
 }
 
 void StreamConnection::end_write() {
   const Access written = std::exchange(writing_, {});
-  if (written.status != smb::Status::kOk) return refuse(request_, written.status, written.cause);
-  stream_->queue(reply_to(request_, smb::Status::kOk), {});
+  if (written.status != protocol::Status::kOk)
+    return refuse(request_, written.status, written.cause);
+  stream_->queue(reply_to(request_, protocol::Status::kOk), {});
 }
 
 void StreamConnection::submit(std::span<const std::byte> body) {
@@ -246,19 +249,19 @@ void StreamConnection::submit(std::span<const std::byte> body) {
                           });
 }
 
-void StreamConnection::reply(const smb::Header& request, Reply&& reply) {
+void StreamConnection::reply(const protocol::Header& request, Reply&& reply) {
   --unanswered_;
   Descriptor descriptor = grant(reply);
-  if (reply.status != smb::Status::kOk) return refuse(request, reply.status, reply.cause);
+  if (reply.status != protocol::Status::kOk) return refuse(request, reply.status, reply.cause);
   const auto payload = std::make_shared<const std::vector<std::byte>>(std::move(reply.payload));
-  stream_->queue(reply_to(request, smb::Status::kOk), reply.body, *payload, payload,
+  stream_->queue(reply_to(request, protocol::Status::kOk), reply.body, *payload, payload,
                  std::move(descriptor));
 }
 
-// The segment's descriptor on a Unix socket. If there is none, the reply says why.
+// Returns the segment's descriptor on a Unix socket. On failure the reply has the cause.
 Descriptor StreamConnection::grant(Reply& reply) const {
-  if (!reply.granted || reply.status != smb::Status::kOk ||
-      transport_ != smb::TransportKind::kShm) {
+  if (!reply.granted || reply.status != protocol::Status::kOk ||
+      transport_ != protocol::TransportKind::kShm) {
     return {};
   }
   try {
@@ -270,22 +273,22 @@ Descriptor StreamConnection::grant(Reply& reply) const {
   } catch (const Error& error) {
     reply.cause = error.what();
   }
-  reply.status = smb::Status::kInternal;
+  reply.status = protocol::Status::kInternal;
   log::error(reply.cause);
   return {};
 }
 
-void StreamConnection::refuse(const smb::Header& request, smb::Status status,
+void StreamConnection::refuse(const protocol::Header& request, protocol::Status status,
                               const std::string& cause) {
   const auto text = std::make_shared<const std::string>(
-      cause.empty() ? std::string(smb::status_name(status)) : cause);
-  stream_->queue(reply_to(request, status), {}, std::as_bytes(smb::sent_cause(*text)), text);
+      cause.empty() ? std::string(protocol::status_name(status)) : cause);
+  stream_->queue(reply_to(request, status), {}, std::as_bytes(protocol::sent_cause(*text)), text);
 }
 
-void StreamConnection::reject(smb::Status status, const std::string& cause) {
-  context_.refusals.warn("closed the connection of " + smb::peer_name(fd_) + ": " + cause);
-  // A reply to something that is no request is about the connection: a second Hello.
-  if (*smb::opcode_name(request_.opcode) == '\0') request_.opcode = smb::Opcode::kHello;
+void StreamConnection::reject(protocol::Status status, const std::string& cause) {
+  context_.refusals.warn("closed the connection of " + protocol::peer_name(fd_) + ": " + cause);
+  // A reply to an invalid opcode concerns the connection: a second Hello.
+  if (*protocol::opcode_name(request_.opcode) == '\0') request_.opcode = protocol::Opcode::kHello;
   refuse(request_, status, cause);
   send();
   over_ = true;
@@ -296,12 +299,12 @@ void StreamConnection::reject(smb::Status status, const std::string& cause) {
 void StreamConnection::dismiss(const char* cause) noexcept {
   const std::lock_guard lock(mutex_);
   if (gone_) return;
-  context_.refusals.warn("closed the connection of " + smb::peer_name(fd_) + ": " + cause);
-  ::shutdown(fd_, SHUT_RDWR);  // has the loop let go of it
+  context_.refusals.warn("closed the connection of " + protocol::peer_name(fd_) + ": " + cause);
+  ::shutdown(fd_, SHUT_RDWR);  // makes the loop remove it
 }
 
 void StreamConnection::gone() noexcept {
-  take();
+  acquire();
   std::vector<Answered> unsent;
   {
     const std::lock_guard lock(mutex_);
@@ -313,24 +316,24 @@ void StreamConnection::gone() noexcept {
   writing_ = {};
   context_.pending.leave(*this);
   if (session_) context_.handler.left(std::exchange(session_, nullptr));
-  give();
+  release();
 }
 
-void StreamConnection::part_from_ended_session() noexcept {
+void StreamConnection::close_if_session_ended() noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (gone_ || std::exchange(held_, true)) return;
   }
   if (session_ && unanswered_ == 0 && context_.handler.ended(session_)) {
-    over_ = std::exchange(parting_, true) || over_;
+    over_ = std::exchange(session_ended_, true) || over_;
   }
   settle();
 }
 
 bool StreamConnection::idle() {
-  take();
+  acquire();
   if (!stream_) {
-    give();
+    release();
     return true;
   }
   const bool nothing_left = unanswered_ == 0 && stream_->queued_bytes() == 0;
@@ -338,4 +341,4 @@ bool StreamConnection::idle() {
   return nothing_left;
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

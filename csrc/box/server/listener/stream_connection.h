@@ -1,12 +1,11 @@
 // A client's connection at a stream listener.
 //
-// Its loop reads it and serves its reads and writes. A reply that another thread has is sent by
-// that thread if nobody is at work on the connection, and else by whoever is: the stream has one
-// user at a time, who holds it.
+// The event loop reads the connection and serves its reads and writes. The stream has one user at a
+// time, who holds it. A thread with a reply sends it if it can acquire the stream; otherwise the
+// holder sends it.
 //
-// Threads: serve() and gone() are the loop's; dismiss(), part_from_ended_session(), idle() and the
-// answers that the handler holds may be called from any thread. An answer that comes after gone()
-// is dropped.
+// Threads: serve() and gone() by the thread of the loop; dismiss(), close_if_session_ended(),
+// idle() and the Answers held by the handler by any thread. An Answer after gone() is dropped.
 #pragma once
 
 #include <atomic>
@@ -25,7 +24,7 @@
 #include "box/server/listener/event_loop.h"
 #include "box/server/request_handler.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 
 // The state that all connections of a listener share.
 struct StreamContext {
@@ -39,85 +38,86 @@ struct StreamContext {
 
 class StreamConnection final : public EventLoop::Served,
                                public PendingConnections::JoiningConnection,
-                               private smb::FrameReceiver,
+                               private protocol::FrameReceiver,
                                public std::enable_shared_from_this<StreamConnection> {
  public:
-  // Sends the Hello. Throws Error when the kernel or OpenSSL refuses.
-  // REQUIRES: `context` and `loop` outlive gone().
+  // Sends the Hello. Throws Error if the kernel or OpenSSL fails. REQUIRES: `context` and `loop`
+  // outlive gone().
   StreamConnection(StreamContext& context, EventLoop& loop, Descriptor socket,
-                   smb::TransportKind transport);
+                   protocol::TransportKind transport);
 
   int fd() const noexcept { return fd_; }
-  uint32_t events() const noexcept { return interest_; }  // to add it to the loop with
+  uint32_t events() const noexcept { return interest_; }  // for EventLoop::add()
 
   EventLoop::Next serve(uint32_t events) noexcept override;
   void gone() noexcept override;
   void dismiss(const char* cause) noexcept override;
 
-  // Closes it when its session has ended, at the second call that finds it so: by then its client
-  // has had the time to take its last reply. Passes by a connection that somebody is at work on.
-  void part_from_ended_session() noexcept;
+  // Closes the connection at the second call that finds its session ended, so that its client can
+  // receive the last reply. Skips a connection whose stream is held.
+  void close_if_session_ended() noexcept;
 
-  // Every request that was read has been answered, and the answer is sent.
+  // Returns true if every request that was read is answered, and the replies are sent.
   bool idle();
 
  private:
   struct Answered {
-    smb::Header request;
+    protocol::Header request;
     Reply reply;
   };
 
-  // FrameReceiver: the stream calls these.
-  const char* check(const smb::Header& header) override;
-  std::byte* place(const smb::Header& header, std::span<const std::byte> body) override;
-  void frame(const smb::Header& header, std::span<const std::byte> body,
+  // FrameReceiver, called by the stream.
+  const char* check(const protocol::Header& header) override;
+  std::byte* payload_destination(const protocol::Header& header,
+                                 std::span<const std::byte> body) override;
+  void frame(const protocol::Header& header, std::span<const std::byte> body,
              Descriptor descriptor) override;
 
-  // The caller of any of these holds the stream.
+  // REQUIRES for all: the caller holds the stream.
   EventLoop::Next work(uint32_t events);
-  void join(const smb::Join& join);
-  void read(const smb::Transfer& transfer);
-  void begin_write(const smb::Transfer& transfer);
+  void join(const protocol::Join& join);
+  void read(const protocol::Transfer& transfer);
+  void begin_write(const protocol::Transfer& transfer);
   void end_write();
   void submit(std::span<const std::byte> body);
-  void reply(const smb::Header& request, Reply&& reply);
+  void reply(const protocol::Header& request, Reply&& reply);
   Descriptor grant(Reply& reply) const;
-  void refuse(const smb::Header& request, smb::Status status, const std::string& cause);
-  void reject(smb::Status status, const std::string& cause);  // and end
-  bool readable() const noexcept;                             // shall be read now
-  bool send();                                                // false: the other end is gone
-  void watch() noexcept;                                      // for what it waits for
+  void refuse(const protocol::Header& request, protocol::Status status, const std::string& cause);
+  void reject(protocol::Status status, const std::string& cause);  // and closes the connection
+  bool readable() const noexcept;                                  // true: read the socket now
+  bool send();                                                     // false: the peer has closed
+  void watch() noexcept;                                           // updates the events of epoll
 
-  void take();             // the stream
-  bool give();             // the stream; false: there are answers, and the caller keeps it
-  bool settle() noexcept;  // sends all answers and gives the stream; false: it is over
+  void acquire();          // waits for the hold on the stream
+  bool release();          // false: answers are queued, and the caller keeps the hold
+  bool settle() noexcept;  // sends all answers and releases the stream; false: the connection ends
   bool send_answers() noexcept;
-  void answered(const smb::Header& request, Reply&& reply);
+  void answered(const protocol::Header& request, Reply&& reply);
 
   StreamContext& context_;
   EventLoop& loop_;
-  const smb::TransportKind transport_;
+  const protocol::TransportKind transport_;
   const int fd_;
 
   // Used by the thread that holds the stream.
   Handshake handshake_;
-  std::optional<smb::FrameStream> stream_;  // none after gone()
-  std::shared_ptr<Session> session_;        // none: has not joined
-  smb::Header request_{};                   // received last
-  Access writing_;                          // where its payload goes
-  uint64_t served_ = 0;                     // bytes, in this turn
+  std::optional<protocol::FrameStream> stream_;  // none after gone()
+  std::shared_ptr<Session> session_;             // none: the client has not joined
+  protocol::Header request_{};                   // the last one received
+  Access writing_;                               // destination of the payload
+  uint64_t served_ = 0;                          // bytes in this turn
   uint32_t unanswered_ = 0;
   uint32_t interest_ = 0;
-  bool blocked_ = false;  // the kernel took no more output
-  bool stalled_ = false;  // was left unread, for its replies' sake
-  bool parting_ = false;  // its session was found ended
-  bool over_ = false;     // nothing more is received or sent
+  bool blocked_ = false;        // the socket is full
+  bool stalled_ = false;        // not read, until the client takes its replies
+  bool session_ended_ = false;  // one call has found the session ended
+  bool over_ = false;           // no more frames are received or sent
 
   std::mutex mutex_;  // guards all below
-  std::condition_variable given_;
-  bool held_ = false;  // the stream
+  std::condition_variable released_;
+  bool held_ = false;  // true: a thread holds the stream
   bool gone_ = false;
   std::vector<Answered> answers_;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

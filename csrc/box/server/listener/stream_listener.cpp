@@ -14,7 +14,7 @@
 #include "box/server/listener/stream_connection.h"
 #include "box/server/tuning.h"
 
-namespace hbm::box {
+namespace hbm::box::server::listener {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -67,7 +67,7 @@ struct StreamListener::Impl {
     }
     std::vector<uid_t> users = options.users;
     if (users.empty()) users.push_back(geteuid());
-    for (const smb::Address& address : options.listen) listen(address, users);
+    for (const protocol::Address& address : options.listen) listen(address, users);
     if (!options.socket_path.empty()) listen({"", 0, options.socket_path}, users);
     for (const auto& loop : loops) loop->start();
   }
@@ -76,7 +76,7 @@ struct StreamListener::Impl {
     for (const auto& loop : loops) loop->stop();
   }
 
-  void listen(const smb::Address& address, const std::vector<uid_t>& users) {
+  void listen(const protocol::Address& address, const std::vector<uid_t>& users) {
     acceptors.push_back(std::make_shared<StreamAcceptor>(context, loops, address, users));
     const auto& acceptor = acceptors.back();
     loops.front()->add(acceptor->fd(), EPOLLIN, acceptor);
@@ -86,17 +86,17 @@ struct StreamListener::Impl {
   int housekeeping() {
     int most = context.pending.sweep();
     for (const auto& acceptor : acceptors) most = sooner(most, acceptor->resume());
-    return sooner(most, part_from_ended_sessions());
+    return sooner(most, close_connections_of_ended_sessions());
   }
 
-  // Returns in how many milliseconds to call it again.
-  int part_from_ended_sessions() {
+  // Returns the milliseconds until the next call.
+  int close_connections_of_ended_sessions() {
     const Clock::time_point now = Clock::now();
-    if (now >= next_look) {
-      for (const auto& connection : connections()) connection->part_from_ended_session();
-      next_look = now + kEndedSessionPollPeriod;
+    if (now >= next_check) {
+      for (const auto& connection : connections()) connection->close_if_session_ended();
+      next_check = now + kEndedSessionPollPeriod;
     }
-    return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(next_look - now).count());
+    return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(next_check - now).count());
   }
 
   std::vector<std::shared_ptr<StreamConnection>> connections() const {
@@ -111,10 +111,10 @@ struct StreamListener::Impl {
   }
 
   StreamContext context;
-  std::vector<smb::Address> addresses;
+  std::vector<protocol::Address> addresses;
   std::vector<std::shared_ptr<StreamAcceptor>> acceptors;
-  Clock::time_point next_look{};  // of the first loop
-  StreamAcceptor::Loops loops;    // first to go
+  Clock::time_point next_check{};  // used by the thread of the first loop
+  StreamAcceptor::Loops loops;     // destroyed first
 };
 
 StreamListener::StreamListener(RequestHandler& handler, const StreamListenerOptions& options) {
@@ -125,7 +125,7 @@ StreamListener::StreamListener(RequestHandler& handler, const StreamListenerOpti
 
 StreamListener::~StreamListener() = default;
 
-const std::vector<smb::Address>& StreamListener::addresses() const noexcept {
+const std::vector<protocol::Address>& StreamListener::addresses() const noexcept {
   return impl_->addresses;
 }
 
@@ -144,4 +144,4 @@ void StreamListener::drain(uint32_t most_ms) {
   }
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::listener

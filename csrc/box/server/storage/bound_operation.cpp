@@ -6,7 +6,7 @@
 
 #include "kernels/accumulate.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 void add_to_cell(std::byte* at, int64_t addend) {
@@ -17,14 +17,14 @@ void add_to_cell(std::byte* at, int64_t addend) {
 void apply(const BoundOperation& operation, const Steps::Bounds& range) {
   const BoxOperation& what = operation.what;
   std::byte* const target = operation.target + range.first;
-  if (what.opcode == smb::Opcode::kFetchAdd) return add_to_cell(target, what.addend);
+  if (what.opcode == protocol::Opcode::kFetchAdd) return add_to_cell(target, what.addend);
   const size_t count = (range.last - range.first) / element_size(what.formula.target);
   const uint64_t before = what.formula.source_bytes(range.first - what.target.offset);
-  accumulate(target, operation.source + what.source.offset + before, count, what.formula);
+  kernels::accumulate(target, operation.source + what.source.offset + before, count, what.formula);
 }
 
 void apply_undoably(const BoundOperation& operation, const Steps::Bounds& range,
-                    SealedNumber& progress, std::byte* undo) {
+                    CheckedNumber& progress, std::byte* undo) {
   const uint64_t bytes = range.last - range.first;
   const uint64_t before = progress.load(std::memory_order_relaxed);
   std::memcpy(undo, operation.target + range.first, bytes);
@@ -39,17 +39,17 @@ void apply_undoably(const BoundOperation& operation, const Steps::Bounds& range,
 
 }  // namespace
 
-void run_lane(const BoundOperation& operation, uint32_t lane, const Recorded& recorded,
+void run_part(const BoundOperation& operation, uint32_t part, const Recorded& recorded,
               Stripes& stripes) {
   const Steps steps = operation.steps();
-  const Steps::Bounds all = steps.steps_of(lane, operation.what.lanes);
+  const Steps::Bounds all = steps.steps_of(part, operation.what.parts);
   uint64_t step = all.first;
-  if (recorded) step += recorded.lanes[lane].progress.load(std::memory_order_acquire) / 2;
+  if (recorded) step += recorded.parts[part].progress.load(std::memory_order_acquire) / 2;
   for (; step < all.last; ++step) {
     const std::lock_guard lock(stripes.of(operation.target, steps.chunk_of(step)));
     if (recorded) {
-      apply_undoably(operation, steps.bytes_of(step), recorded.lanes[lane].progress,
-                     recorded.undo + uint64_t{lane} * operation.chunk);
+      apply_undoably(operation, steps.bytes_of(step), recorded.parts[part].progress,
+                     recorded.undo + uint64_t{part} * operation.chunk);
     } else {
       apply(operation, steps.bytes_of(step));
     }
@@ -58,14 +58,14 @@ void run_lane(const BoundOperation& operation, uint32_t lane, const Recorded& re
 
 void roll_back(const BoundOperation& operation, const Recorded& recorded) {
   const Steps steps = operation.steps();
-  for (uint32_t lane = 0; lane < operation.what.lanes; ++lane) {
-    SealedNumber& progress = recorded.lanes[lane].progress;
+  for (uint32_t part = 0; part < operation.what.parts; ++part) {
+    CheckedNumber& progress = recorded.parts[part].progress;
     const uint64_t before = progress.load(std::memory_order_acquire);
     if (before % 2 == 0) continue;
-    const uint64_t step = steps.steps_of(lane, operation.what.lanes).first + before / 2;
+    const uint64_t step = steps.steps_of(part, operation.what.parts).first + before / 2;
     const Steps::Bounds range = steps.bytes_of(step);
     const uint64_t bytes = range.last - range.first;
-    std::memcpy(operation.target + range.first, recorded.undo + uint64_t{lane} * operation.chunk,
+    std::memcpy(operation.target + range.first, recorded.undo + uint64_t{part} * operation.chunk,
                 bytes);
     if (operation.sync) persist(operation.target + range.first, bytes);
     progress.store(before - 1, std::memory_order_release);
@@ -79,4 +79,4 @@ int64_t cell_before(const Recorded& recorded) {
   return before;
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

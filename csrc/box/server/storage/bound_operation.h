@@ -1,6 +1,6 @@
-// An operation bound to its memory: how it is cut up, carried out, and rolled back.
+// An operation bound to its memory: its division into steps, its execution and its rollback.
 //
-// Threads: run_lane() may be called from any thread, for each lane once; roll_back() when no lane
+// Threads: run_part() may be called from any thread, once for each part; roll_back() when no part
 // is running.
 #pragma once
 
@@ -14,19 +14,19 @@
 #include "box/server/storage/records.h"
 #include "box/server/storage/tuning.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
-// How an operation on a range of a segment is cut up. The segment's offsets are divided into chunks
-// of a fixed size; each step is the part of the range that lies in one chunk; and lanes are equal
-// runs of steps, which can be carried out side by side.
+// The division of an operation on a range of a segment. A segment is divided into chunks of a fixed
+// size. A step is the part of the range in one chunk. A part is a run of steps; parts have equal
+// length, and can be executed concurrently.
 struct Steps {
-  uint64_t offset;  // of the range in its segment
+  uint64_t offset;  // of the range in the segment
   uint64_t bytes;
   uint64_t chunk;  // bytes
 
   struct Bounds {
     uint64_t first;
-    uint64_t last;  // one past
+    uint64_t last;  // exclusive
   };
 
   // REQUIRES: bytes > 0.
@@ -34,24 +34,24 @@ struct Steps {
 
   uint64_t chunk_of(uint64_t step) const noexcept { return offset / chunk + step; }
 
-  // The bytes of the segment that a step covers.
+  // Returns the bytes of the segment that a step covers.
   Bounds bytes_of(uint64_t step) const noexcept {
     const uint64_t start = chunk_of(step) * chunk;
     return {std::max(start, offset), std::min(start + chunk, offset + bytes)};
   }
 
-  // The steps of a lane.
-  Bounds steps_of(uint64_t lane, uint64_t lanes) const noexcept {
-    return {count() * lane / lanes, count() * (lane + 1) / lanes};
+  // Returns the steps of a part.
+  Bounds steps_of(uint64_t part, uint64_t parts) const noexcept {
+    return {count() * part / parts, count() * (part + 1) / parts};
   }
 };
 
-// Locks for the chunks of all segments: a fixed number of mutexes, of which each chunk has one.
+// Locks for the chunks of all segments: a fixed number of mutexes, which the chunks share.
 class Stripes {
  public:
-  // Threads: any. Two chunks may share a mutex, so a thread must hold one at a time.
+  // Threads: any. Two chunks may share a mutex, so a thread must hold at most one.
   std::mutex& of(const void* segment, uint64_t chunk) noexcept {
-    // Neighbouring chunks have different mutexes; the multiplier spreads segments.
+    // Adjacent chunks have different mutexes; the multiplier spreads segments.
     const uint64_t start = reinterpret_cast<uintptr_t>(segment) * 0x9E3779B97F4A7C15u >> 32;
     return stripes_[(start + chunk) % stripes_.size()].mutex;
   }
@@ -73,16 +73,16 @@ struct BoundOperation {
   Steps steps() const noexcept { return {what.target.offset, what.bytes, chunk}; }
 };
 
-// Carries out the rest of a lane, each step under its chunk's lock. Progress, and what the target
-// was, go to `recorded`, unless it is null.
-// Throws Error(kUnavailable) when, under `sync`, the disk fails.
-void run_lane(const BoundOperation& operation, uint32_t lane, const Recorded& recorded,
+// Executes the remaining steps of a part, each under the lock of its chunk. Records the progress
+// and the old data of the target in `recorded`, unless it is null. Throws Error(kUnavailable) if
+// the disk fails under `sync`.
+void run_part(const BoundOperation& operation, uint32_t part, const Recorded& recorded,
               Stripes& stripes);
 
-// Puts back every step that was under way.
+// Restores the target of every step in progress.
 void roll_back(const BoundOperation& operation, const Recorded& recorded);
 
 // Returns the value that the cell of a completed kFetchAdd had before.
 int64_t cell_before(const Recorded& recorded);
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

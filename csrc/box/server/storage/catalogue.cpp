@@ -13,18 +13,18 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "box/server/storage/checked_number.h"
 #include "box/server/storage/files.h"
-#include "box/server/storage/sealed_number.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
-// The file: a CatalogueHead, then the records.
+// The file format: a CatalogueHead, then the records.
 struct CatalogueHead {
   std::array<char, 8> magic{'H', 'B', 'M', 'J', 'O', 'U', 'R', 'N'};
   uint64_t version = 2;
-  smb::Id contents;    // of the store
-  uint64_t check = 0;  // of all before it
+  protocol::Id generation;  // of the store
+  uint64_t check = 0;       // of all fields before
 };
 static_assert(sizeof(CatalogueHead) == 40);
 
@@ -33,15 +33,15 @@ struct CatalogueRecord {
 
   uint64_t serial = 0;
   uint64_t flags = 0;
-  smb::Id key;
+  protocol::Id key;
   uint64_t size = 0;
-  smb::Id session;
+  protocol::Id session;
   uint64_t number = 0;
-  uint64_t check = 0;  // of all before it, and of the record before
+  uint64_t check = 0;  // of all fields before, and of the previous record
 };
 static_assert(sizeof(CatalogueRecord) == 72 && std::is_trivially_copyable_v<CatalogueRecord>);
 
-constexpr uint64_t kSector = 512;  // bytes that a disk writes at once
+constexpr uint64_t kSector = 512;  // bytes that a disk writes atomically
 
 template <class Checked>
 uint64_t check_of(uint64_t before, Checked checked) {
@@ -49,9 +49,9 @@ uint64_t check_of(uint64_t before, Checked checked) {
   return checksum(before, checked);
 }
 
-CatalogueHead head_of(const smb::Id& contents) {
+CatalogueHead head_of(const protocol::Id& generation) {
   CatalogueHead head;
-  head.contents = contents;
+  head.generation = generation;
   head.check = check_of(0, head);
   return head;
 }
@@ -87,9 +87,8 @@ uint64_t bytes_before(uint64_t record) {
   return sizeof(CatalogueHead) + record * sizeof(CatalogueRecord);
 }
 
-// Whether the file's bytes from `at` on, where no whole record begins, can be what is on the disk
-// of the last record: its beginning, or zeros from some sector on, the file's size being written
-// before its contents.
+// Returns true if the bytes from `at` on, which are no complete record, can be a torn write: a
+// short record, or zeros from a sector boundary on, because the size was written before the data.
 bool torn(std::span<const std::byte> file, uint64_t at) {
   if (file.size() - at < sizeof(CatalogueRecord)) return true;
   const uint64_t sector = (at + kSector - 1) / kSector * kSector;
@@ -98,7 +97,7 @@ bool torn(std::span<const std::byte> file, uint64_t at) {
 }
 
 uint64_t require_head(const std::string& path, std::span<const std::byte> file,
-                      const smb::Id& contents) {
+                      const protocol::Id& generation) {
   const bool whole = file.size() >= sizeof(CatalogueHead);
   const CatalogueHead head = whole ? get<CatalogueHead>(file) : CatalogueHead();
   if (!whole || head.magic != CatalogueHead().magic) {
@@ -110,18 +109,18 @@ uint64_t require_head(const std::string& path, std::span<const std::byte> file,
                                              std::to_string(CatalogueHead().version));
   }
   if (head.check != check_of(0, head)) throw damaged(path, "the checksum of its head is wrong");
-  if (head.contents != contents) throw damaged(path, "it belongs to another store");
+  if (head.generation != generation) throw damaged(path, "it belongs to another store");
   return head.check;
 }
 
 }  // namespace
 
-Catalogue::Contents Catalogue::read(const std::string& path, const smb::Id& contents) {
+Catalogue::Contents Catalogue::read(const std::string& path, const protocol::Id& generation) {
   if (!std::filesystem::exists(path)) throw damaged(path, "it is missing");
   const std::vector<std::byte> bytes = whole_file(path);
   const std::span<const std::byte> file = bytes;
   Contents read;
-  read.check = require_head(path, file, contents);
+  read.check = require_head(path, file, generation);
 
   std::map<uint64_t, Creation> live;
   for (uint64_t at; (at = bytes_before(read.records)) < file.size(); ++read.records) {
@@ -147,7 +146,7 @@ Catalogue::Contents Catalogue::read(const std::string& path, const smb::Id& cont
   return read;
 }
 
-Catalogue::Catalogue(const std::string& path, const smb::Id& contents, bool sync,
+Catalogue::Catalogue(const std::string& path, const protocol::Id& generation, bool sync,
                      const std::vector<CatalogueEntry>& live, const std::set<uint64_t>& deleted)
     : path_(path), sync_(sync), named_(!sync) {
   const std::string fresh = path + ".new";
@@ -159,12 +158,12 @@ Catalogue::Catalogue(const std::string& path, const smb::Id& contents, bool sync
       bytes.insert(bytes.end(), more.begin(), more.end());
       check_ = checked.check;
     };
-    add(head_of(contents));
+    add(head_of(generation));
     for (const CatalogueEntry& entry : live) add(record_of(entry, false, check_));
     for (const uint64_t serial : deleted) add(record_of({serial, {}}, true, check_));
     write_file(file_.get(), bytes.data(), bytes.size(), fresh);
     sync_file(file_.get(), fresh);
-    replace_file(fresh, path, false);  // the last that can fail: the old catalogue is gone then
+    replace_file(fresh, path, false);  // the last call that can fail: it replaces the old catalogue
   } catch (...) {
     std::error_code ignored;
     if (file_) std::filesystem::remove(fresh, ignored);
@@ -195,7 +194,7 @@ void Catalogue::append(const CatalogueEntry& entry, bool deletion) {
     write_file(file_.get(), &record, sizeof record, path_);
     if (sync_) sync_file(file_.get(), path_);
   } catch (const Error&) {
-    // Half a record would hide all that come after it.
+    // An incomplete record would hide all records after it.
     resize_file(file_.get(), bytes_before(records_), path_);
     throw;
   }
@@ -203,4 +202,4 @@ void Catalogue::append(const CatalogueEntry& entry, bool deletion) {
   ++records_;
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -17,7 +17,7 @@
 #include "box/server/storage/files.h"
 #include "box/server/storage/tuning.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 constexpr size_t kDigits = 2 * sizeof(Digest);
@@ -47,10 +47,10 @@ class Hash {
 
 Digest digest_of_file(int fd, const std::string& path) {
   Hash hash;
-  std::vector<std::byte> piece(kFileReadBytes);
+  std::vector<std::byte> block(kFileReadBytes);
   for (size_t got = kFileReadBytes; got == kFileReadBytes;) {
-    got = read_file(fd, piece.data(), kFileReadBytes, path);
-    hash.add(piece.data(), got);
+    got = read_file(fd, block.data(), kFileReadBytes, path);
+    hash.add(block.data(), got);
   }
   return hash.result();
 }
@@ -65,7 +65,8 @@ std::string hex(const Digest& digest) {
   return text;
 }
 
-// Calls `action` for every index below `count`, on several threads; throws what one of them threw.
+// Calls `action` for every index below `count`, on several threads. Rethrows one of their
+// exceptions.
 void for_each_index(size_t count, const std::function<void(size_t)>& action) {
   std::atomic<size_t> next{0};
   std::mutex mutex;  // guards failure
@@ -142,4 +143,4 @@ std::set<std::string> verify_checksums(const std::string& directory, const Diges
   return {files.begin(), files.end()};
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -1,10 +1,10 @@
-// SHA-256 of the files of a store at rest, and the file `checksums`, which lists them as sha256sum
-// does: `sha256sum --check checksums` looks at them too.
+// SHA-256 digests of the files of a closed store, and the file `checksums`, which lists them in the
+// format of sha256sum: `sha256sum --check checksums` verifies them too.
 //
-// Errors: Error(kUnavailable) when the kernel or OpenSSL refuses, Error(kExhausted) when the disk
-// is full.
+// Errors: Error(kUnavailable) if the kernel or OpenSSL fails, Error(kExhausted) if the disk is
+// full.
 //
-// Threads: any. Files are read by several threads, each file by one.
+// Threads: any. Several threads read files, each file one thread.
 #pragma once
 
 #include <array>
@@ -15,20 +15,19 @@
 #include <string>
 #include <vector>
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
 using Digest = std::array<std::byte, 32>;
 
 Digest digest_of(std::span<const std::byte> bytes);
 
-// Writes the digests of those files of `directory` (by their paths in it) to its file `checksums`.
-// They, their digests and their names are on the disk afterwards. Returns the digest of
-// `checksums`.
+// Writes the digests of `files`, paths relative to `directory`, to its file `checksums`. The files,
+// their names and `checksums` are on the disk when it returns. Returns the digest of `checksums`.
 Digest write_checksums(const std::string& directory, const std::vector<std::string>& files);
 
-// Returns the files that `checksums` lists, which all have their digests.
-// Throws Error(kUnavailable), naming the file, when one is missing or has another, or when
-// `checksums` does not have the digest `expected`.
+// Verifies and returns the files that `checksums` lists. Throws Error(kUnavailable), naming the
+// file, if one is missing or has another digest, or if `checksums` does not have the digest
+// `expected`.
 std::set<std::string> verify_checksums(const std::string& directory, const Digest& expected);
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

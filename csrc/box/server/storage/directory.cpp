@@ -17,17 +17,17 @@
 #include "box/protocol/proof.h"
 #include "box/server/storage/files.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 namespace fs = std::filesystem;
 
 constexpr const char* kStore = "hbmcomm store, version ";
 constexpr const char* kIdentity = "hbmcomm store, version 2, contents ";
-constexpr const char* kUnfinished = ".new";  // ends the name of a file that is to replace another
+constexpr const char* kUnfinished = ".new";  // suffix of a file that will replace another
 constexpr std::array kFiles = {"identity",   "state",     "journal", "sessions",
                                "operations", "checksums", "lock"};
-constexpr std::array kFolders = {"segments", "lost"};
+constexpr std::array kSubdirectories = {"segments", "lost"};
 constexpr size_t kIdDigits = 32;
 constexpr size_t kSerialDigits = 16;
 
@@ -36,14 +36,14 @@ bool read_hex(std::string_view text, uint64_t& value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-bool read_hex(std::string_view text, smb::Id& id) {
+bool read_hex(std::string_view text, protocol::Id& id) {
   return text.size() == kIdDigits && read_hex(text.substr(0, 16), id.high) &&
          read_hex(text.substr(16), id.low);
 }
 
-// The serial number in the name of a segment's file; 0: it is another file.
+// Returns the serial number in a segment file's name; 0: no segment file.
 uint64_t serial_of(std::string_view name) {
-  smb::Id key;
+  protocol::Id key;
   uint64_t serial = 0;
   const bool ours = name.size() == kIdDigits + 1 + kSerialDigits && name[kIdDigits] == '.' &&
                     read_hex(name.substr(0, kIdDigits), key) &&
@@ -62,10 +62,10 @@ void require_type(const fs::directory_entry& entry, fs::file_type type) {
                                   : "it is not a directory, or a link to one");
 }
 
-std::map<uint64_t, std::string> files_in(const std::string& folder) {
+std::map<uint64_t, std::string> files_in(const std::string& directory) {
   std::map<uint64_t, std::string> files;
-  if (!fs::exists(folder)) return files;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+  if (!fs::exists(directory)) return files;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
     const uint64_t serial = serial_of(entry.path().filename().native());
     if (serial == 0) throw damaged(entry.path(), "no box gives a file this name");
     require_type(entry, fs::file_type::regular);
@@ -86,7 +86,7 @@ void make_directory(const std::string& path) {
 
 }  // namespace
 
-std::string hex(const smb::Id& id) {
+std::string hex(const protocol::Id& id) {
   std::array<char, kIdDigits + 1> text;
   std::snprintf(text.data(), text.size(), "%016" PRIx64 "%016" PRIx64, id.high, id.low);
   return text.data();
@@ -108,8 +108,8 @@ Directory::Directory(const std::string& path, bool sync) : path_(path), sync_(sy
   read_identity();
 }
 
-// Without its file `identity` the directory is no store, unless nothing but that file's beginning
-// is there.
+// A directory without `identity` is a store only if it has at most a lock and an unfinished
+// `identity`.
 void Directory::require_known_files() const {
   const bool identified = fs::exists(path_ + "/identity");
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
@@ -120,10 +120,10 @@ void Directory::require_known_files() const {
                   path_ + " is not the store of a memory box: it has no file " +
                       "`identity`, and has " + name + "; choose an empty directory");
     }
-    if (among(kFolders, name)) {
+    if (among(kSubdirectories, name)) {
       require_type(entry, fs::file_type::directory);
     } else if (among(kFiles, last)) {
-      // In the way of a file that is not there yet, anything may be.
+      // An unfinished replacement may be of any type.
       if (name == last) require_type(entry, fs::file_type::regular);
     } else {
       throw Error(ErrorKind::kUnavailable,
@@ -146,7 +146,7 @@ void Directory::lock(bool make) {
 
 void Directory::make_identity() const {
   const std::string file = path_ + "/identity";
-  const std::string text = kIdentity + hex(smb::random_id()) + "\n";
+  const std::string text = kIdentity + hex(protocol::random_id()) + "\n";
   {
     const Descriptor fresh = open_file(file + kUnfinished, O_WRONLY | O_CREAT | O_TRUNC);
     write_file(fresh.get(), text.data(), text.size(), file);
@@ -160,7 +160,7 @@ void Directory::read_identity() {
   const std::string found(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const std::string_view start = kIdentity;
   if (found.starts_with(start) && found.size() == start.size() + kIdDigits + 1 &&
-      read_hex(std::string_view(found).substr(start.size(), kIdDigits), contents_)) {
+      read_hex(std::string_view(found).substr(start.size(), kIdDigits), generation_)) {
     return;
   }
   if (found.starts_with(kStore) && !found.starts_with(start)) {
@@ -188,13 +188,13 @@ bool Directory::is_new() const {
 
 void Directory::make_segments() const { make_directory(segments()); }
 
-std::string Directory::segment_name(const smb::Id& key, uint64_t serial) const {
+std::string Directory::segment_name(const protocol::Id& key, uint64_t serial) const {
   std::array<char, kSerialDigits + 1> text;
   std::snprintf(text.data(), text.size(), "%016" PRIx64, serial);
   return "segments/" + hex(key) + "." + text.data();
 }
 
-std::string Directory::segment_file(const smb::Id& key, uint64_t serial) const {
+std::string Directory::segment_file(const protocol::Id& key, uint64_t serial) const {
   return path_ + "/" + segment_name(key, serial);
 }
 
@@ -205,8 +205,8 @@ std::map<uint64_t, std::string> Directory::segment_files() const {
 
 uint64_t Directory::last_serial() const {
   uint64_t last = 0;
-  for (const std::string& folder : {segments(), lost()}) {
-    const std::map<uint64_t, std::string> files = files_in(folder);
+  for (const std::string& directory : {segments(), lost()}) {
+    const std::map<uint64_t, std::string> files = files_in(directory);
     if (!files.empty()) last = std::max(last, files.rbegin()->first);
   }
   return last;
@@ -214,13 +214,14 @@ uint64_t Directory::last_serial() const {
 
 Descriptor Directory::make_segment(const std::string& file, uint64_t bytes) const {
   Descriptor made = open_file(file, O_RDWR | O_CREAT | O_EXCL);
-  resize_file(made.get(), labelled_bytes(bytes), file);
+  resize_file(made.get(), bytes_with_footer(bytes), file);
   return made;
 }
 
-void Directory::reserve_segment(int fd, const std::string& file, const SegmentLabel& label) const {
-  reserve_file(fd, labelled_bytes(label.size), file);
-  write_label(fd, label, file);
+void Directory::reserve_segment(int fd, const std::string& file,
+                                const SegmentFooter& footer) const {
+  reserve_file(fd, bytes_with_footer(footer.size), file);
+  write_footer(fd, footer, file);
   if (!sync_) return;
   sync_file(fd, file);
   sync_segments();
@@ -239,9 +240,9 @@ void Directory::discard(const std::string& file, bool keep) const {
 void Directory::sync_segments() const { sync_directory(segments()); }
 
 void Directory::remove_leftovers() const {
-  std::error_code ignored;  // what stays is in nobody's way
+  std::error_code ignored;  // leftovers do no harm
   fs::remove(path_ + "/checksums", ignored);
   for (const char* name : kFiles) fs::remove(path_ + "/" + name + kUnfinished, ignored);
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -1,6 +1,6 @@
-// The directory of a store: who has it, whose contents it has, and what its files are called.
+// The directory of a store: its lock, its generation, and the names of its files.
 //
-// Errors: Error(kUnavailable) when the kernel refuses, Error(kExhausted) when the disk is full.
+// Errors: Error(kUnavailable) if the kernel fails, Error(kExhausted) if the disk is full.
 //
 // Threads: any, after the constructor.
 #pragma once
@@ -11,50 +11,50 @@
 
 #include "base/descriptor.h"
 #include "box/protocol/protocol.h"
-#include "box/server/storage/segment_label.h"
+#include "box/server/storage/segment_footer.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
-std::string hex(const smb::Id& id);  // 32 digits
+std::string hex(const protocol::Id& id);  // 32 digits
 
 class Directory {
  public:
-  // Takes the directory, which is made if it is not there, until this object goes. With `sync`, the
-  // disk has what a member makes before it returns.
-  // Throws Error(kInvalid) when it has something else in it than a store, Error(kUnavailable) when
-  // another process has it, it has another version, or it is damaged. Nothing in a directory that
-  // has a store, or anything else, is changed here.
+  // Locks the directory until this object is destroyed; creates it if it is missing. With `sync`,
+  // changes are on the disk when a member returns.
+  //
+  // Throws Error(kInvalid) if the directory is no store, Error(kUnavailable) if another process
+  // uses it, or it is damaged or of another version. Changes no existing file.
   Directory(const std::string& path, bool sync);
 
-  smb::Id contents() const noexcept { return contents_; }
+  protocol::Id generation() const noexcept { return generation_; }
   const std::string& path() const noexcept { return path_; }
 
   std::string state() const { return path_ + "/state"; }
-  std::string catalogue() const { return path_ + "/journal"; }  // the file's name in version 2
+  std::string catalogue() const { return path_ + "/journal"; }  // called so in version 2
 
-  // Whether no box has made the rest of the store yet: only then `state` is not there.
+  // Returns true if no box has created the store yet: `state` is missing then. Throws
+  // Error(kUnavailable) if it is missing while other files exist.
   bool is_new() const;
-  void make_segments() const;  // the folder
+  void make_segments() const;  // the subdirectory segments/
 
-  // The name of a segment's file in this directory, and its path.
-  std::string segment_name(const smb::Id& key, uint64_t serial) const;
-  std::string segment_file(const smb::Id& key, uint64_t serial) const;
+  // The name of a segment's file relative to this directory, and its path.
+  std::string segment_name(const protocol::Id& key, uint64_t serial) const;
+  std::string segment_file(const protocol::Id& key, uint64_t serial) const;
 
-  std::map<uint64_t, std::string> segment_files()
-      const;                     // paths of those that are there, by serial
-  uint64_t last_serial() const;  // of all files, also those in lost/
+  std::map<uint64_t, std::string> segment_files() const;  // paths of all segment files, by serial
+  uint64_t last_serial() const;                           // of all files, including lost/
 
-  // A new file for a segment of that size, full of zeros, which has no room on the disk yet.
+  // Creates a zero-filled file for a segment of `bytes`, without space on the disk.
   Descriptor make_segment(const std::string& file, uint64_t bytes) const;
-  void reserve_segment(int fd, const std::string& file, const SegmentLabel& label) const;
+  void reserve_segment(int fd, const std::string& file, const SegmentFooter& footer) const;
 
-  // Removes a segment's file, or, to be on the safe side, moves it to lost/.
+  // Removes a segment's file, or moves it to lost/ if `keep`.
   void discard(const std::string& file, bool keep) const;
 
-  // Removes what a box that stopped was about to put in the place of a file, and `checksums`.
+  // Removes `checksums`, and unfinished replacements of files that an earlier box left.
   void remove_leftovers() const;
 
-  // Names that were added to segments/ or removed there are on the disk.
+  // Returns when names added to segments/ or removed from it are on the disk.
   void sync_segments() const;
 
  private:
@@ -68,7 +68,7 @@ class Directory {
   const std::string path_;
   const bool sync_;
   Descriptor lock_;
-  smb::Id contents_;
+  protocol::Id generation_;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

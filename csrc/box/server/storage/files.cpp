@@ -20,7 +20,7 @@
 #include "base/log.h"
 #include "box/server/storage/tuning.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 [[noreturn]] void fail(const std::string& asked, int number) {
@@ -130,11 +130,11 @@ void replace_file(const std::string& from, const std::string& path, bool sync) {
   if (sync) sync_directory(std::filesystem::path(path).parent_path());
 }
 
-// The kernel gives a lease for reading only while nobody has the file open for writing; a mapping
-// counts as long as it is there. File systems that give no leases tell nothing.
+// The kernel grants a read lease only while no process has the file open or mapped for writing.
+// File systems without leases give no information: true.
 bool may_be_written(const std::string& path) {
   const Descriptor file = open_file(path, O_RDONLY);
-  // A process that opens the file meanwhile must not end this one by SIGIO.
+  // Another process that opens the file now must not kill this one with SIGIO.
   if (fcntl(file.get(), F_SETSIG, SIGURG) != 0) return true;
   return fcntl(file.get(), F_SETLEASE, F_RDLCK) != 0;
 }
@@ -172,7 +172,7 @@ void persist(const void* at, uint64_t bytes) {
   throw Error(ErrorKind::kUnavailable, std::string("the disk of the store failed: ") + cause);
 }
 
-// The kernel gives the lowest number that is free: what segments leave alone are the last numbers.
+// The kernel assigns the lowest free number, so reserved descriptors have the highest numbers.
 void require_descriptor() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -183,8 +183,8 @@ void require_descriptor() {
   throw Error(ErrorKind::kExhausted,
               "the box may open " + std::to_string(most) + " files, a segment each, and keeps " +
                   std::to_string(kept) +
-                  " of them for clients that come in: free segments, or raise the limit on open "
+                  " of them for new clients: free segments, or raise the limit on open "
                   "files (ulimit -n)");
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

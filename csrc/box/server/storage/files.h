@@ -1,7 +1,6 @@
-// The files of a store, mapped ones too, with errors that name the file.
+// File operations of a store, with errors that name the file, and mapped files.
 //
-// The file operations all throw Error(kUnavailable) when the kernel refuses, Error(kExhausted) when
-// the disk is full.
+// Errors: Error(kUnavailable) if the kernel fails, Error(kExhausted) if the disk is full.
 //
 // Threads: any.
 #pragma once
@@ -15,58 +14,60 @@
 #include "base/descriptor.h"
 #include "base/error.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
-// The error of a store that is refused, with nothing in it changed, since one of its files cannot
-// be as a box left it.
+// Returns the error for a store that is refused unchanged, because no box could have left the file
+// at `path` like this.
 Error damaged(const std::string& path, const std::string& found);
 
-// A new file is for its owner alone.
+// A new file has mode 0600.
 Descriptor open_file(const std::string& path, int flags);
 
 uint64_t file_bytes(int fd, const std::string& path);
 
-// Gives a file room on the disk, and at least that size: memory that is mapped to a file without
-// room kills by SIGBUS when it is first written.
+// Allocates disk space for `bytes` of the file, and grows it to that size. Without the space, the
+// first write to mapped memory would kill the process with SIGBUS.
 void reserve_file(int fd, uint64_t bytes, const std::string& path);
 
-// Returns how many bytes there were, at most `size`.
+// Return the number of bytes read, at most `size`.
 size_t read_file(int fd, void* bytes, size_t size, const std::string& path);
 size_t read_file_at(int fd, void* bytes, size_t size, uint64_t at, const std::string& path);
 std::vector<std::byte> whole_file(const std::string& path);
 
-// At the descriptor's position, the start or the end; or at a place that the file has room for.
+// Write at the position of the descriptor (its start or end), or at offset `at`, where the file
+// must have space.
 void write_file(int fd, const void* bytes, size_t size, const std::string& path);
 void write_file_at(int fd, const void* bytes, size_t size, uint64_t at, const std::string& path);
 void resize_file(int fd, uint64_t bytes, const std::string& path);
 void sync_file(int fd, const std::string& path);
 
-// The file of that name is from here on the one at `from`, or still the old one if the process or,
-// with `sync`, the host stops meanwhile.
+// Renames `from` to `path`. If the process stops during it, or with `sync` the host, `path` is
+// either the new or the old file.
 void replace_file(const std::string& from, const std::string& path, bool sync);
 
-// Whether any process may have the file open, or mapped, for writing. REQUIRES: this one has not.
+// Returns true if another process may have the file open, or mapped, for writing. REQUIRES: this
+// process has not.
 bool may_be_written(const std::string& path);
 
-// Names that were added or removed in it are on the disk.
+// Returns when names added to the directory or removed from it are on the disk.
 void sync_directory(const std::string& path);
 
-// Zeroed memory of a fixed size: this process' own, or a file mapped for reading and writing, whose
-// contents survive the process.
+// Zero-filled memory of a fixed size: private to this process, or a file mapped for reading and
+// writing, whose data survive the process.
 //
-// Threads: what one thread makes, any may use.
+// Threads: any.
 class MappedRegion {
  public:
-  MappedRegion() noexcept = default;  // none
+  MappedRegion() noexcept = default;  // no region
 
-  // Throws Error(kExhausted) when memory is short.
+  // Throws Error(kExhausted) if memory is short.
   static MappedRegion in_memory(uint64_t bytes);
 
-  // A new file; one that was there is replaced. Throws Error(kExhausted) when the disk is full,
-  // Error(kUnavailable) when the kernel refuses for another reason.
+  // Creates a file, replacing an existing one. Throws Error(kExhausted) if the disk is full,
+  // Error(kUnavailable) if the kernel fails otherwise.
   static MappedRegion create(const std::string& path, uint64_t bytes);
 
-  // All of a file that is there. Throws Error(kUnavailable).
+  // Maps an existing file. Throws Error(kUnavailable).
   static MappedRegion open(const std::string& path);
 
   MappedRegion(MappedRegion&& other) noexcept
@@ -89,14 +90,15 @@ class MappedRegion {
   uint64_t size_ = 0;
 };
 
-// Returns when the disk has those bytes of a mapped file. Throws Error(kUnavailable) when it fails.
+// Returns when these bytes of a mapped file are on the disk. Throws Error(kUnavailable) if that
+// fails.
 void persist(const void* at, uint64_t bytes);
 
-// Open files that are kept for those who come in: each segment has one, and a client that asked for
-// segments until none is left would lock all others out.
+// Reserves descriptors for new clients: each segment uses one, and a client that allocates many
+// segments must not lock other clients out.
 //
-// Throws Error(kExhausted) when a new segment's descriptor would be one of the last: of 64 or an
+// Throws Error(kExhausted) if a new segment would use one of the reserved descriptors: 64 or an
 // eighth of the limit (RLIMIT_NOFILE), whichever is more.
 void require_descriptor();
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -1,22 +1,22 @@
-// The records that a box has of its sessions and of the operations that it is carrying out, laid
-// out alike in plain memory and in the files that survive the process (records.h).
+// The records of sessions and of operations in progress. Their layout in plain memory is the same
+// as in the files that survive the process (records.h).
 //
-// Exactly once. An operation is begun when its record's `active` is 1 and done when its session's
-// `applied` has reached its number. In between each lane, a range of the target's chunks that one
-// thread takes at a time, says how far it is:
+// Exactly once. An operation has begun when `active` of its record is 1, and is done when `applied`
+// of its session has reached its number. In between, the progress of each part (a range of the
+// target's chunks that one thread executes at a time) is
 //
-//   progress = 2k      k chunks of it are done
-//   progress = 2k + 1  the lane's undo buffer holds what chunk k was; the chunk itself may be
-//                      anything between before and after
+//   progress = 2k      k chunks of the part are done
+//   progress = 2k + 1  the undo buffer of the part has the old data of chunk k; the chunk itself
+//                      may be anything between old and new
 //
-// Whoever finds the records of a process that was killed frees the operations that are done, puts
-// chunks of odd progress back, carries out the rest, and sets `applied`.
+// Recovery frees the records of operations that are done, restores chunks of odd progress, executes
+// the rest, and sets `applied`.
 //
-// A thread is killed between two of its instructions, and all that it stored before is then in the
-// file, so the order of its own stores is all that matters. Pairings: `active`, `progress`, `used`
-// and `applied` are stored with release order after what they vouch for, and loaded with acquire
-// order before it is looked at; odd progress is exchanged with acquire order too, which keeps the
-// stores to the target behind it.
+// A process is killed between two instructions of each thread, and every earlier store is in the
+// file. So only the order of a thread's own stores matters. `active`, `progress`, `used` and
+// `applied` are stored with release order after the data that they validate, and loaded with
+// acquire order before the data are read. Odd progress is exchanged with acquire order too, which
+// keeps stores to the target behind it.
 #pragma once
 
 #include <atomic>
@@ -25,39 +25,40 @@
 #include <type_traits>
 
 #include "box/protocol/protocol.h"
-#include "box/server/storage/sealed_number.h"
+#include "box/server/storage/checked_number.h"
 #include "kernels/accumulate.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
-// Each record carries a checksum, and so does the number that vouches for it (sealed_number.h). So
-// damage is told from what a killed process leaves: a record for which no number vouches may be
-// anything, and any other is sound.
+// Each record has a checksum, and so has the number that validates it (checked_number.h). This
+// distinguishes damage from the state after a kill: a record that no number validates may have any
+// value, all others are sound.
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// How a sequenced request ended.
+// The outcome of a sequenced request.
 struct RequestOutcome {
   uint64_t number = 0;
-  int64_t value = 0;  // kFetchAdd: what the cell held before
-  smb::Status status = smb::Status::kOk;
+  int64_t value = 0;  // kFetchAdd: value of the cell before
+  protocol::Status status = protocol::Status::kOk;
   uint16_t reserved = 0;
   uint32_t check = 0;  // check_of(), in a SessionRecord
 };
 static_assert(sizeof(RequestOutcome) == 24 && std::is_trivially_copyable_v<RequestOutcome>);
 
-// Threads: one at a time, the one that carries out the session's requests; `applied` may be read by
-// any.
+// Threads: only the thread that executes the requests of the session; any may read `applied`.
 struct SessionRecord {
-  SealedNumber used;  // 1, or 0: free
-  smb::Id id;
-  uint64_t check = 0;                     // of `id`
-  SealedNumber applied;                   // every request up to this number has been carried out
-  RequestOutcome outcomes[smb::kWindow];  // of the last ones, by number % kWindow
+  CheckedNumber used;  // 1, or 0: free
+  protocol::Id id;
+  uint64_t check = 0;     // of `id`
+  CheckedNumber applied;  // every request up to this number has been executed
+  RequestOutcome outcomes[protocol::kSequencedInFlight];  // of the last requests, by number %
+                                                          // kSequencedInFlight
 
-  // How request `number` ended, or null if it is not among the last kWindow.
+  // Returns the outcome of request `number`, or null if it is not among the last
+  // kSequencedInFlight.
   const RequestOutcome* outcome(uint64_t number) const noexcept {
-    const RequestOutcome& kept = outcomes[number % smb::kWindow];
+    const RequestOutcome& kept = outcomes[number % protocol::kSequencedInFlight];
     const uint64_t last = applied.load(std::memory_order_acquire);
     return number != 0 && number <= last && kept.number == number ? &kept : nullptr;
   }
@@ -67,48 +68,49 @@ struct SessionRecord {
     return static_cast<uint32_t>(checksum(check, outcome));
   }
 
-  // Whether it is as some instruction left it. The place of the next outcome may be half written.
+  // Returns true if a box can have left the record like this. The entry of the next outcome may be
+  // incomplete.
   bool sound() const noexcept;
 };
 static_assert(std::is_standard_layout_v<SessionRecord>);
 
-struct alignas(64) LaneProgress {
-  SealedNumber progress;
+struct alignas(64) PartProgress {
+  CheckedNumber progress;
 };
 
-// Where a range lies: in which segment of the store (segment.h), and at which byte.
+// The start of a range: the segment of the store (segment.h), and the offset in it.
 struct SegmentOffset {
   uint64_t serial = 0;
   uint64_t offset = 0;
 };
 
-// An accumulate or a fetch-and-add, in full.
+// A complete accumulate or fetch-and-add.
 struct BoxOperation {
-  smb::Opcode opcode{};  // kAccumulate or kFetchAdd
+  protocol::Opcode opcode{};  // kAccumulate or kFetchAdd
   uint8_t reserved[3] = {};
-  uint32_t lanes = 1;   // in use
+  uint32_t parts = 1;   // number of parts
   uint64_t number = 0;  // of the session's request
   SegmentOffset target;
-  SegmentOffset source;  // kAccumulate
-  uint64_t bytes = 0;    // of the target
-  Formula formula{};     // kAccumulate
-  int64_t addend = 0;    // kFetchAdd
+  SegmentOffset source;        // kAccumulate
+  uint64_t bytes = 0;          // of the target
+  kernels::Formula formula{};  // kAccumulate
+  int64_t addend = 0;          // kFetchAdd
 };
-static_assert(sizeof(Formula) == 16 && std::is_trivially_copyable_v<Formula>);
+static_assert(sizeof(kernels::Formula) == 16 && std::is_trivially_copyable_v<kernels::Formula>);
 
 struct alignas(64) OperationRecord {
-  SealedNumber active;  // 1, or 0: free
-  smb::Id session_id;
+  CheckedNumber active;  // 1, or 0: free
+  protocol::Id session_id;
   uint64_t session = 0;  // index of its record
   BoxOperation what;
   uint64_t check = 0;  // check_of()
 
   uint64_t check_of() const noexcept { return checksum(checksum(session, session_id), what); }
 
-  // Whether the record and its lanes are as some instruction left them.
-  bool sound(const LaneProgress* progress, uint32_t most_lanes) const noexcept;
+  // Returns true if a box can have left the record and its parts like this.
+  bool sound(const PartProgress* progress, uint32_t most_parts) const noexcept;
 };
 static_assert(std::is_standard_layout_v<OperationRecord>);
 static_assert(sizeof(BoxOperation) == 80 && sizeof(OperationRecord) == 128);
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -9,20 +9,20 @@
 #include "base/log.h"
 #include "box/server/storage/files.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kHead = kPage;  // bytes of a file before its first record
 
-// Heads each of the two files.
+// Begins each of the two files.
 struct RecordsHead {
   std::array<char, 8> magic;
   uint32_t version;
   uint32_t record_bytes;
-  smb::Id contents;  // of the store
+  protocol::Id generation;  // of the store
   RecordSizes sizes;
-  uint64_t check;  // of all before it
+  uint64_t check;  // of all fields before
 };
 static_assert(sizeof(RecordsHead) == 56);
 constexpr std::array<char, 8> kSessions = {'H', 'B', 'M', 'S', 'E', 'S', 'S', 'N'};
@@ -31,12 +31,12 @@ constexpr uint32_t kVersion = 3;
 
 uint64_t to_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// An operation: its record and its lanes, from page to page, then the undo buffers.
+// The layout of an operation: record and parts, padded to pages, then the undo buffers.
 uint64_t record_bytes(const RecordSizes& sizes) {
-  return to_pages(sizeof(OperationRecord) + sizes.lanes * sizeof(LaneProgress));
+  return to_pages(sizeof(OperationRecord) + sizes.parts * sizeof(PartProgress));
 }
 uint64_t operation_bytes(const RecordSizes& sizes) {
-  return record_bytes(sizes) + uint64_t{sizes.lanes} * sizes.chunk;
+  return record_bytes(sizes) + uint64_t{sizes.parts} * sizes.chunk;
 }
 uint64_t operations_bytes(const RecordSizes& sizes) {
   return kHead + sizes.operations * operation_bytes(sizes);
@@ -50,14 +50,14 @@ uint64_t check_of(RecordsHead head) {
   return checksum(0, head);
 }
 
-RecordsHead head_of(const std::array<char, 8>& magic, const smb::Id& contents,
+RecordsHead head_of(const std::array<char, 8>& magic, const protocol::Id& generation,
                     const RecordSizes& sizes) {
   const bool sessions = magic == kSessions;
   const size_t bytes = sessions ? sizeof(SessionRecord) : sizeof(OperationRecord);
   RecordsHead head{.magic = magic,
                    .version = kVersion,
                    .record_bytes = static_cast<uint32_t>(bytes),
-                   .contents = contents,
+                   .generation = generation,
                    .sizes = sizes,
                    .check = 0};
   head.check = check_of(head);
@@ -65,7 +65,7 @@ RecordsHead head_of(const std::array<char, 8>& magic, const smb::Id& contents,
 }
 
 MappedRegion open_checked(const std::string& path, const std::array<char, 8>& magic,
-                          const smb::Id& contents) {
+                          const protocol::Id& generation) {
   if (!std::filesystem::exists(path)) throw damaged(path, "it is missing");
   MappedRegion region = MappedRegion::open(path);
   if (region.size() < kHead) {
@@ -74,8 +74,8 @@ MappedRegion open_checked(const std::string& path, const std::array<char, 8>& ma
   const RecordsHead& head = *reinterpret_cast<const RecordsHead*>(region.base());
   if (head.magic != magic) throw damaged(path, "it does not start as it should");
   if (head.check != check_of(head)) throw damaged(path, "the checksum of its head is wrong");
-  const RecordsHead wanted = head_of(magic, contents, head.sizes);
-  if (head.contents != contents) throw damaged(path, "it belongs to another store");
+  const RecordsHead wanted = head_of(magic, generation, head.sizes);
+  if (head.generation != generation) throw damaged(path, "it belongs to another store");
   if (head.version != wanted.version || head.record_bytes != wanted.record_bytes) {
     throw Error(ErrorKind::kUnavailable, path + " has version " + std::to_string(head.version) +
                                              ", this program's is " + std::to_string(kVersion));
@@ -103,26 +103,26 @@ bool SessionRecord::sound() const noexcept {
   if (used == 0) return true;
   if (check != checksum(0, id) || !applied.sound()) return false;
   const uint64_t last = applied;
-  const uint64_t kept = std::min<uint64_t>(last, smb::kWindow - 1);
+  const uint64_t kept = std::min<uint64_t>(last, protocol::kSequencedInFlight - 1);
   for (uint64_t number = last - kept + 1; number <= last; ++number) {
-    const RequestOutcome& one = outcomes[number % smb::kWindow];
+    const RequestOutcome& one = outcomes[number % protocol::kSequencedInFlight];
     if (one.number != number || one.check != check_of(one)) return false;
   }
   return true;
 }
 
-bool OperationRecord::sound(const LaneProgress* progress, uint32_t most_lanes) const noexcept {
+bool OperationRecord::sound(const PartProgress* progress, uint32_t most_parts) const noexcept {
   if (!active.sound() || active > 1) return false;
   if (active == 0) return true;
-  if (check != check_of() || what.lanes > most_lanes) return false;
-  return std::all_of(progress, progress + what.lanes,
-                     [](const LaneProgress& lane) { return lane.progress.sound(); });
+  if (check != check_of() || what.parts > most_parts) return false;
+  return std::all_of(progress, progress + what.parts,
+                     [](const PartProgress& part) { return part.progress.sound(); });
 }
 
-Records::Records(const RecordSizes& sizes, RecordsPlace place, MappedRegion sessions,
+Records::Records(const RecordSizes& sizes, RecordsLocation location, MappedRegion sessions,
                  MappedRegion operations)
     : sizes_(sizes),
-      place_(std::move(place)),
+      location_(std::move(location)),
       sessions_(std::move(sessions)),
       operations_(std::move(operations)) {
   for (uint32_t i = sizes_.sessions; i-- > 0;) {
@@ -140,20 +140,20 @@ std::unique_ptr<Records> Records::in_memory(const RecordSizes& sizes) {
       new Records(sizes, {}, MappedRegion::in_memory(sessions_bytes(sizes)), MappedRegion()));
 }
 
-std::unique_ptr<Records> Records::create(const RecordsPlace& place, const RecordSizes& sizes,
+std::unique_ptr<Records> Records::create(const RecordsLocation& location, const RecordSizes& sizes,
                                          const Records* kept) {
   std::vector<SessionRecord*> back;
   if (kept != nullptr) back = kept->sessions();
   RecordSizes enough = sizes;
   enough.sessions = std::max<uint32_t>(sizes.sessions, static_cast<uint32_t>(back.size()));
 
-  const std::string new_sessions = place.sessions() + ".new";
-  const std::string new_operations = place.operations() + ".new";
+  const std::string new_sessions = location.sessions() + ".new";
+  const std::string new_operations = location.operations() + ".new";
   try {
     MappedRegion sessions = MappedRegion::create(new_sessions, sessions_bytes(enough));
     MappedRegion operations = MappedRegion::create(new_operations, operations_bytes(enough));
-    new (sessions.base()) RecordsHead(head_of(kSessions, place.contents, enough));
-    new (operations.base()) RecordsHead(head_of(kOperations, place.contents, enough));
+    new (sessions.base()) RecordsHead(head_of(kSessions, location.generation, enough));
+    new (operations.base()) RecordsHead(head_of(kOperations, location.generation, enough));
     auto* const records = reinterpret_cast<SessionRecord*>(sessions.base() + kHead);
     for (size_t i = 0; i < back.size(); ++i) {
       records[i].id = back[i]->id;
@@ -162,11 +162,11 @@ std::unique_ptr<Records> Records::create(const RecordsPlace& place, const Record
       records[i].applied = back[i]->applied.load();
       records[i].used = 1;
     }
-    // Between the two no operation is in progress, so each fits the other's sizes.
-    replace_file(new_sessions, place.sessions(), true);
-    replace_file(new_operations, place.operations(), true);
+    // No operation is in progress between the two renames, so each file fits the other's sizes.
+    replace_file(new_sessions, location.sessions(), true);
+    replace_file(new_operations, location.operations(), true);
     return std::unique_ptr<Records>(
-        new Records(enough, place, std::move(sessions), std::move(operations)));
+        new Records(enough, location, std::move(sessions), std::move(operations)));
   } catch (...) {
     std::error_code ignored;
     std::filesystem::remove(new_sessions, ignored);
@@ -175,23 +175,23 @@ std::unique_ptr<Records> Records::create(const RecordsPlace& place, const Record
   }
 }
 
-std::unique_ptr<Records> Records::left_in(const RecordsPlace& place) {
-  MappedRegion sessions = open_checked(place.sessions(), kSessions, place.contents);
-  MappedRegion operations = open_checked(place.operations(), kOperations, place.contents);
+std::unique_ptr<Records> Records::open_existing(const RecordsLocation& location) {
+  MappedRegion sessions = open_checked(location.sessions(), kSessions, location.generation);
+  MappedRegion operations = open_checked(location.operations(), kOperations, location.generation);
   RecordSizes sizes = reinterpret_cast<const RecordsHead*>(operations.base())->sizes;
   sizes.sessions = reinterpret_cast<const RecordsHead*>(sessions.base())->sizes.sessions;
   return std::unique_ptr<Records>(
-      new Records(sizes, place, std::move(sessions), std::move(operations)));
+      new Records(sizes, location, std::move(sessions), std::move(operations)));
 }
 
 void Records::require_sound() const {
   for (uint32_t i = 0; i < sizes_.sessions; ++i) {
-    if (!session(i).sound()) throw damaged(place_.sessions(), session_text(i) + kUnsound);
+    if (!session(i).sound()) throw damaged(location_.sessions(), session_text(i) + kUnsound);
   }
   for (uint32_t i = 0; i < sizes_.operations; ++i) {
     const Recorded one = recorded(i);
-    if (!one.operation->sound(one.lanes, sizes_.lanes)) {
-      throw damaged(place_.operations(), operation_text(i) + kUnsound);
+    if (!one.operation->sound(one.parts, sizes_.parts)) {
+      throw damaged(location_.operations(), operation_text(i) + kUnsound);
     }
   }
 }
@@ -203,13 +203,13 @@ void Records::drop_unsound() {
     if (session(i).used != 0) {
       release_session(session(i));
     } else {
-      session(i).used = 0;  // which is free, and has its checksum now
+      session(i).used = 0;  // free, with a correct checksum now
     }
   }
   for (uint32_t i = 0; i < sizes_.operations; ++i) {
     const Recorded one = recorded(i);
-    if (one.operation->sound(one.lanes, sizes_.lanes)) continue;
-    log::error(operation_text(i) + kUnsound + ": it may have been carried out in part");
+    if (one.operation->sound(one.parts, sizes_.parts)) continue;
+    log::error(operation_text(i) + kUnsound + ": it may have been executed in part");
     if (one.operation->active != 0) {
       release(one);
     } else {
@@ -225,10 +225,10 @@ SessionRecord& Records::session(uint32_t index) const {
 Recorded Records::recorded(uint32_t index) const {
   std::byte* const at = operations_.base() + kHead + index * operation_bytes(sizes_);
   return {reinterpret_cast<OperationRecord*>(at),
-          reinterpret_cast<LaneProgress*>(at + sizeof(OperationRecord)), at + record_bytes(sizes_)};
+          reinterpret_cast<PartProgress*>(at + sizeof(OperationRecord)), at + record_bytes(sizes_)};
 }
 
-void Records::give_up() {
+void Records::mark_failed() {
   {
     const std::lock_guard lock(mutex_);
     failed_ = true;
@@ -239,21 +239,21 @@ void Records::give_up() {
 void Records::require_disk() const {
   if (!failed_) return;
   throw Error(ErrorKind::kUnavailable,
-              "the disk of the store failed before: nothing can be carried out any more; restart "
+              "the disk of the store failed before: no request can be executed; restart "
               "the box when the disk is well");
 }
 
 void Records::save(const void* at, uint64_t bytes) {
-  if (!place_.sync) return;
+  if (!location_.sync) return;
   try {
     persist(at, bytes);
   } catch (const Error&) {
-    give_up();
+    mark_failed();
     throw;
   }
 }
 
-SessionRecord& Records::open_session(const smb::Id& id) {
+SessionRecord& Records::open_session(const protocol::Id& id) {
   SessionRecord& opened = take_session();
   opened.id = id;
   opened.check = checksum(0, id);
@@ -296,7 +296,7 @@ std::vector<SessionRecord*> Records::sessions() const {
 
 void Records::finish(SessionRecord& session, const RequestOutcome& outcome) {
   require_disk();
-  RequestOutcome& kept = session.outcomes[outcome.number % smb::kWindow];
+  RequestOutcome& kept = session.outcomes[outcome.number % protocol::kSequencedInFlight];
   kept = outcome;
   kept.check = session.check_of(kept);
   save(&kept, sizeof kept);
@@ -320,8 +320,8 @@ Recorded Records::begin(const SessionRecord& session, const BoxOperation& operat
   record.session = static_cast<uint64_t>(&session - &this->session(0));
   record.session_id = session.id;
   record.check = record.check_of();
-  for (uint32_t i = 0; i < operation.lanes; ++i) {
-    begun.lanes[i].progress.store(0, std::memory_order_relaxed);
+  for (uint32_t i = 0; i < operation.parts; ++i) {
+    begun.parts[i].progress.store(0, std::memory_order_relaxed);
   }
   save(&record, record_bytes(sizes_));
   record.active.store(1, std::memory_order_release);
@@ -359,4 +359,4 @@ SessionRecord* Records::session_of(const OperationRecord& operation) const {
   return same ? &found : nullptr;
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -1,12 +1,12 @@
 // The records of sessions and of operations in progress (operation_record.h): in plain memory, or
 // in two mapped files of a store, `sessions` and `operations`.
 //
-// Without files there is nothing to recover from, so operations leave no record at all.
+// Without files there is no recovery, so operations leave no record.
 //
 // Errors: with `sync` the disk may fail. From then on begin() and finish() throw
-// Error(kUnavailable): what is on the disk stays as it is, for the next server to carry on from.
+// Error(kUnavailable), and the files stay unchanged, for the next server to recover.
 //
-// Threads: every member may be called from any thread, but for one session by one at a time.
+// Threads: any, but one at a time for one session.
 #pragma once
 
 #include <atomic>
@@ -22,30 +22,30 @@
 #include "box/server/storage/operation_record.h"
 #include "box/server/storage/tuning.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
 struct RecordSizes {
-  uint32_t sessions = 4096;  // most at a time
-  uint32_t operations = 8;   // most at a time: the box's handler threads
-  uint32_t lanes = 8;        // most of an operation
+  uint32_t sessions = 4096;  // at most
+  uint32_t operations = 8;   // at most in progress: one for each handler thread
+  uint32_t parts = 8;        // at most in one operation
   uint32_t chunk = kAccumulateChunkBytes;
 
   friend bool operator==(const RecordSizes&, const RecordSizes&) = default;
 };
 
-// An operation in progress, as it is recorded; all null without files.
+// The record of an operation in progress; all null without files.
 struct Recorded {
   OperationRecord* operation = nullptr;
-  LaneProgress* lanes = nullptr;
-  std::byte* undo = nullptr;  // a chunk for each lane
+  PartProgress* parts = nullptr;
+  std::byte* undo = nullptr;  // one chunk for each part
 
-  explicit operator bool() const noexcept { return lanes != nullptr; }
+  explicit operator bool() const noexcept { return parts != nullptr; }
 };
 
-// Where the files are.
-struct RecordsPlace {
+// The location of the files.
+struct RecordsLocation {
   std::string directory;
-  smb::Id contents;  // of the store
+  protocol::Id generation;  // of the store
   bool sync = false;
 
   std::string sessions() const { return directory + "/sessions"; }
@@ -56,75 +56,74 @@ class Records {
  public:
   static std::unique_ptr<Records> in_memory(const RecordSizes& sizes);
 
-  // New files in `directory`, in the place of those that were there, with the sessions of `kept`
-  // (which may be null). With `sync`, the disk has a change before the call that made it returns.
-  // Throws Error(kExhausted) when the disk is full, Error(kUnavailable) when the kernel refuses;
-  // the old files are still there then.
-  static std::unique_ptr<Records> create(const RecordsPlace& place, const RecordSizes& sizes,
+  // Creates new files, replacing existing ones, with the sessions of `kept` (which may be null).
+  // With `sync`, a change is on the disk when the call that made it returns. Throws
+  // Error(kExhausted) if the disk is full, Error(kUnavailable) if the kernel fails; the old files
+  // are unchanged then.
+  static std::unique_ptr<Records> create(const RecordsLocation& location, const RecordSizes& sizes,
                                          const Records* kept);
 
-  // The files that an earlier process left, with their sizes; changes nothing in them.
-  // Throws Error(kUnavailable) when one of them is missing or its head is damaged.
-  static std::unique_ptr<Records> left_in(const RecordsPlace& place);
+  // Opens the files of an earlier process, with their sizes; changes nothing in them. Throws
+  // Error(kUnavailable) if a file is missing or its head is damaged.
+  static std::unique_ptr<Records> open_existing(const RecordsLocation& location);
 
-  // Throws Error(kUnavailable) when a record is not as any instruction could have left it.
+  // Throws Error(kUnavailable) if no box can have left a record as it is.
   void require_sound() const;
 
-  // Frees such records, and says so in the log.
+  // Frees such records, and logs them.
   void drop_unsound();
 
   const RecordSizes& sizes() const noexcept { return sizes_; }
-  bool sync() const noexcept { return place_.sync; }
+  bool sync() const noexcept { return location_.sync; }
   bool failed() const noexcept { return failed_; }
-  const RecordsPlace& place() const noexcept { return place_; }
+  const RecordsLocation& location() const noexcept { return location_; }
 
-  // A record for a new session. Throws Error(kExhausted) when all are in use, Error(kUnavailable)
-  // when the disk fails.
-  SessionRecord& open_session(const smb::Id& id);
+  // Returns a record for a new session. Throws Error(kExhausted) if all are in use,
+  // Error(kUnavailable) if the disk fails.
+  SessionRecord& open_session(const protocol::Id& id);
 
-  // REQUIRES: none of the session's requests is being carried out.
+  // REQUIRES: no request of the session is being executed.
   void release_session(SessionRecord& session);
 
-  // The records in use; after a restart, those of sessions that may come back.
+  // Returns the records in use: after a restart, the sessions that may be resumed.
   std::vector<SessionRecord*> sessions() const;
 
-  // Request outcome.number has been carried out, or has failed for good.
-  // REQUIRES: outcome.number == session.applied + 1.
+  // Records that request outcome.number was executed, or has failed for good. REQUIRES:
+  // outcome.number == session.applied + 1.
   void finish(SessionRecord& session, const RequestOutcome& outcome);
 
-  // Records that an operation begins, all lanes at 0; null without files. Waits while as many as
-  // there is room for are in progress. release() ends it.
-  // REQUIRES: operation.lanes <= sizes().lanes.
+  // Records that an operation begins, with no progress; null without files. Waits while all
+  // operation records are in use. release() ends it. REQUIRES: operation.parts <= sizes().parts.
   Recorded begin(const SessionRecord& session, const BoxOperation& operation);
   void release(const Recorded& recorded);
 
-  // The operations that a killed process had in progress.
+  // Returns the operations that a killed process had in progress.
   std::vector<Recorded> begun() const;
 
-  // Recording is over, for the disk has failed.
-  void give_up();
+  // Ends recording, because the disk has failed.
+  void mark_failed();
 
-  // The session of a recorded operation; null when it has ended since.
+  // Returns the session of a recorded operation; null if it has ended.
   SessionRecord* session_of(const OperationRecord& operation) const;
 
  private:
-  Records(const RecordSizes& sizes, RecordsPlace place, MappedRegion sessions,
+  Records(const RecordSizes& sizes, RecordsLocation location, MappedRegion sessions,
           MappedRegion operations);
   SessionRecord& session(uint32_t index) const;
   Recorded recorded(uint32_t index) const;
   void require_disk() const;
   SessionRecord& take_session();
-  void save(const void* at, uint64_t bytes);  // under `sync`; REQUIRES: mutex_ is free
+  void save(const void* at, uint64_t bytes);  // only under `sync`; REQUIRES: mutex_ is not held
 
   const RecordSizes sizes_;
-  const RecordsPlace place_;  // none in memory
+  const RecordsLocation location_;  // empty in memory
   const MappedRegion sessions_;
-  const MappedRegion operations_;  // none without files
+  const MappedRegion operations_;  // no region without files
   std::atomic<bool> failed_{false};
-  std::mutex mutex_;  // guards what is free
+  std::mutex mutex_;  // guards the free lists
   std::condition_variable operation_freed_;
   std::vector<uint32_t> free_sessions_;
   std::vector<uint32_t> free_operations_;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

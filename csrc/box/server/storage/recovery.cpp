@@ -8,40 +8,40 @@
 #include "box/server/storage/files.h"
 #include "kernels/accumulate.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 constexpr const char* kNoSession = "its session has ended";
 constexpr const char* kNoSegments = "its segments are not there any more";
 
-bool is_cell(const BoxOperation& what) { return what.opcode == smb::Opcode::kFetchAdd; }
+bool is_cell(const BoxOperation& what) { return what.opcode == protocol::Opcode::kFetchAdd; }
 
-bool lies_in(const Memory& memory, const SegmentOffset& place, uint64_t bytes) {
-  return place.offset <= memory.size && bytes <= memory.size - place.offset;
+bool lies_in(const Memory& memory, const SegmentOffset& location, uint64_t bytes) {
+  return location.offset <= memory.size && bytes <= memory.size - location.offset;
 }
 
-bool lanes_sound(const BoundOperation& operation, const Recorded& recorded) {
-  for (uint32_t lane = 0; lane < operation.what.lanes; ++lane) {
-    const Steps::Bounds all = operation.steps().steps_of(lane, operation.what.lanes);
-    const uint64_t progress = recorded.lanes[lane].progress.load(std::memory_order_acquire);
+bool parts_sound(const BoundOperation& operation, const Recorded& recorded) {
+  for (uint32_t part = 0; part < operation.what.parts; ++part) {
+    const Steps::Bounds all = operation.steps().steps_of(part, operation.what.parts);
+    const uint64_t progress = recorded.parts[part].progress.load(std::memory_order_acquire);
     if (progress > 2 * (all.last - all.first)) return false;
   }
   return true;
 }
 
-bool sound(const Formula& formula) {
+bool sound(const kernels::Formula& formula) {
   return static_cast<size_t>(formula.combine) < kCombineCount &&
-         accumulate_unsupported(formula.target, formula.source) == nullptr;
+         kernels::accumulate_unsupported(formula.target, formula.source) == nullptr;
 }
 
-bool sound(const BoundOperation& operation, const Recorded& recorded, uint32_t most_lanes,
+bool sound(const BoundOperation& operation, const Recorded& recorded, uint32_t most_parts,
            const Memory& target, const Memory& source) {
   const BoxOperation& what = operation.what;
-  if (what.lanes < 1 || what.lanes > most_lanes || what.bytes == 0) return false;
-  if (!lies_in(target, what.target, what.bytes) || !lanes_sound(operation, recorded)) return false;
+  if (what.parts < 1 || what.parts > most_parts || what.bytes == 0) return false;
+  if (!lies_in(target, what.target, what.bytes) || !parts_sound(operation, recorded)) return false;
   if (is_cell(what)) return what.bytes == sizeof(int64_t) && what.target.offset % 8 == 0;
-  const Formula& formula = what.formula;
-  return what.opcode == smb::Opcode::kAccumulate && sound(formula) &&
+  const kernels::Formula& formula = what.formula;
+  return what.opcode == protocol::Opcode::kAccumulate && sound(formula) &&
          what.target.offset % element_size(formula.target) == 0 &&
          what.bytes % element_size(formula.target) == 0 &&
          lies_in(source, what.source, formula.source_bytes(what.bytes));
@@ -49,7 +49,7 @@ bool sound(const BoundOperation& operation, const Recorded& recorded, uint32_t m
 
 }  // namespace
 
-Recovery::Begun Recovery::look(const Recorded& recorded, const FindMemory& find) const {
+Recovery::Begun Recovery::inspect(const Recorded& recorded, const FindMemory& find) const {
   const BoxOperation& what = recorded.operation->what;
   SessionRecord* session = records_.session_of(*recorded.operation);
   if (session != nullptr && !session->sound()) session = nullptr;
@@ -66,8 +66,8 @@ Recovery::Begun Recovery::look(const Recorded& recorded, const FindMemory& find)
     one.dropped = kNoSession;
   } else if (target.base == nullptr || source.base == nullptr) {
     one.dropped = kNoSegments;
-  } else if (!recorded.operation->sound(recorded.lanes, records_.sizes().lanes) ||
-             !sound(one.operation, recorded, records_.sizes().lanes, target, source)) {
+  } else if (!recorded.operation->sound(recorded.parts, records_.sizes().parts) ||
+             !sound(one.operation, recorded, records_.sizes().parts, target, source)) {
     one.dropped = "its record makes no sense";
   }
   return one;
@@ -75,10 +75,10 @@ Recovery::Begun Recovery::look(const Recorded& recorded, const FindMemory& find)
 
 Recovery::Recovery(Records& records, const FindMemory& find, bool lenient) : records_(records) {
   for (const Recorded& recorded : records.begun()) {
-    begun_.push_back(look(recorded, find));
+    begun_.push_back(inspect(recorded, find));
     const char* const why = begun_.back().dropped;
     if (why == nullptr || why == kNoSegments || lenient) continue;
-    throw damaged(records.place().operations(),
+    throw damaged(records.location().operations(),
                   std::string("an operation that the last server had begun cannot be: ") + why);
   }
 }
@@ -87,7 +87,7 @@ void Recovery::drop(const Begun& one) {
   log::error(std::string("an operation that the last server had begun is dropped: ") + one.dropped);
   const uint64_t number = one.operation.what.number;
   if (one.session != nullptr && one.session->applied + 1 == number) {
-    records_.finish(*one.session, {.number = number, .status = smb::Status::kInternal});
+    records_.finish(*one.session, {.number = number, .status = protocol::Status::kInternal});
   }
   records_.release(one.recorded);
 }
@@ -103,23 +103,23 @@ void Recovery::execute() {
       left.push_back(one);
     }
   }
-  // All are rolled back before any goes on: what goes on may change a chunk that another one has to
-  // put back.
+  // Roll back all operations before any continues: one of them may change a chunk that another has
+  // to restore.
   for (const Begun& one : left) roll_back(one.operation, one.recorded);
   Stripes stripes;
   for (const Begun& one : left) {
     const BoxOperation& what = one.operation.what;
-    for (uint32_t lane = 0; lane < what.lanes; ++lane) {
-      run_lane(one.operation, lane, one.recorded, stripes);
+    for (uint32_t part = 0; part < what.parts; ++part) {
+      run_part(one.operation, part, one.recorded, stripes);
     }
     const int64_t value = is_cell(what) ? cell_before(one.recorded) : 0;
     records_.finish(*one.session, {.number = what.number, .value = value});
     records_.release(one.recorded);
   }
   if (!left.empty()) {
-    log::info("carried out " + std::to_string(left.size()) +
+    log::info("completed " + std::to_string(left.size()) +
               " operations that the last server had begun");
   }
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

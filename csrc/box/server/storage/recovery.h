@@ -1,7 +1,7 @@
-// Executes, once and entirely, the operations that a killed process had in progress.
+// Completes, exactly once, the operations that a killed process had in progress.
 //
-// Threads: one, before anyone uses the records or the segments. It may itself be killed and begun
-// again.
+// Threads: one, before the records or the segments are used. The process may be killed during it,
+// and another one begin again.
 #pragma once
 
 #include <cstddef>
@@ -12,42 +12,41 @@
 #include "box/server/storage/bound_operation.h"
 #include "box/server/storage/records.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
 struct Memory {
-  std::byte* base = nullptr;  // null: the segment is not there
+  std::byte* base = nullptr;  // null: the segment does not exist
   uint64_t size = 0;
 };
 
-// The memory of the segment with a serial number (segment.h).
+// Returns the memory of the segment with a serial number (segment.h).
 using FindMemory = std::function<Memory(uint64_t serial)>;
 
 class Recovery {
  public:
-  // Looks, and changes nothing.
-  // Throws Error(kUnavailable) when a record that is sound by its checksum makes no sense. With
-  // `lenient`, for files of which a crash of the host may have lost anything, such an operation is
-  // dropped later.
+  // Inspects the records, and changes nothing. Throws Error(kUnavailable) if a record with a
+  // correct checksum is inconsistent. With `lenient`, for files that a crash of the host may have
+  // damaged, execute() drops such an operation.
   Recovery(Records& records, const FindMemory& find, bool lenient);
 
-  // Afterwards nothing is in progress, and each session's `applied` says what is done. An operation
-  // whose segments are gone ends its request with kInternal; so does one that is dropped, which the
-  // log says.
+  // Leaves no operation in progress, and sets `applied` of each session. The request of an
+  // operation whose segments are gone, or that is dropped, ends with kInternal; dropped operations
+  // are logged.
   void execute();
 
  private:
   struct Begun {
     Recorded recorded;
-    SessionRecord* session;  // none: it has ended
+    SessionRecord* session;  // none: the session has ended
     BoundOperation operation;
-    const char* dropped = nullptr;  // why
-    bool done = false;              // only the record was left
+    const char* dropped = nullptr;  // the reason
+    bool done = false;              // only the record is left
   };
-  Begun look(const Recorded& recorded, const FindMemory& find) const;
+  Begun inspect(const Recorded& recorded, const FindMemory& find) const;
   void drop(const Begun& one);
 
   Records& records_;
   std::vector<Begun> begun_;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 void add(std::atomic<uint64_t>& count, uint64_t amount) noexcept {
@@ -19,25 +19,25 @@ uint64_t get(const std::atomic<uint64_t>& count) noexcept {
 
 }  // namespace
 
-void Counters::count(smb::Opcode opcode, uint64_t bytes) noexcept {
+void Counters::count(protocol::Opcode opcode, uint64_t bytes) noexcept {
   switch (opcode) {
-    case smb::Opcode::kRead:
+    case protocol::Opcode::kRead:
       add(reads_, 1);
       return add(read_bytes_, bytes);
-    case smb::Opcode::kWrite:
+    case protocol::Opcode::kWrite:
       add(writes_, 1);
       return add(written_bytes_, bytes);
-    case smb::Opcode::kAccumulate:
+    case protocol::Opcode::kAccumulate:
       add(accumulates_, 1);
       return add(accumulated_bytes_, bytes);
-    case smb::Opcode::kFetchAdd:
+    case protocol::Opcode::kFetchAdd:
       return add(fetch_adds_, 1);
     default:
       return;
   }
 }
 
-smb::Counts Counters::counts() const noexcept {
+protocol::Counts Counters::counts() const noexcept {
   return {.reads = get(reads_),
           .read_bytes = get(read_bytes_),
           .writes = get(writes_),
@@ -53,4 +53,4 @@ StoredSegment::~StoredSegment() {
   log::warn("cannot remove " + path + ", which is not in use any more: " + cause);
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

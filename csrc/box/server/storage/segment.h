@@ -1,5 +1,4 @@
-// A segment of the box: memory that clients know by a key, its file in a store, and what was done
-// with it.
+// A segment of the box: its memory, its file in a store, and counts of the operations on it.
 #pragma once
 
 #include <atomic>
@@ -11,15 +10,16 @@
 #include "box/protocol/protocol.h"
 #include "memory/pool.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
-// Counts of operations, by many threads; each count on its own, relaxed.
+// Counts of operations. Each count is updated independently, in relaxed order.
 //
-// Threads: every member may be called from any thread.
+// Threads: any.
 class Counters {
  public:
-  void count(smb::Opcode opcode, uint64_t bytes) noexcept;  // kRead, kWrite, kAccumulate, kFetchAdd
-  smb::Counts counts() const noexcept;
+  void count(protocol::Opcode opcode,
+             uint64_t bytes) noexcept;  // kRead, kWrite, kAccumulate, kFetchAdd
+  protocol::Counts counts() const noexcept;
 
  private:
   using Count = std::atomic<uint64_t>;
@@ -31,15 +31,15 @@ class Counters {
 
 // A segment's file in a store.
 //
-// Threads: every member may be called from any thread.
+// Threads: any.
 class StoredSegment {
  public:
   StoredSegment(uint64_t serial, std::string path) : serial(serial), path(std::move(path)) {}
-  ~StoredSegment();  // removes the file if remove_at_end() was called
+  ~StoredSegment();  // removes the file after remove_at_end()
   StoredSegment(const StoredSegment&) = delete;
   StoredSegment& operator=(const StoredSegment&) = delete;
 
-  const uint64_t serial;  // tells it from all others of the store, also from those of the same key
+  const uint64_t serial;  // unique in the store, also among segments of one key
   const std::string path;
 
   void remove_at_end() noexcept { remove_.store(true, std::memory_order_relaxed); }
@@ -48,33 +48,33 @@ class StoredSegment {
   std::atomic<bool> remove_{false};
 };
 
-// The request that made a segment: the same one, sent again to a box that was restarted in between,
-// is answered with the segment, not told that it exists. No session: unknown.
+// The request that created a segment. If it is retransmitted after a restart, the box replies with
+// the segment instead of refusing it as existing. No session: unknown.
 struct Creator {
-  smb::Id session;
-  uint64_t number = 0;  // smb::Sequence's
+  protocol::Id session;
+  uint64_t number = 0;  // protocol::Sequence's
 
   friend bool operator==(const Creator&, const Creator&) = default;
 };
 
 // A segment of the box.
 //
-// Threads: nothing but `attachments` and `counters` changes once anyone can attach to it.
+// Threads: only `attachments` and `counters` change once clients can attach.
 class BoxSegment {
  public:
-  smb::Id key;
+  protocol::Id key;
   uint64_t size = 0;  // bytes, as asked for; the block may be larger
   bool temporary = false;
   Creator creator;
-  std::shared_ptr<StoredSegment> stored;  // its file; none without a store
+  std::shared_ptr<StoredSegment> stored;  // the file; none without a store
   std::shared_ptr<memory::PoolBlock> block;
-  std::shared_ptr<void> registration;  // the verbs listener's, which casts it back
+  std::shared_ptr<void> registration;  // owned by the verbs listener, which casts it back
 
   // Guarded by the registry's lock.
   uint32_t attachments = 0;
-  bool awaited = false;  // its clients may come back to a box that was restarted
+  bool awaited = false;  // clients may reconnect after a restart
 
   Counters counters;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -16,7 +16,7 @@
 #include "box/server/storage/recovery.h"
 #include "box/server/storage/segment.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 std::unique_ptr<Store> Store::open(const StoreOptions& options,
                                    std::shared_ptr<memory::Pool> pool) {
   std::unique_ptr<Store> store(new Store(options, std::move(pool)));
@@ -27,7 +27,7 @@ std::unique_ptr<Store> Store::open(const StoreOptions& options,
       throw Error(ErrorKind::kUnavailable, error.what());
     }
   } else {
-    store->contents_ = smb::random_id();
+    store->generation_ = protocol::random_id();
     store->records_ = Records::in_memory(options.records);
   }
   return store;
@@ -40,9 +40,9 @@ Store::~Store() = default;
 
 void Store::load() {
   directory_ = std::make_unique<Directory>(options_.directory, options_.sync);
-  contents_ = directory_->contents();
+  generation_ = directory_->generation();
   if (directory_->is_new()) return make();
-  const StoreState state = read_state(directory_->state(), contents_);
+  const StoreState state = read_state(directory_->state(), generation_);
   if (state.phase != StoreState::Phase::kMaking) return use_left(state);
   if (directory_->last_serial() > 0) {
     throw damaged(directory_->state(), "by it no box has served the store yet, which has segments");
@@ -50,36 +50,36 @@ void Store::load() {
   make();
 }
 
-RecordsPlace Store::place() const { return {directory_->path(), contents_, options_.sync}; }
+RecordsLocation Store::location() const { return {directory_->path(), generation_, options_.sync}; }
 
-// No client has been let in before accept(), so there is nothing to carry over.
+// No client has connected before accept(), so there are no records to carry over.
 void Store::make() {
-  make_state(directory_->state(), contents_, StoreState());
+  make_state(directory_->state(), generation_, StoreState());
   directory_->make_segments();
-  records_ = Records::create(place(), options_.records, nullptr);
-  catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), contents_, options_.sync,
+  records_ = Records::create(location(), options_.records, nullptr);
+  catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), generation_, options_.sync,
                                            std::vector<CatalogueEntry>(), std::set<uint64_t>());
   accept();
 }
 
-// From here on the store is this box's, and may change.
+// Marks the store as served by this box, which may change it from now on.
 void Store::accept() {
   StoreState state;
   state.phase = StoreState::Phase::kServed;
   state.sync = options_.sync;
   state.boot = boot_id();
-  write_state(directory_->state(), contents_, state);
+  write_state(directory_->state(), generation_, state);
   directory_->remove_leftovers();
 }
 
 void Store::use_left(const StoreState& state) {
   const bool closed = state.phase == StoreState::Phase::kClosed;
   const bool lenient = !closed && !state.sync && state.boot != boot_id();
-  Files files = directory_->segment_files();  // all of them files
+  Files files = directory_->segment_files();  // requires regular files
   std::set<std::string> verified;
   if (closed) verified = verify_checksums(directory_->path(), state.checksums);
-  const Catalogue::Contents catalogue = Catalogue::read(directory_->catalogue(), contents_);
-  std::unique_ptr<Records> left = Records::left_in(place());
+  const Catalogue::Contents catalogue = Catalogue::read(directory_->catalogue(), generation_);
+  std::unique_ptr<Records> left = Records::open_existing(location());
   if (!lenient) left->require_sound();
 
   next_serial_ = directory_->last_serial() + 1;
@@ -91,7 +91,7 @@ void Store::use_left(const StoreState& state) {
   }
   std::vector<std::string> removed, kept;
   sort_others(files, catalogue, lenient, removed, kept);
-  const FindMemory find = find_memory(files);  // holds what it finds
+  const FindMemory find = find_memory(files);  // keeps the blocks that it maps
   Recovery recovery(*left, find, lenient);
 
   accept();
@@ -103,11 +103,11 @@ void Store::use_left(const StoreState& state) {
   for (const std::string& path : kept) directory_->discard(path, true);
   use_records(std::move(left));
   use_catalogue(catalogue, live);
-  say_what_is_known(closed, lenient, verified);
+  log_unverified_segments(closed, lenient, verified);
 }
 
-void Store::say_what_is_known(bool closed, bool lenient,
-                              const std::set<std::string>& verified) const {
+void Store::log_unverified_segments(bool closed, bool lenient,
+                                    const std::set<std::string>& verified) const {
   const size_t unknown = std::count_if(live_.begin(), live_.end(), [&](const auto& one) {
     return !verified.contains(directory_->segment_name(one.second.key, one.first));
   });
@@ -126,8 +126,8 @@ void Store::say_what_is_known(bool closed, bool lenient,
   }
 }
 
-// Maps a segment that the catalogue names, and takes its file out of `files`. False: the segment is
-// lost, by a crash of the host.
+// Maps a segment of the catalogue, and removes its file from `files`. Returns false if a crash of
+// the host has lost the segment.
 bool Store::take_segment(const CatalogueEntry& entry, Files& files, bool lenient) {
   const auto& [serial, creation] = entry;
   const std::string path = directory_->segment_file(creation.key, serial);
@@ -135,13 +135,13 @@ bool Store::take_segment(const CatalogueEntry& entry, Files& files, bool lenient
   const char* fault = "it is missing";
   if (found != files.end() && found->second == path) {
     Descriptor file = open_file(path, O_RDWR);
-    if (has_label(file.get(), {contents_, creation.key, serial, creation.size}, path)) {
+    if (has_footer(file.get(), {generation_, creation.key, serial, creation.size}, path)) {
       found_.push_back(segment(creation, pool_->map(std::move(file), creation.size),
                                std::make_shared<StoredSegment>(serial, path)));
       files.erase(found);
       return true;
     }
-    fault = "it has another size or label than the catalogue's segment of its name";
+    fault = "it has another size or footer than the catalogue's segment of its name";
   }
   if (!lenient) throw damaged(path, fault);
   log::error("the segment " + hex(creation.key) + " is lost, the machine having stopped: of its " +
@@ -149,9 +149,9 @@ bool Store::take_segment(const CatalogueEntry& entry, Files& files, bool lenient
   return false;
 }
 
-// `others` are the files that belong to no live segment: of segments that were being made, or were
-// deleted while they were in use, which are to be removed; or, to be kept, of segments whose record
-// a crash of the host took.
+// Sorts the files without a live segment. Removed: files of segments that were being created, or
+// were deleted while in use. Preserved: files of segments whose record a crash of the host may have
+// lost.
 void Store::sort_others(const Files& others, const Catalogue::Contents& catalogue, bool lenient,
                         std::vector<std::string>& removed, std::vector<std::string>& kept) const {
   for (const auto& [serial, path] : others) {
@@ -186,38 +186,39 @@ FindMemory Store::find_memory(const Files& others) {
   };
 }
 
-// Files of the sizes asked for, or those that are there, in which no more is in progress. So a full
-// disk does not matter.
+// Uses files of the requested sizes. If the disk is full, continues with the present ones, which
+// have no operation in progress.
 void Store::use_records(std::unique_ptr<Records> left) {
   RecordSizes wanted = options_.records;
   wanted.sessions = std::max(wanted.sessions, static_cast<uint32_t>(left->sessions().size()));
   records_ = std::move(left);
   if (records_->sizes() == wanted) return;
   try {
-    records_ = Records::create(place(), options_.records, records_.get());
+    records_ = Records::create(location(), options_.records, records_.get());
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kExhausted) throw;
-    log::warn(std::string("the box goes on with the sizes of the last one: ") + error.what());
+    log::warn(std::string("the box continues with the sizes of the last one: ") + error.what());
   }
 }
 
-// The old catalogue, or a new one where that leaves something out.
+// Continues the old catalogue, or writes a new one if the old one has other records than `live`.
 void Store::use_catalogue(const Catalogue::Contents& left,
                           const std::vector<CatalogueEntry>& live) {
   if (left.torn || left.records != live.size()) {
     try {
-      catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), contents_, options_.sync,
+      catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), generation_, options_.sync,
                                                live, std::set<uint64_t>());
       return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kExhausted) throw;
-      log::warn(std::string("the box goes on with the catalogue of the last one: ") + error.what());
+      log::warn(std::string("the box continues with the catalogue of the last one: ") +
+                error.what());
     }
   }
   catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), options_.sync, left);
 }
 
-// Makes a segment of a block in memory, or in the store.
+// Returns a segment of a block in memory, or in the store.
 std::shared_ptr<BoxSegment> Store::segment(const Creation& creation,
                                            std::shared_ptr<memory::PoolBlock> block,
                                            std::shared_ptr<StoredSegment> stored) {
@@ -231,7 +232,7 @@ std::shared_ptr<BoxSegment> Store::segment(const Creation& creation,
   return segment;
 }
 
-// Called before a file is made, for which any number of bytes may be too many.
+// Throws if the pool cannot hold the segment, before a file of an arbitrary size is created.
 void Store::require_room(uint64_t bytes) const {
   const memory::PoolStats pool = pool_->stats();
   if (bytes <= pool.largest_free) return;
@@ -250,10 +251,10 @@ std::shared_ptr<BoxSegment> Store::create(const Creation& creation) {
   const auto stored = std::make_shared<StoredSegment>(serial, path);
   try {
     Descriptor file = directory_->make_segment(path, creation.size);
-    // The pool's limit comes before the disk's, also when others allocate meanwhile.
+    // Check the limit of the pool before the disk's, also against concurrent allocations.
     const auto block = pool_->map(std::move(file), creation.size);
     directory_->reserve_segment(block->fd(), path,
-                                {contents_, creation.key, serial, creation.size});
+                                {generation_, creation.key, serial, creation.size});
     const std::lock_guard lock(mutex_);
     catalogue_->created({serial, creation});
     live_.emplace(serial, creation);
@@ -274,21 +275,21 @@ void Store::remove(const BoxSegment& segment) {
     compact();
 }
 
-// A failure costs nothing but room on the disk: the old catalogue goes on.
+// A failure costs only disk space: the old catalogue continues.
 void Store::compact() noexcept {
   try {
     std::vector<CatalogueEntry> live;
     for (const auto& [serial, creation] : live_) live.push_back({serial, creation});
     if (options_.sync) directory_->sync_segments();
-    std::set<uint64_t> deleted;  // or being made: their records are still to come
+    std::set<uint64_t> deleted;  // or being created: their records will follow
     for (const auto& [serial, path] : directory_->segment_files()) {
       if (!live_.contains(serial)) deleted.insert(serial);
     }
-    catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), contents_, options_.sync,
+    catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), generation_, options_.sync,
                                              live, deleted);
     compact_at_ = 0;
   } catch (const std::exception& error) {
-    log::error(std::string("cannot shorten the catalogue of the store, which goes on growing: ") +
+    log::error(std::string("cannot shorten the catalogue of the store, which keeps growing: ") +
                error.what());
     compact_at_ = catalogue_->records() + options_.dead_records;
   }
@@ -296,7 +297,8 @@ void Store::compact() noexcept {
 
 std::vector<std::shared_ptr<BoxSegment>> Store::take_found() { return std::exchange(found_, {}); }
 
-// Names the files as the directory does. A process that has a segment mapped may still change it.
+// Returns names relative to the directory. Omits segments that another process may have mapped for
+// writing.
 std::vector<std::string> Store::files_at_rest() const {
   std::vector<std::string> files = {"journal", "sessions", "operations"};
   for (const auto& [serial, creation] : live_) {
@@ -314,11 +316,11 @@ void Store::close() noexcept {
     StoreState state;
     state.checksums = write_checksums(directory_->path(), files_at_rest());
     state.phase = StoreState::Phase::kClosed;
-    write_state(directory_->state(), contents_, state);
+    write_state(directory_->state(), generation_, state);
   } catch (const std::exception& error) {
     log::warn("the store " + options_.directory + " is whole, but ends without checksums, as " +
               "after a kill: " + error.what());
   }
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -1,26 +1,22 @@
-// The store of a box: its segments live in the memory of a pool alone, or in a directory besides,
-// from which a box that is started again has them back.
+// The store of a box: its segments are in the memory of a pool only, or in a directory, from which
+// a restarted box recovers them.
 //
-// The directory holds
-//   lock         held (flock) by the server that uses the store
-//   identity     the format's version, and the Id of the contents
-//   state        how the last server left it (store_state.h)
-//   journal      the catalogue: which segments there are (catalogue.h)
-//   segments/    a file for each, <key>.<serial> in hexadecimal: the segment's memory, then its
-//                label (segment_label.h)
-//   sessions     the sessions, with how their last requests ended (records.h)
-//   operations   the operations in progress, so that each is carried out exactly once
-//   checksums    after an orderly end: of journal, segments, sessions and operations (digest.h)
-//   lost/        files that the catalogue did not know of, after a crash of the host
+// The directory has lock held (flock) by the server that uses the store identity the version of the
+// format, and the store generation state how the last server left the store (store_state.h) journal
+// the catalogue of the segments (catalogue.h) segments/ a file for each, <key>.<serial> in
+// hexadecimal: the memory, then the footer (segment_footer.h) sessions the sessions, with the
+// outcomes of their last requests (records.h) operations the operations in progress, so that each
+// is applied exactly once checksums after an orderly end: of journal, segments, sessions and
+// operations (digest.h) lost/ files that the catalogue did not have, after a crash of the host
 //
-// A server that is killed loses nothing. A crash of the host may lose anything that the kernel had
-// not written, unless `sync` is set: then the keys, and every accumulate and fetch_add, are on the
-// disk before their reply; writes of clients are not.
+// A killed server loses nothing. A crash of the host may lose data that the kernel had not written.
+// With `sync`, all keys, accumulates and fetch_adds are on the disk before their reply; writes of
+// clients are not.
 //
-// A store that no server, and no crash, can have left as it is found is refused, and nothing in it
-// is changed. docs/memory-box.md lists the states that are valid.
+// A store in a state that no server and no crash can leave is refused, and not changed.
+// docs/memory-box.md lists the valid states.
 //
-// Threads: open() first; then every member may be called from any thread.
+// Threads: open() first; then any.
 #pragma once
 
 #include <atomic>
@@ -41,49 +37,51 @@
 #include "box/server/storage/tuning.h"
 #include "memory/pool.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
 struct StoreOptions {
-  std::string directory;  // made if it is not there; empty: none, all is lost with the process
+  std::string directory;  // created if missing; empty: no store, all data end with the process
   bool sync = false;
   RecordSizes records;
-  // Records of segments that are gone, which the catalogue may have before it is written anew.
+  // Records of deleted segments that the catalogue may have before it is compacted.
   uint64_t dead_records = kMostDeadRecords;
 };
 
 class Store {
  public:
-  // Takes the directory, carries out what an earlier server had begun, and maps its segments, whose
-  // data is read only to compare it with `checksums`.
-  // Throws Error(kInvalid) when the directory is something else than a store, Error(kUnavailable)
-  // when another server has it, it is damaged or of another version, or the kernel refuses, and
-  // Error(kExhausted) when the pool cannot hold the segments or the disk is full.
+  // Locks the directory, completes the operations that an earlier server had in progress, and maps
+  // the segments. Reads the data of segments only to verify `checksums`.
+  //
+  // Throws Error(kInvalid) if the directory is no store; Error(kUnavailable) if another server uses
+  // it, it is damaged or of another version, or the kernel fails; Error(kExhausted) if the pool
+  // cannot hold the segments or the disk is full.
   static std::unique_ptr<Store> open(const StoreOptions& options,
                                      std::shared_ptr<memory::Pool> pool);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
-  smb::Id contents() const noexcept { return contents_; }
+  protocol::Id generation() const noexcept { return generation_; }
   bool durable() const noexcept { return !options_.directory.empty(); }
   Records& records() noexcept { return *records_; }
 
-  // The segments that open() found, with their creators; the sessions' attachments are not kept.
+  // Returns the segments that open() found, with their creators and without attachments, and
+  // forgets them.
   std::vector<std::shared_ptr<BoxSegment>> take_found();
 
-  // A new segment, full of zeros. REQUIRES: no segment has its key.
-  // Throws Error(kExhausted) when the pool, the disk or the limit on open files cannot hold it,
-  // Error(kUnavailable) when the kernel refuses.
+  // Creates a zero-filled segment. REQUIRES: no segment has its key. Throws Error(kExhausted) if
+  // the pool, the disk or the limit on open files does not suffice, Error(kUnavailable) if the
+  // kernel fails.
   std::shared_ptr<BoxSegment> create(const Creation& creation);
 
-  // The segment's key is gone, for good. Its memory, and its file, go with the last pointer to it.
-  // Throws Error(kUnavailable) when the catalogue cannot be written; nothing has changed then.
+  // Deletes the key of the segment now, and its memory and file with the last pointer to the
+  // segment. Throws Error(kUnavailable) if the catalogue cannot be written; nothing has changed
+  // then.
   void remove(const BoxSegment& segment);
 
-  // Ends the store in order: everything is on the disk, with its checksums, when it returns. If
-  // that fails, the log says so, and the store is as after a kill.
-  // REQUIRES: nobody uses the store, its records or its segments any more, but for processes that
-  // have a segment mapped; such a segment gets no checksum.
+  // Closes the store in order: all data and checksums are on the disk when it returns. If that
+  // fails, logs it, and leaves the store as after a kill. REQUIRES: no thread uses the store, its
+  // records or its segments. Other processes may have a segment mapped; it gets no checksum.
   void close() noexcept;
 
  private:
@@ -97,12 +95,13 @@ class Store {
   FindMemory find_memory(const Files& others);
   void sort_others(const Files& others, const Catalogue::Contents& catalogue, bool lenient,
                    std::vector<std::string>& removed, std::vector<std::string>& kept) const;
-  void say_what_is_known(bool closed, bool lenient, const std::set<std::string>& verified) const;
+  void log_unverified_segments(bool closed, bool lenient,
+                               const std::set<std::string>& verified) const;
   void accept();
   void use_records(std::unique_ptr<Records> left);
   void use_catalogue(const Catalogue::Contents& left, const std::vector<CatalogueEntry>& live);
   std::vector<std::string> files_at_rest() const;
-  RecordsPlace place() const;
+  RecordsLocation location() const;
   static std::shared_ptr<BoxSegment> segment(const Creation& creation,
                                              std::shared_ptr<memory::PoolBlock> block,
                                              std::shared_ptr<StoredSegment> stored);
@@ -111,8 +110,8 @@ class Store {
 
   const StoreOptions options_;
   const std::shared_ptr<memory::Pool> pool_;
-  std::unique_ptr<Directory> directory_;  // none: all is in memory
-  smb::Id contents_;
+  std::unique_ptr<Directory> directory_;  // none: in memory only
+  protocol::Id generation_;
   std::unique_ptr<Records> records_;
   std::vector<std::shared_ptr<BoxSegment>> found_;
   std::atomic<uint64_t> next_serial_{1};
@@ -120,7 +119,7 @@ class Store {
   std::mutex mutex_;  // guards all below
   std::unique_ptr<Catalogue> catalogue_;
   std::map<uint64_t, Creation> live_;  // by serial
-  uint64_t compact_at_ = 0;            // records; not before, as it failed
+  uint64_t compact_at_ = 0;            // records; compacting failed before
 };
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -13,18 +13,18 @@
 #include "base/error.h"
 #include "box/server/storage/files.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 namespace {
 
 struct StateSector {
   std::array<char, 8> magic{'H', 'B', 'M', 'S', 'T', 'A', 'T', 'E'};
-  smb::Id contents;
+  protocol::Id generation;
   StoreState::Phase phase{};
   uint32_t sync = 0;
   std::array<char, 64> boot{};
   Digest checksums{};
   std::array<std::byte, 352> reserved{};
-  Digest own{};  // of all before it
+  Digest own{};  // of all fields before
 };
 static_assert(sizeof(StateSector) == 512 && std::is_trivially_copyable_v<StateSector>);
 
@@ -32,9 +32,9 @@ Digest own_digest(const StateSector& sector) {
   return digest_of(std::as_bytes(std::span(&sector, 1)).first(offsetof(StateSector, own)));
 }
 
-StateSector sector_of(const smb::Id& contents, const StoreState& state) {
+StateSector sector_of(const protocol::Id& generation, const StoreState& state) {
   StateSector sector;
-  sector.contents = contents;
+  sector.generation = generation;
   sector.phase = state.phase;
   sector.sync = state.sync ? 1 : 0;
   std::copy_n(state.boot.begin(), std::min(state.boot.size(), sector.boot.size() - 1),
@@ -46,7 +46,7 @@ StateSector sector_of(const smb::Id& contents, const StoreState& state) {
 
 }  // namespace
 
-StoreState read_state(const std::string& path, const smb::Id& contents) {
+StoreState read_state(const std::string& path, const protocol::Id& generation) {
   const std::vector<std::byte> bytes = whole_file(path);
   if (bytes.size() != sizeof(StateSector)) {
     throw damaged(path, "it has " + std::to_string(bytes.size()) + " bytes instead of " +
@@ -55,12 +55,12 @@ StoreState read_state(const std::string& path, const smb::Id& contents) {
   StateSector sector;
   std::memcpy(&sector, bytes.data(), sizeof sector);
   if (sector.own != own_digest(sector)) throw damaged(path, "its checksum is wrong");
-  if (sector.contents != contents) throw damaged(path, "it belongs to another store");
+  if (sector.generation != generation) throw damaged(path, "it belongs to another store");
   return {sector.phase, sector.sync != 0, sector.boot.data(), sector.checksums};
 }
 
-void make_state(const std::string& path, const smb::Id& contents, const StoreState& state) {
-  const StateSector sector = sector_of(contents, state);
+void make_state(const std::string& path, const protocol::Id& generation, const StoreState& state) {
+  const StateSector sector = sector_of(generation, state);
   {
     const Descriptor fresh = open_file(path + ".new", O_WRONLY | O_CREAT | O_TRUNC);
     write_file(fresh.get(), &sector, sizeof sector, path);
@@ -68,11 +68,11 @@ void make_state(const std::string& path, const smb::Id& contents, const StoreSta
   replace_file(path + ".new", path, true);
 }
 
-void write_state(const std::string& path, const smb::Id& contents, const StoreState& state) {
-  const StateSector sector = sector_of(contents, state);
+void write_state(const std::string& path, const protocol::Id& generation, const StoreState& state) {
+  const StateSector sector = sector_of(generation, state);
   const Descriptor file = open_file(path, O_WRONLY);
   write_file(file.get(), &sector, sizeof sector, path);
   sync_file(file.get(), path);
 }
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -1,7 +1,7 @@
-// How the last box left a store: the file `state`, of one sector, which is written in place, so
-// that a full disk does not matter, and as a whole or not at all.
+// The state in which the last box left a store: the file `state`, one sector long. It is
+// overwritten in place, so a full disk does not matter, and atomically.
 //
-// Errors: Error(kUnavailable) when the kernel refuses, Error(kExhausted) when the disk is full.
+// Errors: Error(kUnavailable) if the kernel fails, Error(kExhausted) if the disk is full.
 //
 // Threads: one at a time.
 #pragma once
@@ -12,13 +12,13 @@
 #include "box/protocol/protocol.h"
 #include "box/server/storage/digest.h"
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
 struct StoreState {
   enum class Phase : uint32_t {
-    kMaking = 1,  // the first box has not let anyone in yet
-    kServed,      // a box serves it, or has been killed
-    kClosed,      // a box ended in order, and wrote `checksums`
+    kMaking = 1,  // the first box is creating the store
+    kServed,      // a box serves it, or was killed
+    kClosed,      // a box closed it in order, and wrote `checksums`
   };
   Phase phase = Phase::kMaking;
   bool sync = false;   // kServed: each change was on the disk before its reply
@@ -26,11 +26,11 @@ struct StoreState {
   Digest checksums{};  // kClosed: of the file `checksums`
 };
 
-// Throws Error(kUnavailable) when the file is damaged, or belongs to other contents.
-StoreState read_state(const std::string& path, const smb::Id& contents);
+// Throws Error(kUnavailable) if the file is damaged, or of another store.
+StoreState read_state(const std::string& path, const protocol::Id& generation);
 
-// Makes the file, or replaces what is in it. The disk has it afterwards.
-void make_state(const std::string& path, const smb::Id& contents, const StoreState& state);
-void write_state(const std::string& path, const smb::Id& contents, const StoreState& state);
+// Create the file, or overwrite it. The data are on the disk when they return.
+void make_state(const std::string& path, const protocol::Id& generation, const StoreState& state);
+void write_state(const std::string& path, const protocol::Id& generation, const StoreState& state);
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

@@ -6,12 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace hbm::box {
+namespace hbm::box::server::storage {
 
 // The part of an accumulate that is done, saved and recorded as a whole: a multiple of a page.
 // Unit: bytes
 // Below: a smaller value records more often.
-// Above: a larger value keeps more old contents to roll back, and locks others out longer.
+// Above: a larger value keeps more old data to roll back, and locks others out longer.
 inline constexpr uint32_t kAccumulateChunkBytes = 64 << 10;
 
 // Locks that the chunks of all segments share.
@@ -25,7 +25,7 @@ inline constexpr size_t kChunkLocks = 1024;
 // Unit: records
 // Below: the catalogue grows by a record for each segment that is made or deleted.
 // Above: the catalogue is written again, without them.
-// Measure: `smb_store_test --gtest_filter=StoreTest.TheCatalogueIsWrittenAnew`
+// Measure: `smb_store_test --gtest_filter=StoreTest.TheCatalogueIsCompacted`
 inline constexpr uint64_t kMostDeadRecords = 1 << 16;
 
 // The bytes of a file that are read at a time, to compute its checksum or to look for data.
@@ -51,4 +51,4 @@ inline constexpr unsigned kMostChecksumThreads = 8;
 // Measure: `smb_service_test --gtest_filter=Service.SegmentsLeaveDescriptorsForOthers`
 inline constexpr uint64_t kFewestClientDescriptors = 64;
 
-}  // namespace hbm::box
+}  // namespace hbm::box::server::storage

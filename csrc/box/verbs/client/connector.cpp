@@ -13,13 +13,14 @@
 #include "box/transport/transport.h"
 #include "box/verbs/common/tuning.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::client {
 namespace {
 
-constexpr int kResolveMs{kResolveTimeout.count()};
-constexpr uint8_t kRetries = 7;  // the most; for a receiver that is not ready: without end
+constexpr int kResolveMs{common::kResolveTimeout.count()};
+constexpr uint8_t kRetries = 7;  // the maximum; for rnr_retry_count: infinite
 
-std::unique_ptr<addrinfo, DestroyBy<freeaddrinfo>> look_up(const std::string& host, uint16_t port) {
+std::unique_ptr<addrinfo, common::DestroyBy<freeaddrinfo>> look_up(const std::string& host,
+                                                                   uint16_t port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
@@ -28,7 +29,7 @@ std::unique_ptr<addrinfo, DestroyBy<freeaddrinfo>> look_up(const std::string& ho
     throw Error(ErrorKind::kUnavailable,
                 "RDMA: no address of " + host + ": " + gai_strerror(error));
   }
-  return std::unique_ptr<addrinfo, DestroyBy<freeaddrinfo>>(found);
+  return std::unique_ptr<addrinfo, common::DestroyBy<freeaddrinfo>>(found);
 }
 
 std::string words(rdma_cm_event_type type, int status) {
@@ -40,17 +41,17 @@ std::string words(rdma_cm_event_type type, int status) {
 
 }  // namespace
 
-Connector::Connector(const std::string& host, uint16_t port, smb::Deadline deadline)
+Connector::Connector(const std::string& host, uint16_t port, protocol::Deadline deadline)
     : box_(host + ":" + std::to_string(port)),
       deadline_(deadline),
       address_(look_up(host, port)),
       channel_(rdma_create_event_channel()) {
   if (channel_ == nullptr) {
-    throw Error(ErrorKind::kUnavailable, refused("open the connection manager", errno));
+    throw Error(ErrorKind::kUnavailable, common::refused("open the connection manager", errno));
   }
   fcntl(channel_->fd, F_SETFL, fcntl(channel_->fd, F_GETFL) | O_NONBLOCK);
   first_ = resolve();
-  domain_ = Domain::open(first_->verbs);
+  domain_ = common::Domain::open(first_->verbs);
 }
 
 Connector::~Connector() = default;
@@ -66,25 +67,28 @@ std::optional<Connector::ConnectionEvent> Connector::next() {
     if (rdma_get_cm_event(channel_.get(), &event) == 0) {
       const rdma_conn_param& with = event->param.conn;
       ConnectionEvent outcome{event->event, event->status, {}, {}, {}};
-      outcome.challenge = decode<ChallengeMessage>(with.private_data, with.private_data_len);
-      outcome.refusal = decode<RefusalMessage>(with.private_data, with.private_data_len);
-      outcome.welcome = decode<WelcomeMessage>(with.private_data, with.private_data_len);
+      outcome.challenge =
+          common::decode<common::ChallengeMessage>(with.private_data, with.private_data_len);
+      outcome.refusal =
+          common::decode<common::RefusalMessage>(with.private_data, with.private_data_len);
+      outcome.welcome =
+          common::decode<common::WelcomeMessage>(with.private_data, with.private_data_len);
       rdma_ack_cm_event(event);
       return outcome;
     }
     if (errno != EAGAIN) failed(std::strerror(errno));
-    if (!smb::wait_for(channel_->fd, POLLIN, deadline_)) return std::nullopt;
+    if (!protocol::wait_for(channel_->fd, POLLIN, deadline_)) return std::nullopt;
   }
 }
 
-CmId Connector::resolve() {
+common::CmId Connector::resolve() {
   std::string cause = "it did not come in time";
   for (const addrinfo* at = address_.get(); at != nullptr; at = at->ai_next) {
     rdma_cm_id* made = nullptr;
     if (rdma_create_id(channel_.get(), &made, nullptr, RDMA_PS_TCP) != 0) {
-      throw Error(ErrorKind::kUnavailable, refused("open the connection manager", errno));
+      throw Error(ErrorKind::kUnavailable, common::refused("open the connection manager", errno));
     }
-    CmId id(made);
+    common::CmId id(made);
     if (rdma_resolve_addr(made, nullptr, at->ai_addr, kResolveMs) != 0) {
       cause = std::strerror(errno);
       continue;
@@ -108,13 +112,13 @@ CmId Connector::resolve() {
               "RDMA: no device of this host has a route to " + box_ + ": " + cause);
 }
 
-Connector::ConnectionEvent Connector::request(rdma_cm_id* id, const CallMessage& call) {
+Connector::ConnectionEvent Connector::request(rdma_cm_id* id, const common::CallMessage& call) {
   const auto device_most =
       static_cast<uint8_t>(std::clamp(domain_->limits().max_qp_init_rd_atom, 1, 255));
   rdma_conn_param with{};
   with.private_data = &call;
   with.private_data_len = sizeof(call);
-  with.initiator_depth = std::min(static_cast<uint8_t>(kReadsInFlight), device_most);
+  with.initiator_depth = std::min(static_cast<uint8_t>(common::kReadsInFlight), device_most);
   with.retry_count = kRetries;
   with.rnr_retry_count = kRetries;
   if (rdma_connect(id, &with) != 0) failed(std::strerror(errno));
@@ -126,11 +130,11 @@ Connector::ConnectionEvent Connector::request(rdma_cm_id* id, const CallMessage&
   return *outcome;
 }
 
-ChallengeMessage Connector::ask(ibv_qp_init_attr attributes) {
-  const CmId id = first_ ? std::move(first_) : resolve();
-  make_queue_pair(id.get(), *domain_, attributes);
-  CallMessage call{};
-  call.magic = CallMessage::kMagic;
+common::ChallengeMessage Connector::ask(ibv_qp_init_attr attributes) {
+  const common::CmId id = first_ ? std::move(first_) : resolve();
+  common::make_queue_pair(id.get(), *domain_, attributes);
+  common::CallMessage call{};
+  call.magic = common::CallMessage::kMagic;
   const ConnectionEvent outcome = request(id.get(), call);
   if (!outcome.challenge) {
     failed("it does not answer as a memory box: " + words(outcome.type, outcome.status));
@@ -138,16 +142,16 @@ ChallengeMessage Connector::ask(ibv_qp_init_attr attributes) {
   return *outcome.challenge;
 }
 
-CmId Connector::connect(const CallMessage& call, ibv_qp_init_attr& attributes,
-                        const smb::Proof& expected) {
-  CmId id = resolve();
-  make_queue_pair(id.get(), *domain_, attributes);
+common::CmId Connector::connect(const common::CallMessage& call, ibv_qp_init_attr& attributes,
+                                const protocol::Proof& expected) {
+  common::CmId id = resolve();
+  common::make_queue_pair(id.get(), *domain_, attributes);
   const ConnectionEvent outcome = request(id.get(), call);
   if (outcome.type != RDMA_CM_EVENT_ESTABLISHED) {
     failed(words(outcome.type, outcome.status));
   }
-  if (!outcome.welcome || !smb::equal(outcome.welcome->proof, expected)) {
-    failed("it does not know the token; somebody else answers at this address");
+  if (!outcome.welcome || !protocol::equal(outcome.welcome->proof, expected)) {
+    failed("it does not know the token; another process answers at this address");
   }
   return id;
 }
@@ -163,4 +167,4 @@ bool Connector::closed() {
   return closed;
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::client

@@ -1,4 +1,5 @@
-// The client's side of RDMA connections: finds the device towards a box, and connects queue pairs.
+// The client's side of RDMA connections: finds the device with a route to a box, and connects queue
+// pairs.
 //
 // Threads: one at a time.
 #pragma once
@@ -13,54 +14,54 @@
 #include "box/verbs/common/domain.h"
 #include "box/verbs/common/handshake.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::client {
 
 class Connector {
  public:
-  // The box's address, and the port of its verbs listener. Every wait ends at `deadline`.
-  // Throws Error(kUnavailable) when no RDMA device of this host has a route to it.
-  Connector(const std::string& host, uint16_t port, smb::Deadline deadline);
+  // `host` and `port`: of the verbs listener of the box. All waits end at `deadline`. Throws
+  // Error(kUnavailable) if no RDMA device of this host has a route to the box.
+  Connector(const std::string& host, uint16_t port, protocol::Deadline deadline);
   ~Connector();
 
-  // The device that the route leads over.
-  const std::shared_ptr<Domain>& domain() const noexcept { return domain_; }
+  // Returns the device of the route.
+  const std::shared_ptr<common::Domain>& domain() const noexcept { return domain_; }
 
-  // Asks the box to let this client in. The queue pair of `attributes` is there for its number
-  // alone, which tells this request from all others that are under way.
-  // Throws Error(kNetwork) when the box does not answer, transport::Refused when it says no, and
-  // Error(kUnavailable) when the device gives no queue pair.
-  ChallengeMessage ask(ibv_qp_init_attr attributes);
+  // Requests a challenge from the box. Creates a queue pair with `attributes` only for its number,
+  // which distinguishes concurrent requests.
+  //
+  // Throws Error(kNetwork) if the box does not reply, transport::Refused if it refuses,
+  // Error(kUnavailable) if the device provides no queue pair.
+  common::ChallengeMessage ask(ibv_qp_init_attr attributes);
 
-  // A queue pair, in the state in which requests can be posted. `attributes` become what the device
-  // gave, which may be less for inline data. `call` has its proof; the box's has to be
-  // `expected`.
-  // Throws as ask().
-  CmId connect(const CallMessage& call, ibv_qp_init_attr& attributes, const smb::Proof& expected);
+  // Returns a connected queue pair. Sets `attributes` to the granted values; inline data may be
+  // less. REQUIRES: `call` has its proof. `expected`: the proof of the box. Throws as ask().
+  common::CmId connect(const common::CallMessage& call, ibv_qp_init_attr& attributes,
+                       const protocol::Proof& expected);
 
-  // Readable when one of the queue pairs may have been closed by the box.
+  // Returns a descriptor that is readable when the box may have closed a queue pair.
   int fd() const noexcept { return channel_->fd; }
-  bool closed();  // one of them was
+  bool closed();  // true: the box has closed a queue pair
 
  private:
   struct ConnectionEvent {
     rdma_cm_event_type type{};
     int status = 0;
-    std::optional<ChallengeMessage> challenge;
-    std::optional<RefusalMessage> refusal;
-    std::optional<WelcomeMessage> welcome;
+    std::optional<common::ChallengeMessage> challenge;
+    std::optional<common::RefusalMessage> refusal;
+    std::optional<common::WelcomeMessage> welcome;
   };
 
-  std::optional<ConnectionEvent> next();  // none: nothing happened until the deadline
-  CmId resolve();
-  ConnectionEvent request(rdma_cm_id* id, const CallMessage& call);
+  std::optional<ConnectionEvent> next();  // none: no event before the deadline
+  common::CmId resolve();
+  ConnectionEvent request(rdma_cm_id* id, const common::CallMessage& call);
   [[noreturn]] void failed(const std::string& what) const;
 
   const std::string box_;
-  const smb::Deadline deadline_;
-  std::unique_ptr<addrinfo, DestroyBy<freeaddrinfo>> address_;
-  EventChannel channel_;
-  std::shared_ptr<Domain> domain_;
-  CmId first_;  // its route is resolved; ask() uses it
+  const protocol::Deadline deadline_;
+  std::unique_ptr<addrinfo, common::DestroyBy<freeaddrinfo>> address_;
+  common::EventChannel channel_;
+  std::shared_ptr<common::Domain> domain_;
+  common::CmId first_;  // id with the resolved route, for ask()
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::client

@@ -1,7 +1,7 @@
-// The functions of libhbm_verbs.so for clients: the `verbs` transport. See
-// box/verbs/common/load_library.h.
+// The functions of libhbm_verbs.so for clients: the `verbs` transport
+// (box/verbs/common/load_library.h).
 //
-// Threads: every function may be called from any thread.
+// Threads: any.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,20 @@
 
 #include "box/transport/transport.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::client {
 
 struct ClientLibrary {
   static constexpr const char* kEntry = "hbm_verbs_client";
 
   uint32_t abi;
 
-  // Why this host cannot use RDMA towards `host`, in words; empty: it can.
+  // Returns why this host cannot reach `host` over RDMA; empty: it can.
   std::string (*why_not)(const std::string& host, uint16_t port);
 
-  // Opens a transport as transport::open_tcp() does: `opening` names the box's TCP port, which
-  // proves the token and stays connected as the sign of life. Throws as open_tcp(), and
-  // Error(kUnavailable) when either end has no RDMA device.
+  // Opens a transport, as transport::open_tcp(). `opening` has the TCP port of the box; that
+  // connection proves the token, and stays open to detect the end of the peer. Throws as
+  // open_tcp(), and Error(kUnavailable) if either end has no RDMA device.
   transport::OpenedTransport (*open)(const transport::TransportOptions& opening);
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::client

@@ -4,21 +4,24 @@
 
 #include "box/verbs/common/tuning.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::client {
 namespace {
 
 uintptr_t address(const std::byte* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
 }  // namespace
 
-std::shared_ptr<MemoryRegion> LocalBuffers::register_memory(std::byte* memory, uint64_t bytes) {
-  auto region = std::make_shared<MemoryRegion>(domain_, memory, bytes, IBV_ACCESS_LOCAL_WRITE);
+std::shared_ptr<common::MemoryRegion> LocalBuffers::register_memory(std::byte* memory,
+                                                                    uint64_t bytes) {
+  auto region =
+      std::make_shared<common::MemoryRegion>(domain_, memory, bytes, IBV_ACCESS_LOCAL_WRITE);
   std::erase_if(regions_, [](const auto& entry) { return entry.second.expired(); });
   regions_[address(memory)] = region;
   return region;
 }
 
-std::shared_ptr<MemoryRegion> LocalBuffers::registered(const std::byte* memory, uint64_t bytes) {
+std::shared_ptr<common::MemoryRegion> LocalBuffers::registered(const std::byte* memory,
+                                                               uint64_t bytes) {
   auto after = regions_.upper_bound(address(memory));
   if (after == regions_.begin()) return nullptr;
   const auto& [start, held] = *--after;
@@ -27,10 +30,10 @@ std::shared_ptr<MemoryRegion> LocalBuffers::registered(const std::byte* memory, 
   return covers ? region : nullptr;
 }
 
-std::optional<LocalBuffers::SliceBuffer> LocalBuffers::place(const transport::Slice& slice,
-                                                             uint32_t inline_bytes) {
+std::optional<LocalBuffers::SliceBuffer> LocalBuffers::buffer_for(const transport::Slice& slice,
+                                                                  uint32_t inline_bytes) {
   const uint32_t bytes = slice.transfer.bytes;
-  const bool writes = slice.opcode == smb::Opcode::kWrite;
+  const bool writes = slice.opcode == protocol::Opcode::kWrite;
   SliceBuffer buffer;
   buffer.uses.slice = slice;
   buffer.entry = {address(slice.local), bytes, 0};
@@ -43,21 +46,21 @@ std::optional<LocalBuffers::SliceBuffer> LocalBuffers::place(const transport::Sl
     buffer.uses.region = std::move(region);
     return buffer;
   }
-  if (!buffers_) buffers_.emplace(domain_, kSliceBuffers, transport::kSliceBytes);
-  buffer.uses.slot = buffers_->take();
-  if (!buffer.uses.slot) return std::nullopt;
-  buffer.entry = buffers_->entry(*buffer.uses.slot, bytes);
-  if (writes) std::memcpy(buffers_->at(*buffer.uses.slot), slice.local, bytes);
+  if (!buffers_) buffers_.emplace(domain_, common::kSliceBuffers, transport::kSliceBytes);
+  buffer.uses.buffer = buffers_->take();
+  if (!buffer.uses.buffer) return std::nullopt;
+  buffer.entry = buffers_->entry(*buffer.uses.buffer, bytes);
+  if (writes) std::memcpy(buffers_->at(*buffer.uses.buffer), slice.local, bytes);
   return buffer;
 }
 
 void LocalBuffers::done(const Posted& posted, bool arrived) {
-  if (!posted.slot) return;
+  if (!posted.buffer) return;
   const transport::Slice& slice = *posted.slice;
-  if (arrived && slice.opcode == smb::Opcode::kRead) {
-    std::memcpy(slice.local, buffers_->at(*posted.slot), slice.transfer.bytes);
+  if (arrived && slice.opcode == protocol::Opcode::kRead) {
+    std::memcpy(slice.local, buffers_->at(*posted.buffer), slice.transfer.bytes);
   }
-  buffers_->give(*posted.slot);
+  buffers_->give(*posted.buffer);
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::client

@@ -1,11 +1,11 @@
-// The client's end of RDMA transfers: memory that its owner has registered, or a buffer that is.
+// The client's end of RDMA transfers: registered user memory, or registered buffers.
 //
-// The caller's memory is anything: it may be freed and given out anew at any time between two
-// transfers, so that a registration kept by its address would write into somebody else's pages.
-// Hence memory is registered only when its owner says for how long (register_memory()); all else is
-// copied through a bounded set of buffers that were registered once, and a small write goes inline.
+// The caller's memory may be freed and reused between two transfers. A registration cached by
+// address would then write into unrelated pages. So memory is registered only if its owner says for
+// how long (register_memory()). All other transfers are copied through a fixed set of registered
+// buffers; short writes are sent inline.
 //
-// Threads: one at a time, but for the handles that register_memory() returns, which any may drop.
+// Threads: one at a time, but any may destroy the handles of register_memory().
 #pragma once
 
 #include <cstddef>
@@ -15,18 +15,18 @@
 #include <optional>
 
 #include "box/transport/slices.h"
-#include "box/verbs/client/verbs_lane.h"
+#include "box/verbs/client/queue_pair.h"
 #include "box/verbs/common/buffer_pool.h"
 #include "box/verbs/common/domain.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::client {
 
 class LocalBuffers {
  public:
-  explicit LocalBuffers(std::shared_ptr<Domain> domain) : domain_(std::move(domain)) {}
+  explicit LocalBuffers(std::shared_ptr<common::Domain> domain) : domain_(std::move(domain)) {}
 
   // Throws as MemoryRegion.
-  std::shared_ptr<MemoryRegion> register_memory(std::byte* memory, uint64_t bytes);
+  std::shared_ptr<common::MemoryRegion> register_memory(std::byte* memory, uint64_t bytes);
 
   struct SliceBuffer {
     ibv_sge entry{};
@@ -34,19 +34,20 @@ class LocalBuffers {
     Posted uses;
   };
 
-  // For a slice that is about to be posted; a write's bytes are in place. None: no buffer is free.
-  // Throws as MemoryRegion.
-  std::optional<SliceBuffer> place(const transport::Slice& slice, uint32_t inline_bytes);
+  // Returns the local buffer of a slice to be posted; the data of a write are in it. None: no
+  // buffer is free. Throws as MemoryRegion.
+  std::optional<SliceBuffer> buffer_for(const transport::Slice& slice, uint32_t inline_bytes);
 
-  // The device is done with it. `arrived`: a read's bytes are there, and go to the caller's memory.
+  // Releases the buffer of a completed slice. `arrived`: the data of a read have arrived, and are
+  // copied to the caller's memory.
   void done(const Posted& posted, bool arrived);
 
  private:
-  std::shared_ptr<MemoryRegion> registered(const std::byte* memory, uint64_t bytes);
+  std::shared_ptr<common::MemoryRegion> registered(const std::byte* memory, uint64_t bytes);
 
-  const std::shared_ptr<Domain> domain_;
-  std::map<uintptr_t, std::weak_ptr<MemoryRegion>> regions_;  // by first address
-  std::optional<BufferPool> buffers_;
+  const std::shared_ptr<common::Domain> domain_;
+  std::map<uintptr_t, std::weak_ptr<common::MemoryRegion>> regions_;  // by first address
+  std::optional<common::BufferPool> buffers_;
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::client

@@ -3,24 +3,25 @@
 #include <string>
 #include <utility>
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::client {
 namespace {
 
-using smb::Opcode;
-using smb::Status;
+using protocol::Opcode;
+using protocol::Status;
 
-smb::Header header_of(std::span<const std::byte> frame) {
-  if (frame.size() < sizeof(smb::Header)) {
+protocol::Header header_of(std::span<const std::byte> frame) {
+  if (frame.size() < sizeof(protocol::Header)) {
     throw transport::Broken("the memory box sent a message without a header");
   }
-  return smb::read_as<smb::Header>(frame);
+  return protocol::read_as<protocol::Header>(frame);
 }
 
-uint64_t frame_bytes(const smb::Header& header) {
+uint64_t frame_bytes(const protocol::Header& header) {
   return sizeof(header) + uint64_t{header.body_bytes} + header.payload_bytes;
 }
 
-// Statistics, and the keys of a segment, which who reads them counts.
+// Returns true if a reply to `opcode` may have a payload: statistics, or the keys of a segment,
+// which the reader counts.
 bool has_payload(Opcode opcode) {
   return opcode == Opcode::kStats || opcode == Opcode::kAlloc || opcode == Opcode::kAttach;
 }
@@ -33,42 +34,44 @@ uint64_t ReplyAssembly::expect(transport::TransportRequest& request) {
 }
 
 transport::TransportRequest* ReplyAssembly::take(std::span<const std::byte> message) {
-  message = opened(message);
+  message = verified(message);
   if (partial_.empty() && is_whole(message)) return &answer(message);
   partial_.insert(partial_.end(), message.begin(), message.end());
   if (!is_whole(partial_)) return nullptr;
   return &answer(std::exchange(partial_, {}));
 }
 
-std::span<const std::byte> ReplyAssembly::opened(std::span<const std::byte> message) {
-  if (!seal_) return message;
+std::span<const std::byte> ReplyAssembly::verified(std::span<const std::byte> message) {
+  if (!authenticator_) return message;
   try {
-    return seal_->open(message);
-  } catch (const smb::Forged& forged) {
+    return authenticator_->verify(message);
+  } catch (const protocol::Forged& forged) {
     throw transport::Broken(forged.what());
   }
 }
 
 bool ReplyAssembly::is_whole(std::span<const std::byte> frame) const {
-  const smb::Header header = header_of(frame);
+  const protocol::Header header = header_of(frame);
   const char* cause = malformed(header);
-  if (cause == nullptr && frame.size() > frame_bytes(header)) cause = "it goes on past its end";
+  if (cause == nullptr && frame.size() > frame_bytes(header))
+    cause = "it is longer than its header says";
   if (cause == nullptr) return frame.size() == frame_bytes(header);
-  throw transport::Broken(std::string("the memory box sent what is no reply: ") + cause);
+  throw transport::Broken(std::string("the memory box sent an invalid reply: ") + cause);
 }
 
-const char* ReplyAssembly::malformed(const smb::Header& header) const {
+const char* ReplyAssembly::malformed(const protocol::Header& header) const {
   if (const char* cause = malformed_reply(header)) return cause;
   const auto asked = asked_.find(header.id);
-  if (asked == asked_.end()) return "it answers nothing that was asked";
-  if (asked->second->opcode != header.opcode) return "it answers another kind of request";
+  if (asked == asked_.end()) return "it replies to no request";
+  if (asked->second->opcode != header.opcode) return "it has another opcode than its request";
   if (header.status != Status::kOk) return nullptr;
-  if (header.body_bytes != smb::reply_body_bytes(header.opcode)) return "its body has another size";
+  if (header.body_bytes != protocol::reply_body_bytes(header.opcode))
+    return "its body has another size";
   return header.payload_bytes == 0 || has_payload(header.opcode) ? nullptr : "it has a payload";
 }
 
 transport::TransportRequest& ReplyAssembly::answer(std::span<const std::byte> frame) {
-  const smb::Header header = header_of(frame);
+  const protocol::Header header = header_of(frame);
   const auto asked = asked_.find(header.id);
   transport::TransportRequest& request = *asked->second;
   asked_.erase(asked);
@@ -84,4 +87,4 @@ transport::TransportRequest& ReplyAssembly::answer(std::span<const std::byte> fr
   return request;
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::client

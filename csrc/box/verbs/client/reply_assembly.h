@@ -1,7 +1,7 @@
-// Puts a box's messages together to replies, and finds the request that each of them answers:
-// all that a box may send, and nothing of the device that brings it.
+// Assembles replies from a box's messages, and matches them to requests. Validates every message;
+// independent of the device.
 //
-// A reply is one message, or several in a row when it is longer than a message can be.
+// A reply is one message, or several in a row if it is longer than a message.
 //
 // Threads: one at a time.
 #pragma once
@@ -13,36 +13,36 @@
 #include <unordered_map>
 #include <vector>
 
+#include "box/protocol/authenticator.h"
 #include "box/protocol/protocol.h"
-#include "box/protocol/seal.h"
 #include "box/transport/transport.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::client {
 
 class ReplyAssembly {
  public:
-  // From now on each message ends with its tag (box/protocol/seal.h).
-  void seal(const smb::SealKey& key) { seal_.emplace(key); }
+  // Verifies the tag at the end of each message from now on (box/protocol/authenticator.h).
+  void authenticate(const protocol::MacKey& key) { authenticator_.emplace(key); }
 
-  // Expects the reply to a request, which has to carry the number that this returns.
+  // Expects the reply to a request. Returns the id that the request must have.
   uint64_t expect(transport::TransportRequest& request);
   bool idle() const noexcept { return asked_.empty(); }
 
-  // Takes the next message in. Returns the request whose reply is whole, with its outcome, but not
-  // yet done; null: there is more to come. Throws transport::Broken when it is no part of a reply
-  // to anything.
+  // Processes the next message. Returns the request whose reply is complete, with its outcome, not
+  // yet done; null: more messages follow. Throws transport::Broken if the message is no part of an
+  // expected reply.
   transport::TransportRequest* take(std::span<const std::byte> message);
 
  private:
-  std::span<const std::byte> opened(std::span<const std::byte> message);
+  std::span<const std::byte> verified(std::span<const std::byte> message);
   bool is_whole(std::span<const std::byte> frame) const;
-  const char* malformed(const smb::Header& header) const;
+  const char* malformed(const protocol::Header& header) const;
   transport::TransportRequest& answer(std::span<const std::byte> frame);
 
-  std::optional<smb::Seal> seal_;
+  std::optional<protocol::Authenticator> authenticator_;
   std::unordered_map<uint64_t, transport::TransportRequest*> asked_;
   uint64_t last_id_ = 0;
-  std::vector<std::byte> partial_;  // of a reply in several messages
+  std::vector<std::byte> partial_;  // the messages of an incomplete reply
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::client

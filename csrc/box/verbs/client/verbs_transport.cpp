@@ -14,126 +14,131 @@
 #include "box/verbs/common/buffer_pool.h"
 #include "box/verbs/common/tuning.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::client {
 namespace {
 
-using smb::Opcode;
-using smb::Status;
+using protocol::Opcode;
+using protocol::Status;
 
 uint32_t handle_of(const transport::TransportRequest& request) {
   switch (request.opcode) {
     case Opcode::kAlloc:
-      return smb::read_as<smb::Alloc>(request.body).handle;
+      return protocol::read_as<protocol::Alloc>(request.body).handle;
     case Opcode::kAttach:
-      return smb::read_as<smb::Attach>(request.body).handle;
+      return protocol::read_as<protocol::Attach>(request.body).handle;
     default:
-      return smb::read_as<smb::Release>(request.body).handle;
+      return protocol::read_as<protocol::Release>(request.body).handle;
   }
 }
 
 }  // namespace
 
 VerbsTransport::VerbsTransport(const transport::TransportOptions& opening,
-                               const smb::Joined& joined, std::unique_ptr<smb::FrameStream> stream,
-                               smb::Deadline deadline)
+                               const protocol::Joined& joined,
+                               std::unique_ptr<protocol::FrameStream> stream,
+                               protocol::Deadline deadline)
     : box_(opening.host + ":" + std::to_string(opening.port)),
       stream_(std::move(stream)),
       connector_(opening.host, joined.verbs_port, deadline),
       completion_channel_(ibv_create_comp_channel(connector_.domain()->device())),
       request_channel_(connector_.domain()),
       local_buffers_(connector_.domain()) {
-  const int entries = static_cast<int>(opening.lanes * kQueuePairDepth + kReplyBuffers);
+  const int entries =
+      static_cast<int>(opening.connections * common::kQueuePairDepth + common::kReplyBuffers);
   if (completion_channel_ != nullptr) {
     fcntl(completion_channel_->fd, F_SETFL, fcntl(completion_channel_->fd, F_GETFL) | O_NONBLOCK);
     completions_.reset(ibv_create_cq(connector_.domain()->device(), entries, nullptr,
                                      completion_channel_.get(), 0));
   }
   if (completions_ == nullptr) {
-    throw Error(ErrorKind::kUnavailable, refused("create a completion queue", errno));
+    throw Error(ErrorKind::kUnavailable, common::refused("create a completion queue", errno));
   }
   connect(opening, joined.session);
 }
 
-void VerbsTransport::connect(const transport::TransportOptions& opening, const smb::Id& session) {
-  const ChallengeMessage challenge = connector_.ask(attributes(/*receives=*/1));
-  CallMessage call{};
-  call.magic = CallMessage::kMagic;
-  call.ticket = challenge.ticket;
+void VerbsTransport::connect(const transport::TransportOptions& opening,
+                             const protocol::Id& session) {
+  const common::ChallengeMessage challenge = connector_.ask(attributes(/*receives=*/1));
+  common::CallMessage call{};
+  call.magic = common::CallMessage::kMagic;
+  call.challenge_id = challenge.challenge_id;
   call.session = session;
-  call.flags =
-      static_cast<uint16_t>(opening.join.flags & (smb::Join::kReadOnlyClient | smb::Join::kSealed));
-  std::optional<smb::SealKeys> keys;
-  call.lanes = static_cast<uint8_t>(opening.lanes);
-  lanes_.reserve(opening.lanes);
-  for (uint32_t lane = 0; lane < opening.lanes; ++lane) {
-    const smb::Nonce nonce = smb::random_nonce();
+  call.flags = static_cast<uint16_t>(
+      opening.join.flags & (protocol::Join::kReadOnlyClient | protocol::Join::kAuthenticated));
+  std::optional<protocol::MacKeys> keys;
+  call.queue_pairs = static_cast<uint8_t>(opening.connections);
+  queue_pairs_.reserve(opening.connections);
+  for (uint32_t index = 0; index < opening.connections; ++index) {
+    const protocol::Nonce nonce = protocol::random_nonce();
     std::copy_n(nonce.begin(), call.nonce.size(), call.nonce.begin());
-    call.lane = static_cast<uint8_t>(lane);
+    call.queue_pair = static_cast<uint8_t>(index);
     prove(call, opening.token, challenge.hello);
-    if (lane == 0) keys = seal_keys(call, opening.token, challenge.hello);
-    ibv_qp_init_attr given = attributes(lane == 0 ? kReplyBuffers : 1);
-    CmId id = connector_.connect(call, given, welcome_proof(call, opening.token, challenge.hello));
-    inline_bytes_ = std::min(given.cap.max_inline_data, kInlineBytes);
-    lanes_.emplace_back(std::move(id), static_cast<uint8_t>(lane));
+    if (index == 0) keys = mac_keys(call, opening.token, challenge.hello);
+    ibv_qp_init_attr given = attributes(index == 0 ? common::kReplyBuffers : 1);
+    common::CmId id =
+        connector_.connect(call, given, welcome_proof(call, opening.token, challenge.hello));
+    inline_bytes_ = std::min(given.cap.max_inline_data, common::kInlineBytes);
+    queue_pairs_.emplace_back(std::move(id), static_cast<uint8_t>(index));
   }
-  request_channel_.open(lanes_[0].queue_pair(), inline_bytes_, keys);
+  request_channel_.open(queue_pairs_[0].get(), inline_bytes_, keys);
 }
 
 ibv_qp_init_attr VerbsTransport::attributes(uint32_t receives) const {
   ibv_qp_init_attr attributes{};
   attributes.send_cq = attributes.recv_cq = completions_.get();
   attributes.qp_type = IBV_QPT_RC;
-  attributes.cap.max_send_wr = kQueuePairDepth;
+  attributes.cap.max_send_wr = common::kQueuePairDepth;
   attributes.cap.max_recv_wr = receives;
   attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
-  attributes.cap.max_inline_data = kInlineBytes;
+  attributes.cap.max_inline_data = common::kInlineBytes;
   return attributes;
 }
 
 bool VerbsTransport::idle() const noexcept {
-  return request_channel_.idle() && std::ranges::all_of(lanes_, &VerbsLane::idle);
+  return request_channel_.idle() && std::ranges::all_of(queue_pairs_, &QueuePair::idle);
 }
 
 void VerbsTransport::post(transport::TransportRequest& request) {
   if (!alive()) throw transport::Broken(cause_);
-  const bool at_once = idle();
+  const bool was_idle = idle();
   if (request.opcode == Opcode::kRead || request.opcode == Opcode::kWrite) {
     slices_.put(request);
   } else {
     request_channel_.put(request);
   }
-  if (at_once) send();
+  if (was_idle) send();
 }
 
 void VerbsTransport::send() {
-  request_channel_.send(lanes_[0]);
+  request_channel_.send(queue_pairs_[0]);
   send_slices();
   try {
-    for (VerbsLane& lane : lanes_) lane.flush();
+    for (QueuePair& queue_pair : queue_pairs_) queue_pair.flush();
   } catch (const transport::Broken& broken) {
     fail(broken.what());
   }
 }
 
 std::optional<size_t> VerbsTransport::least_busy() const noexcept {
-  const auto lane = std::ranges::min_element(lanes_, {}, [](const VerbsLane& lane) {
-    return lane.has_room() ? lane.moving_bytes() : UINT64_MAX;
+  const auto least = std::ranges::min_element(queue_pairs_, {}, [](const QueuePair& queue_pair) {
+    return queue_pair.has_room() ? queue_pair.moving_bytes() : UINT64_MAX;
   });
-  if (!lane->has_room() || lane->moving_bytes() >= kQueuePairBytesInFlight) return std::nullopt;
-  return static_cast<size_t>(lane - lanes_.begin());
+  if (!least->has_room() || least->moving_bytes() >= common::kQueuePairBytesInFlight)
+    return std::nullopt;
+  return static_cast<size_t>(least - queue_pairs_.begin());
 }
 
 void VerbsTransport::send_slices() {
-  while (const auto lane = least_busy()) {
+  while (const auto index = least_busy()) {
     if (!waiting_) waiting_ = slices_.take();
-    if (!waiting_ || !(refused_here(*waiting_) || chain(*lane, *waiting_))) return;
+    if (!waiting_ || !(refused_here(*waiting_) || chain(*index, *waiting_))) return;
     waiting_.reset();
   }
 }
 
-// A device that refuses an access closes the queue pair, so what can be seen here is not tried.
+// Checks the access here: a device that refuses an access closes the queue pair.
 bool VerbsTransport::refused_here(const transport::Slice& slice) {
-  const smb::Transfer& transfer = slice.transfer;
+  const protocol::Transfer& transfer = slice.transfer;
   const auto remote = remote_segments_.find(transfer.handle);
   if (remote == remote_segments_.end()) {
     slices_.finish(slice, Status::kNotAttached,
@@ -148,16 +153,16 @@ bool VerbsTransport::refused_here(const transport::Slice& slice) {
   return true;
 }
 
-bool VerbsTransport::chain(size_t lane, const transport::Slice& slice) {
-  auto place = local_buffers_.place(slice, inline_bytes_);
-  if (!place) return false;
+bool VerbsTransport::chain(size_t index, const transport::Slice& slice) {
+  auto local = local_buffers_.buffer_for(slice, inline_bytes_);
+  if (!local) return false;
   const RemoteSegment& remote = remote_segments_.at(slice.transfer.handle);
   ibv_send_wr wr{};
   wr.opcode = slice.opcode == Opcode::kRead ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
-  wr.send_flags = place->is_inline ? IBV_SEND_INLINE : 0;
+  wr.send_flags = local->is_inline ? IBV_SEND_INLINE : 0;
   wr.wr.rdma.remote_addr = remote.address + slice.transfer.offset;
-  wr.wr.rdma.rkey = remote.rkeys[lane];
-  lanes_[lane].chain(wr, place->entry, std::move(place->uses));
+  wr.wr.rdma.rkey = remote.rkeys[index];
+  queue_pairs_[index].chain(wr, local->entry, std::move(local->uses));
   return true;
 }
 
@@ -169,28 +174,28 @@ void VerbsTransport::progress(std::chrono::nanoseconds most) {
     if (poll() || idle()) return;
     const auto spent = std::chrono::steady_clock::now() - start;
     if (spent >= most) return;
-    if (spent >= kPollTime && sleep(most - spent)) return;
+    if (spent >= common::kPollTime && sleep(most - spent)) return;
   }
 }
 
 bool VerbsTransport::poll() {
   bool finished = false;
-  std::array<ibv_wc, kClientCompletionsPerPoll> completions;
+  std::array<ibv_wc, common::kClientCompletionsPerPoll> completions;
   for (;;) {
     const int count =
-        ibv_poll_cq(completions_.get(), kClientCompletionsPerPoll, completions.data());
+        ibv_poll_cq(completions_.get(), common::kClientCompletionsPerPoll, completions.data());
     if (count < 0) fail("RDMA: the completion queue failed");
-    for (int i = 0; i < count; ++i) finished |= take_in(completions[i]);
-    if (count < kClientCompletionsPerPoll) return finished;
+    for (int i = 0; i < count; ++i) finished |= handle_completion(completions[i]);
+    if (count < common::kClientCompletionsPerPoll) return finished;
   }
 }
 
-bool VerbsTransport::take_in(const ibv_wc& completion) {
-  const uint64_t tag = completion.wr_id >> kTagShift;
+bool VerbsTransport::handle_completion(const ibv_wc& completion) {
+  const uint64_t tag = completion.wr_id >> common::kTagShift;
   const bool good = completion.status == IBV_WC_SUCCESS;
   const std::string cause =
       good ? "" : std::string("RDMA: ") + ibv_wc_status_str(completion.status);
-  if (tag == kReceiveTag) {
+  if (tag == common::kReceiveTag) {
     if (!good) fail(cause);
     try {
       transport::TransportRequest* request =
@@ -200,7 +205,7 @@ bool VerbsTransport::take_in(const ibv_wc& completion) {
       fail(broken.what());
     }
   }
-  std::vector<Posted> done = lanes_[tag].completed(completion.wr_id);
+  std::vector<Posted> done = queue_pairs_[tag].completed(completion.wr_id);
   std::vector<Posted> failed;
   if (!good && !done.empty()) {
     failed.push_back(std::move(done.back()));
@@ -215,7 +220,7 @@ bool VerbsTransport::take_in(const ibv_wc& completion) {
 
 bool VerbsTransport::finish(const Posted& posted, bool arrived) {
   if (!posted.slice) {
-    request_channel_.sent(*posted.slot);
+    request_channel_.sent(*posted.buffer);
     return false;
   }
   local_buffers_.done(posted, arrived);
@@ -235,7 +240,7 @@ bool VerbsTransport::answered(transport::TransportRequest& request) {
 }
 
 void VerbsTransport::grant(transport::TransportRequest& request) {
-  RemoteSegment segment = granted_segment(request, lanes_.size());
+  RemoteSegment segment = granted_segment(request, queue_pairs_.size());
   auto grant = std::make_shared<transport::Grant>();
   grant->handle = handle_of(request);
   grant->size = segment.size;
@@ -249,7 +254,7 @@ bool VerbsTransport::sleep(std::chrono::nanoseconds most) {
   std::array<ibv_wc, 1> completion;
   if (const int count = ibv_poll_cq(completions_.get(), 1, completion.data()); count != 0) {
     if (count < 0) fail("RDMA: the completion queue failed");
-    return take_in(completion[0]);
+    return handle_completion(completion[0]);
   }
   std::array<pollfd, 4> ends{{{completion_channel_->fd, POLLIN, 0},
                               {wake_event_.fd(), POLLIN, 0},
@@ -279,15 +284,15 @@ std::shared_ptr<void> VerbsTransport::register_memory(std::byte* memory, uint64_
   }
 }
 
-// A slice was refused at the box. Its request ends with that, so that it is not posted again; all
-// others are left as they are.
+// Fails the requests whose slices the box refused, so that they are not posted again. All other
+// requests stay unfinished.
 void VerbsTransport::quit(const std::vector<Posted>& failed) {
   const std::string cause =
-      "the memory box let this client not access that memory: the attachment has ended, or is for "
+      "the memory box denied access to that memory: the attachment has ended, or is for "
       "reading";
   std::vector<transport::Slice> slices;
-  for (VerbsLane& lane : lanes_) {
-    for (const Posted& posted : lane.destroy()) {
+  for (QueuePair& queue_pair : queue_pairs_) {
+    for (const Posted& posted : queue_pair.destroy()) {
       if (posted.slice) slices.push_back(*posted.slice);
     }
   }
@@ -305,8 +310,8 @@ void VerbsTransport::quit(const std::vector<Posted>& failed) {
 void VerbsTransport::fail(const std::string& cause) {
   cause_ = "the connection to the memory box at " + box_ + " is lost: " + cause;
   alive_.store(false, std::memory_order_release);
-  for (VerbsLane& lane : lanes_) lane.destroy();
+  for (QueuePair& queue_pair : queue_pairs_) queue_pair.destroy();
   throw transport::Broken(cause_);
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::client

@@ -1,12 +1,12 @@
-// The transport over RDMA: the queue pairs of a client, its lanes, and what is in flight on them.
+// The transport over RDMA: the queue pairs of a client, and its requests in flight.
 //
-// Control requests travel on lane 0 as messages, in order (request_channel.h). Transfers are cut in
-// slices (box/transport/slices.h), each a one-sided RDMA READ or WRITE of the box's memory on the
-// lane that has the least to do. What is posted while nothing is in flight goes out at once; else
-// it waits for the next progress(), and goes out together with the rest.
+// Control requests are messages on the first queue pair, in order (request_channel.h). Transfers
+// are cut into slices (box/transport/slices.h); each is a one-sided RDMA READ or WRITE of the box's
+// memory, on the queue pair with the fewest bytes in flight. A request on an idle transport is sent
+// immediately. Otherwise the next progress() sends it together with others.
 //
-// The TCP connection over which the client joined stays open and silent: it tells when the box, or
-// its machine, is gone.
+// The TCP connection of the join stays open without traffic: it shows when the box, or its machine,
+// is gone.
 //
 // Threads: as Transport.
 #pragma once
@@ -26,19 +26,20 @@
 #include "box/transport/transport.h"
 #include "box/verbs/client/connector.h"
 #include "box/verbs/client/local_buffers.h"
+#include "box/verbs/client/queue_pair.h"
 #include "box/verbs/client/remote_segment.h"
 #include "box/verbs/client/request_channel.h"
-#include "box/verbs/client/verbs_lane.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::client {
 
 class VerbsTransport final : public transport::Transport {
  public:
-  // Connects the lanes; `joined` is the box's answer on `stream`. Throws as transport::open_tcp.
-  VerbsTransport(const transport::TransportOptions& opening, const smb::Joined& joined,
-                 std::unique_ptr<smb::FrameStream> stream, smb::Deadline deadline);
+  // Connects the queue pairs. `joined`: the reply of the box on `stream`. Throws as
+  // transport::open_tcp().
+  VerbsTransport(const transport::TransportOptions& opening, const protocol::Joined& joined,
+                 std::unique_ptr<protocol::FrameStream> stream, protocol::Deadline deadline);
 
-  smb::TransportKind kind() const noexcept override { return smb::TransportKind::kVerbs; }
+  protocol::TransportKind kind() const noexcept override { return protocol::TransportKind::kVerbs; }
   void post(transport::TransportRequest& request) override;
   void progress(std::chrono::nanoseconds most) override;
   void wake() noexcept override { wake_event_.signal(); }
@@ -47,41 +48,41 @@ class VerbsTransport final : public transport::Transport {
   std::shared_ptr<void> register_memory(std::byte* memory, uint64_t bytes) override;
 
  private:
-  void connect(const transport::TransportOptions& opening, const smb::Id& session);
+  void connect(const transport::TransportOptions& opening, const protocol::Id& session);
   ibv_qp_init_attr attributes(uint32_t receives) const;
   bool idle() const noexcept;
   void send();
   void send_slices();
   std::optional<size_t> least_busy() const noexcept;
-  bool chain(size_t lane, const transport::Slice& slice);
+  bool chain(size_t index, const transport::Slice& slice);
   bool refused_here(const transport::Slice& slice);
 
-  bool poll();  // takes completions in; true: a request finished
-  bool take_in(const ibv_wc& completion);
+  bool poll();  // handles completions; true: a request has finished
+  bool handle_completion(const ibv_wc& completion);
   bool finish(const Posted& posted, bool arrived);
   bool answered(transport::TransportRequest& request);
   void grant(transport::TransportRequest& request);
-  bool sleep(std::chrono::nanoseconds most);  // true: someone called wake()
+  bool sleep(std::chrono::nanoseconds most);  // true: woken by wake()
   [[noreturn]] void fail(const std::string& cause);
   void quit(const std::vector<Posted>& failed);
 
   const std::string box_;
-  const std::unique_ptr<smb::FrameStream> stream_;
+  const std::unique_ptr<protocol::FrameStream> stream_;
   std::atomic<bool> alive_{true};
-  std::string cause_;  // why it is not alive
-  smb::WakeEvent wake_event_;
+  std::string cause_;  // why the transport is not alive
+  protocol::WakeEvent wake_event_;
 
   Connector connector_;
-  CompletionChannel completion_channel_;
-  CompletionQueue completions_;
+  common::CompletionChannel completion_channel_;
+  common::CompletionQueue completions_;
   RequestChannel request_channel_;
   LocalBuffers local_buffers_;
   uint32_t inline_bytes_ = 0;
-  std::vector<VerbsLane> lanes_;
+  std::vector<QueuePair> queue_pairs_;
 
   transport::Slices slices_;
-  std::optional<transport::Slice> waiting_;  // taken from slices_, for a buffer to be free
+  std::optional<transport::Slice> waiting_;  // taken from slices_, waits for a free buffer
   std::unordered_map<uint32_t, RemoteSegment> remote_segments_;  // by handle
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::client

@@ -7,12 +7,12 @@
 
 #include "base/error.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::common {
 
-BufferPool::BufferPool(std::shared_ptr<Domain> domain, uint32_t count, uint32_t slot_bytes)
-    : count_(count), slot_bytes_(slot_bytes), free_(count) {
-  const size_t bytes = size_t{count} * slot_bytes;
-  // Shared, so that a fork leaves the device and this process with the same pages.
+BufferPool::BufferPool(std::shared_ptr<Domain> domain, uint32_t count, uint32_t buffer_bytes)
+    : count_(count), buffer_bytes_(buffer_bytes), free_(count) {
+  const size_t bytes = size_t{count} * buffer_bytes;
+  // MAP_SHARED, so that after a fork the device and this process still use the same pages.
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     throw Error(ErrorKind::kExhausted,
@@ -27,9 +27,9 @@ void BufferPool::Unmap::operator()(std::byte* memory) const noexcept { munmap(me
 
 std::optional<uint32_t> BufferPool::take() {
   if (free_.empty()) return std::nullopt;
-  const uint32_t slot = free_.back();
+  const uint32_t buffer = free_.back();
   free_.pop_back();
-  return slot;
+  return buffer;
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::common

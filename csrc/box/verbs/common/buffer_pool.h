@@ -1,7 +1,7 @@
-// A pool of registered buffers of one size, for messages and for transfers of memory that is not
-// registered; the sizes of the messages that both ends agree on; and what tells completions apart.
+// A pool of registered buffers of one size, for messages and for transfers of unregistered memory;
+// the message sizes of both ends; and the tags of completions.
 //
-// Threads: take() and give() one at a time; all else any.
+// Threads: take() and give() by one at a time; the rest by any.
 #pragma once
 
 #include <cstddef>
@@ -10,38 +10,42 @@
 #include <optional>
 #include <vector>
 
+#include "box/protocol/authenticator.h"
 #include "box/protocol/protocol.h"
-#include "box/protocol/seal.h"
 #include "box/verbs/common/domain.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::common {
 
-inline constexpr uint32_t kRequestBytes = 512;  // of a buffer for one request
-inline constexpr uint32_t kReplyBytes = 4096;   // of a buffer for a reply, or for a part of it
-static_assert(sizeof(smb::Header) + smb::kMaxBody + sizeof(smb::Tag) <= kRequestBytes);
+inline constexpr uint32_t kRequestBytes = 512;  // buffer for one request
+inline constexpr uint32_t kReplyBytes = 4096;   // buffer for a reply, or for part of one
+static_assert(sizeof(protocol::Header) + protocol::kMaxBody + sizeof(protocol::Tag) <=
+              kRequestBytes);
 
-// The upper byte of a work request's wr_id; below, it is a lane's number (client) or a kind (box).
+// The tag of a completion: the upper byte of wr_id. A client uses the index of the queue pair, or
+// kReceiveTag; a box uses the kind of the work request.
 inline constexpr int kTagShift = 56;
 inline constexpr uint64_t kReceiveTag = 0xff;
-inline constexpr uint64_t kReplyTag = 1;  // below: the slot of a long one, or kNoSlot
+inline constexpr uint64_t kReplyTag = 1;  // lower bytes: the buffer of a long reply, or kNoBuffer
 inline constexpr uint64_t kBindTag = 2;
-inline constexpr uint32_t kNoSlot = UINT32_MAX;
+inline constexpr uint32_t kNoBuffer = UINT32_MAX;
 
 class BufferPool {
  public:
-  // Throws as MemoryRegion, and Error(kExhausted).
-  BufferPool(std::shared_ptr<Domain> domain, uint32_t count, uint32_t slot_bytes);
+  // Throws as MemoryRegion, and Error(kExhausted) if memory is short.
+  BufferPool(std::shared_ptr<Domain> domain, uint32_t count, uint32_t buffer_bytes);
 
   uint32_t count() const noexcept { return count_; }
-  std::byte* at(uint32_t slot) const noexcept { return memory_.get() + size_t{slot} * slot_bytes_; }
-  // The first `bytes` of a slot, for a work request.
-  ibv_sge entry(uint32_t slot, uint32_t bytes) const noexcept {
-    return {reinterpret_cast<uintptr_t>(at(slot)), bytes, region_->lkey()};
+  std::byte* at(uint32_t buffer) const noexcept {
+    return memory_.get() + size_t{buffer} * buffer_bytes_;
+  }
+  // Returns the first `bytes` of a buffer, for a work request.
+  ibv_sge entry(uint32_t buffer, uint32_t bytes) const noexcept {
+    return {reinterpret_cast<uintptr_t>(at(buffer)), bytes, region_->lkey()};
   }
 
-  // A slot that nobody has, or none.
+  // Returns a free buffer, or none.
   std::optional<uint32_t> take();
-  void give(uint32_t slot) { free_.push_back(slot); }
+  void give(uint32_t buffer) { free_.push_back(buffer); }
 
  private:
   struct Unmap {
@@ -50,10 +54,10 @@ class BufferPool {
   };
 
   const uint32_t count_;
-  const uint32_t slot_bytes_;
+  const uint32_t buffer_bytes_;
   std::unique_ptr<std::byte, Unmap> memory_;
   std::optional<MemoryRegion> region_;
   std::vector<uint32_t> free_;
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::common

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::common {
 
 std::string refused(const std::string& what, int error) {
   return "RDMA: cannot " + what + ": " + std::strerror(error);
@@ -21,7 +21,7 @@ void require_own_devices() {
   static const ForkGuard opened;
   if (!opened.in_child()) return;
   throw Error(ErrorKind::kUnavailable,
-              "a process forked from one that has used RDMA cannot use it; start it anew (spawn "
+              "a process forked from one that has used RDMA cannot use it; start it again (spawn "
               "instead of fork)");
 }
 
@@ -73,17 +73,17 @@ void make_queue_pair(rdma_cm_id* id, const Domain& domain, ibv_qp_init_attr& att
   const ibv_qp_init_attr wanted = attributes;
   if (rdma_create_qp(id, domain.get(), &attributes) == 0) return;
   attributes = wanted;
-  attributes.cap.max_inline_data = 0;  // some devices have none
+  attributes.cap.max_inline_data = 0;  // some devices have no inline data
   if (rdma_create_qp(id, domain.get(), &attributes) == 0) return;
   throw Error(ErrorKind::kUnavailable, refused("create a queue pair on " + domain.name(), errno));
 }
 
 void wait_briefly_for_receivers(ibv_qp* queue_pair) noexcept {
   ibv_qp_attr attributes{};
-  attributes.min_rnr_timer = 12;  // as the standard numbers the times
+  attributes.min_rnr_timer = 12;  // 0.64 ms in the encoding of the standard
   ibv_modify_qp(queue_pair, &attributes, IBV_QP_MIN_RNR_TIMER);
 }
 
 Domain::~Domain() { ibv_dealloc_pd(domain_); }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::common

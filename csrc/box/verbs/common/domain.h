@@ -1,6 +1,6 @@
 // An RDMA device: its protection domain, its limits, and memory registered in it.
 //
-// Threads: every function may be called from any thread.
+// Threads: any.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -11,9 +11,9 @@
 #include <memory>
 #include <string>
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::common {
 
-// Deletes by one of libibverbs' or librdmacm's functions.
+// A deleter that calls a function of libibverbs or librdmacm.
 template <auto destroy>
 struct DestroyBy {
   template <class T>
@@ -26,17 +26,17 @@ using CompletionChannel = std::unique_ptr<ibv_comp_channel, DestroyBy<ibv_destro
 using SharedReceives = std::unique_ptr<ibv_srq, DestroyBy<ibv_destroy_srq>>;
 using EventChannel = std::unique_ptr<rdma_event_channel, DestroyBy<rdma_destroy_event_channel>>;
 
-// Destroys the id with its queue pair, if it has one; the device touches no memory for it after
-// that.
+// Destroys the id and its queue pair, if there is one. The device no longer accesses memory of the
+// queue pair afterwards.
 void destroy_id(rdma_cm_id* id) noexcept;
 using CmId = std::unique_ptr<rdma_cm_id, DestroyBy<destroy_id>>;
 
 class Domain;
 
-// Memory that the device may reach, as long as this lives; the memory must live longer.
+// Memory registered with the device while this object exists. The memory must outlive it.
 class MemoryRegion {
  public:
-  // Throws Error(kExhausted) or Error(kUnavailable) with what the kernel refused and why.
+  // Throws Error(kExhausted) or Error(kUnavailable) with the refused operation and the reason.
   MemoryRegion(std::shared_ptr<Domain> domain, void* memory, size_t bytes, int access);
   ~MemoryRegion();
   MemoryRegion(const MemoryRegion&) = delete;
@@ -52,8 +52,8 @@ class MemoryRegion {
 
 class Domain {
  public:
-  // `device` stays librdmacm's, which never closes it.
-  // Throws Error(kUnavailable) with what the kernel refused.
+  // `device` is owned by librdmacm, which never closes it. Throws Error(kUnavailable) with the
+  // refused operation.
   static std::shared_ptr<Domain> open(ibv_context* device);
   ~Domain();
   Domain(const Domain&) = delete;
@@ -72,22 +72,23 @@ class Domain {
   ibv_pd* domain_ = nullptr;
 };
 
-// Gives `id` a queue pair. `attributes` become what the device gave: inline data may be none.
-// Throws Error(kUnavailable) with what the kernel refused.
+// Creates the queue pair of `id`. Sets `attributes` to the granted values: inline data may be 0.
+// Throws Error(kUnavailable) with the refused operation.
 void make_queue_pair(rdma_cm_id* id, const Domain& domain, ibv_qp_init_attr& attributes);
 
-// Sets how soon an other end without a receive buffer is asked again: after 0.64 ms, not after the
-// default of 655. REQUIRES: connected.
+// Makes the peer retry after 0.64 ms if there is no receive buffer, instead of the default 655 ms.
+// REQUIRES: the queue pair is connected.
 void wait_briefly_for_receivers(ibv_qp* queue_pair) noexcept;
 
-// "RDMA: cannot create a queue pair on rxe0: Cannot allocate memory"; `error`: an errno.
+// Returns an error text such as "RDMA: cannot create a queue pair on rxe0: Cannot allocate memory".
+// `error`: an errno.
 std::string refused(const std::string& what, int error);
 
-// The kernel ties an open device to the process that opened it.
-// Throws Error(kUnavailable) in a child forked from a process that has asked before.
+// Throws Error(kUnavailable) in a child forked from a process that called it before: an open device
+// belongs to the process that opened it.
 void require_own_devices();
 
-// librdmacm's own contexts of all devices, the first of which a box takes by default; null: none.
+// Returns librdmacm's context of the first device, the default of a box; null: there is no device.
 ibv_context* first_device();
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::common

@@ -1,14 +1,15 @@
-// The handshake by which a queue pair is let in, carried as private data of the connection manager.
+// The handshake that admits a queue pair, in the private data of the connection manager.
 //
-//   client  request  CallMessage for no lane
-//   box     reject   ChallengeMessage: a nonce, and the ticket that it is kept under
-//   client  request  CallMessage with that ticket, once for each lane; lane 0 first
+//   client  request  CallMessage without a queue pair
+//   box     reject   ChallengeMessage: a nonce, and the id of the challenge
+//   client  request  CallMessage with that id, once for each queue pair, number 0 first
 //   box     accept   WelcomeMessage, or reject with a RefusalMessage
 //
-// A CallMessage is a Join (box/protocol/protocol.h), cut to the 56 bytes that fit; its proof is the
-// one that a TCP connection with the challenge's nonce would need, cut to 128 bits. So no queue
-// pair exists at the box before the token is proved for it, and one that was overheard proves
-// nothing again.
+// A CallMessage is a Join (box/protocol/protocol.h) shortened to the 56 bytes that fit. Its proof
+// is the proof of a TCP connection with the nonce of the challenge, cut to 128 bits. So the box
+// creates no queue pair before the token is proved for it, and a recorded proof is worthless.
+//
+// Threads: any.
 #pragma once
 
 #include <array>
@@ -19,22 +20,22 @@
 #include <string>
 #include <string_view>
 
+#include "box/protocol/authenticator.h"
 #include "box/protocol/protocol.h"
-#include "box/protocol/seal.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::common {
 
 struct CallMessage {
   static constexpr uint32_t kMagic = 0x31515053;  // "SPQ1"
 
   uint32_t magic;
-  uint32_t ticket;
-  smb::Id session;
+  uint32_t challenge_id;
+  protocol::Id session;
   std::array<std::byte, 12> nonce;
   std::array<std::byte, 16> proof;
-  uint16_t flags;  // of smb::Join
-  uint8_t lane;
-  uint8_t lanes;  // 0: a first call, all else is zero too
+  uint16_t flags;  // of protocol::Join
+  uint8_t queue_pair;
+  uint8_t queue_pairs;  // 0: a first call; all other fields are 0 then
 };
 static_assert(sizeof(CallMessage) == 56);
 
@@ -42,8 +43,8 @@ struct ChallengeMessage {
   static constexpr uint32_t kMagic = 0x32515053;  // "SPQ2"
 
   uint32_t magic;
-  uint32_t ticket;
-  smb::Hello hello;
+  uint32_t challenge_id;
+  protocol::Hello hello;
 };
 static_assert(sizeof(ChallengeMessage) == 48);
 
@@ -51,39 +52,40 @@ struct RefusalMessage {
   static constexpr uint32_t kMagic = 0x33515053;  // "SPQ3"
 
   uint32_t magic;
-  smb::Status status;  // never kOk
-  char cause[138];     // ends with a zero
+  protocol::Status status;  // never kOk
+  char cause[138];          // null-terminated
 };
-static_assert(sizeof(RefusalMessage) == 144);  // of 148
+static_assert(sizeof(RefusalMessage) == 144);  // 148 bytes fit
 
 struct WelcomeMessage {
   static constexpr uint32_t kMagic = 0x34515053;  // "SPQ4"
 
   uint32_t magic;
   uint32_t reserved;
-  smb::Proof proof;  // that the box knows the token too
+  protocol::Proof proof;  // proves that the box knows the token
 };
 
-// Sets the proof.
-void prove(CallMessage& call, std::string_view token, const smb::Hello& hello);
+// Sets the proof of `call`.
+void prove(CallMessage& call, std::string_view token, const protocol::Hello& hello);
 
-// Whether it is right, in a time that does not depend on where it is wrong.
-bool proves(const CallMessage& call, std::string_view token, const smb::Hello& hello);
+// Returns true if the proof of `call` is right. Takes constant time.
+bool proves(const CallMessage& call, std::string_view token, const protocol::Hello& hello);
 
-// Computes the proof that the client of `call` expects in its WelcomeMessage.
-smb::Proof welcome_proof(const CallMessage& call, std::string_view token, const smb::Hello& hello);
+// Returns the proof that the client of `call` expects in its WelcomeMessage.
+protocol::Proof welcome_proof(const CallMessage& call, std::string_view token,
+                              const protocol::Hello& hello);
 
-// Derives the keys that the messages on the lane of `call` are sealed with; none if they are not.
-std::optional<smb::SealKeys> seal_keys(const CallMessage& call, std::string_view token,
-                                       const smb::Hello& hello);
+// Derives the keys for messages on the queue pair of `call`; none without authentication.
+std::optional<protocol::MacKeys> mac_keys(const CallMessage& call, std::string_view token,
+                                          const protocol::Hello& hello);
 
-RefusalMessage refusal(smb::Status status, std::string_view cause);
+RefusalMessage refusal(protocol::Status status, std::string_view cause);
 
-// The words of a refusal, whether they end with a zero or not.
+// Returns the text of a refusal, also of one that is not null-terminated.
 std::string cause_of(const RefusalMessage& refusal);
 
-// The struct that private data start with, if they are long enough and carry its magic; what the
-// connection manager delivers is padded with zeros.
+// Returns the struct at the beginning of private data, if they are long enough and have its magic.
+// The connection manager pads private data with zeros.
 template <class T>
 std::optional<T> decode(const void* data, size_t bytes) {
   T value;
@@ -93,4 +95,4 @@ std::optional<T> decode(const void* data, size_t bytes) {
   return value;
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::common

@@ -9,12 +9,13 @@
 #include "base/error.h"
 #include "base/this_module.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::common {
 namespace {
 
 std::string path() {
   const char* named = std::getenv("HBMCOMM_VERBS_LIB");
-  return named != nullptr && *named != '\0' ? named : folder_of_this_module() + "libhbm_verbs.so";
+  return named != nullptr && *named != '\0' ? named
+                                            : directory_of_this_module() + "libhbm_verbs.so";
 }
 
 void* open_library(const std::string& file) {
@@ -44,4 +45,4 @@ const void* load_table(const char* entry) {
   return table;
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::common

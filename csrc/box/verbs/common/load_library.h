@@ -1,24 +1,24 @@
 // Opens libhbm_verbs.so on demand, and finds the tables of functions that it exports: one for
-// clients (box/verbs/client/library.h) and one for servers (box/verbs/server/library.h).
+// clients (box/verbs/client/library.h), one for servers (box/verbs/server/library.h).
 //
-// The library alone links libibverbs and librdmacm, so that a machine without them can run all the
-// rest. It is looked for beside the module that contains this code, or where HBMCOMM_VERBS_LIB
-// says. Once open it stays.
+// Only this library links libibverbs and librdmacm, so everything else runs on machines without
+// them. It is searched next to the module that contains this code, or at HBMCOMM_VERBS_LIB. It is
+// never closed.
 //
-// Threads: every function may be called from any thread.
+// Threads: any.
 #pragma once
 
 #include <cstdint>
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::common {
 
-// The first member of each table. Both sides are of one build: it rises whenever one of the types
-// that cross the border changes.
+// The version of the interface, the first member of each table. It must rise whenever a type in the
+// interface changes.
 inline constexpr uint32_t kAbi = 3;
 
-// Loads the library, and returns what its function `entry` returns. Throws Error(kUnavailable) with
-// the cause when the library or rdma-core under it is missing, or is of another build; the next
-// call looks again.
+// Loads the library, and returns the table of its function `entry`. Throws Error(kUnavailable) with
+// the cause if the library or rdma-core is missing, or the library is of another build; the next
+// call tries again.
 const void* load_table(const char* entry);
 
 template <class Table>
@@ -26,4 +26,4 @@ const Table& load() {
   return *static_cast<const Table*>(load_table(Table::kEntry));
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::common

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::common {
 
 // -- Messages
 
@@ -26,7 +26,7 @@ inline constexpr uint32_t kInlineBytes = 220;
 // Above: the client is refused with Error(kInvalid).
 inline constexpr uint32_t kMostQueuePairs = 16;
 
-// The bytes of slices in flight on a queue pair, so that a small transfer does not wait long behind
+// The bytes of slices in flight on a queue pair, so that a short transfer does not wait long behind
 // large ones.
 // Unit: bytes
 // Below: the queue pair takes the next slice.
@@ -70,7 +70,7 @@ inline constexpr uint32_t kReplyBuffers = 32;
 // Above: at the value, the client asks the queue again.
 inline constexpr int kClientCompletionsPerPoll = 32;
 
-// The time in which a waiting client polls its queue: the round trip of a small transfer.
+// The time in which a waiting client polls its queue: the round trip of a short transfer.
 // Below: the client polls.
 // Above: the client sleeps until the device has a completion.
 inline constexpr std::chrono::microseconds kPollTime{20};
@@ -172,4 +172,4 @@ inline constexpr uint64_t kMostRefusalWarnings = 20;
 // Above: the next warning begins a period, with the count of the last one.
 inline constexpr std::chrono::seconds kRefusalWarningPeriod{60};
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::common

@@ -5,14 +5,14 @@
 
 #include "base/error.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::server {
 
-BoxMemory::BoxMemory(std::shared_ptr<Domain> domain, bool windows)
+BoxMemory::BoxMemory(std::shared_ptr<common::Domain> domain, bool windows)
     : domain_(std::move(domain)),
       windows_(windows && domain_->limits().max_mw > 0 &&
                (domain_->limits().device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0) {}
 
-void BoxMemory::add(box::BoxSegment& segment) const {
+void BoxMemory::add(box::server::storage::BoxSegment& segment) const {
   auto registered = std::make_shared<Registered>();
   std::byte* const base = segment.block->base();
   if (windows_) {
@@ -27,22 +27,24 @@ void BoxMemory::add(box::BoxSegment& segment) const {
   segment.registration = std::move(registered);
 }
 
-const BoxMemory::Registered& BoxMemory::of(const box::BoxSegment& segment) {
+const BoxMemory::Registered& BoxMemory::of(const box::server::storage::BoxSegment& segment) {
   return *static_cast<const Registered*>(segment.registration.get());
 }
 
-uint32_t BoxMemory::shared_key(const box::BoxSegment& segment, bool may_write) {
+uint32_t BoxMemory::shared_key(const box::server::storage::BoxSegment& segment, bool may_write) {
   const Registered& registered = of(segment);
   return (may_write ? registered.writable : registered.readable)->get()->rkey;
 }
 
-MemoryWindow::MemoryWindow(const Domain& domain, std::shared_ptr<box::BoxSegment> segment,
+MemoryWindow::MemoryWindow(const common::Domain& domain,
+                           std::shared_ptr<box::server::storage::BoxSegment> segment,
                            bool may_write)
     : segment_(std::move(segment)),
       may_write_(may_write),
       window_(ibv_alloc_mw(domain.get(), IBV_MW_TYPE_2)) {
   if (window_ == nullptr) {
-    throw Error(ErrorKind::kExhausted, refused("make a memory window on " + domain.name(), errno));
+    throw Error(ErrorKind::kExhausted,
+                common::refused("make a memory window on " + domain.name(), errno));
   }
 }
 
@@ -71,8 +73,8 @@ void MemoryWindow::bind(ibv_qp* queue_pair, uint64_t wr_id) {
       IBV_ACCESS_REMOTE_READ | (may_write_ ? IBV_ACCESS_REMOTE_WRITE : 0);
   ibv_send_wr* bad = nullptr;
   if (const int error = ibv_post_send(queue_pair, &wr, &bad); error != 0) {
-    throw Error(ErrorKind::kUnavailable, refused("bind a memory window", error));
+    throw Error(ErrorKind::kUnavailable, common::refused("bind a memory window", error));
   }
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::server

@@ -1,13 +1,12 @@
-// The memory of a box's segments, registered with an RDMA device, and who may reach it.
+// The memory of a box's segments, registered with an RDMA device, and the access of clients to it.
 //
-// A segment's memory is registered once, when it is allocated. What a client gets is a set of keys
-// of its own, one for each of its queue pairs: memory windows of type 2, which the device honours
-// on that queue pair alone, for exactly the segment's bytes, for reading or for both, and no longer
-// than the attachment lives. On a device without such windows every client that attaches a segment
-// gets the same key of the registration, one to read or one to write: docs/memory-box.md says what
-// that lets a hostile client do.
+// A segment's memory is registered once, when it is allocated. A client gets one key for each of
+// its queue pairs: memory windows of type 2. The device honours such a key only on that queue pair,
+// for exactly the bytes of the segment, for reading or for both, and while the attachment exists.
+// Without such windows all clients of a segment get the same key of the registration, one for
+// reading and one for writing: docs/memory-box.md describes the consequence for hostile clients.
 //
-// Threads: every member may be called from any thread.
+// Threads: any.
 #pragma once
 
 #include <cstdint>
@@ -17,53 +16,55 @@
 #include "box/server/storage/segment.h"
 #include "box/verbs/common/domain.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::server {
 
 class BoxMemory {
  public:
-  // `windows`: to use them where the device has them.
-  BoxMemory(std::shared_ptr<Domain> domain, bool windows);
+  // `windows`: use memory windows if the device has them.
+  BoxMemory(std::shared_ptr<common::Domain> domain, bool windows);
 
   bool windows() const noexcept { return windows_; }
 
-  // Sets segment.registration. Throws as MemoryRegion.
-  void add(box::BoxSegment& segment) const;
+  // Registers the memory, and sets segment.registration. Throws as MemoryRegion.
+  void add(box::server::storage::BoxSegment& segment) const;
 
-  // The remote key of a segment that was added. REQUIRES: !windows().
-  static uint32_t shared_key(const box::BoxSegment& segment, bool may_write);
+  // Returns the remote key of an added segment. REQUIRES: !windows().
+  static uint32_t shared_key(const box::server::storage::BoxSegment& segment, bool may_write);
 
  private:
   friend class MemoryWindow;
   struct Registered {
-    std::optional<MemoryRegion> writable;  // for windows, nobody's without one
-    std::optional<MemoryRegion> readable;
+    std::optional<common::MemoryRegion>
+        writable;  // for memory windows; without one it gives no access
+    std::optional<common::MemoryRegion> readable;
   };
-  static const Registered& of(const box::BoxSegment& segment);
+  static const Registered& of(const box::server::storage::BoxSegment& segment);
 
-  const std::shared_ptr<Domain> domain_;
+  const std::shared_ptr<common::Domain> domain_;
   const bool windows_;
 };
 
-// One client's access to a segment by one queue pair: none until bind()'s request is completed, and
-// none any more once this is destroyed.
+// A client's access to a segment over one queue pair, from the completion of bind() until the
+// destructor.
 class MemoryWindow {
  public:
-  // Throws Error(kExhausted) when the device has no window left.
-  MemoryWindow(const Domain& domain, std::shared_ptr<box::BoxSegment> segment, bool may_write);
+  // Throws Error(kExhausted) if the device has no window left.
+  MemoryWindow(const common::Domain& domain,
+               std::shared_ptr<box::server::storage::BoxSegment> segment, bool may_write);
   ~MemoryWindow();
   MemoryWindow(MemoryWindow&& other) noexcept;
   MemoryWindow& operator=(MemoryWindow&&) = delete;
 
-  // Posts the request, signalled, under `wr_id`. Throws Error(kUnavailable).
+  // Posts the bind request, signalled, with `wr_id`. Throws Error(kUnavailable).
   void bind(ibv_qp* queue_pair, uint64_t wr_id);
 
-  uint32_t key() const noexcept { return key_; }  // of the last bind()
+  uint32_t key() const noexcept { return key_; }  // set by bind()
 
  private:
-  std::shared_ptr<box::BoxSegment> segment_;
+  std::shared_ptr<box::server::storage::BoxSegment> segment_;
   bool may_write_;
   ibv_mw* window_;
   uint32_t key_ = 0;
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::server

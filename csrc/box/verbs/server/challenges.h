@@ -1,8 +1,8 @@
-// The challenges that a box has issued to clients over RDMA, and what it asks of the calls that
-// meet them (box/verbs/common/handshake.h); nothing of the device that brings the calls.
+// The challenges that a box has issued to clients over RDMA, and the checks of the calls that meet
+// them (box/verbs/common/handshake.h). Independent of the device.
 //
-// A challenge is good for every lane of one client, each lane once, in order. So many are kept, for
-// so long; the oldest goes first.
+// A challenge admits the queue pairs of one client, each once, in order. At most kMostChallenges
+// are stored, each for kChallengeTimeout; the oldest is dropped first.
 //
 // Threads: one at a time.
 #pragma once
@@ -18,42 +18,42 @@
 #include "box/protocol/protocol.h"
 #include "box/verbs/common/handshake.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::server {
 
 class Peer;
 
 struct IssuedChallenge {
-  smb::Hello hello{};
+  protocol::Hello hello{};
   std::chrono::steady_clock::time_point until{};
-  std::weak_ptr<Peer> peer;  // from its lane 0 on
-  uint32_t lanes = 0;        // that the call for lane 0 named
-  uint32_t lanes_let_in = 0;
+  std::weak_ptr<Peer> peer;  // set once queue pair 0 is admitted
+  uint32_t queue_pairs = 0;  // number in the call for queue pair 0
+  uint32_t queue_pairs_admitted = 0;
 };
 
 class Challenges {
  public:
-  // `token`, `seal` and `max_lanes` as in VerbsListenerOptions.
-  Challenges(std::string token, bool seal, uint32_t max_lanes)
-      : token_(std::move(token)), seal_(seal), max_lanes_(max_lanes) {}
+  // `token`, `seal` and `max_queue_pairs` as in VerbsListenerOptions.
+  Challenges(std::string token, bool seal, uint32_t max_queue_pairs)
+      : token_(std::move(token)), authenticates_(seal), max_queue_pairs_(max_queue_pairs) {}
 
-  // Issues one with a fresh nonce, in answer to a client's first call.
-  ChallengeMessage issue();
+  // Issues a challenge with a fresh nonce, in reply to a client's first call.
+  common::ChallengeMessage issue();
 
-  // Returns the challenge that a call meets, for the lane that comes next. Throws box::Refusal for
-  // any other call; one with the wrong token ends the challenge that it names.
-  IssuedChallenge& met_by(const CallMessage& call);
+  // Returns the challenge that a call meets, for the next queue pair. Throws box::server::Refusal
+  // for any other call; a wrong token ends the challenge.
+  IssuedChallenge& met_by(const common::CallMessage& call);
 
-  // Takes down that the lane of such a call was let in. The last lane ends the challenge.
-  void let_in(const CallMessage& call);
+  // Records that the queue pair of such a call was admitted. The last one ends the challenge.
+  void admitted(const common::CallMessage& call);
 
  private:
-  IssuedChallenge* find(uint32_t ticket);
+  IssuedChallenge* find(uint32_t challenge_id);
 
   const std::string token_;
-  const bool seal_;
-  const uint32_t max_lanes_;
+  const bool authenticates_;
+  const uint32_t max_queue_pairs_;
   uint32_t last_ = 0;
-  std::map<uint32_t, IssuedChallenge> challenges_;  // the oldest first, until the numbers wrap
+  std::map<uint32_t, IssuedChallenge> challenges_;  // the oldest first, until the ids wrap
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::server

@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <span>
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::server {
 
-std::vector<std::byte> reply_message(uint64_t id, smb::Opcode opcode, const box::Reply& reply) {
+std::vector<std::byte> reply_message(uint64_t id, protocol::Opcode opcode,
+                                     const box::server::Reply& reply) {
   std::span<const std::byte> body;
-  std::span<const std::byte> payload = std::as_bytes(smb::sent_cause(reply.cause));
-  if (reply.status == smb::Status::kOk) {
+  std::span<const std::byte> payload = std::as_bytes(protocol::sent_cause(reply.cause));
+  if (reply.status == protocol::Status::kOk) {
     body = reply.body;
     payload = reply.payload;
   }
-  smb::Header header;
+  protocol::Header header;
   header.opcode = opcode;
   header.status = reply.status;
   header.body_bytes = static_cast<uint32_t>(body.size());
@@ -26,4 +27,4 @@ std::vector<std::byte> reply_message(uint64_t id, smb::Opcode opcode, const box:
   return message;
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::server

@@ -1,4 +1,4 @@
-// A box's reply as bytes to send over RDMA: a header, and the body and the payload of the opcode.
+// A box's reply as bytes for RDMA: a header, and the body and payload for the opcode.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,11 @@
 #include "box/protocol/protocol.h"
 #include "box/server/request_handler.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::server {
 
-// The reply to the request `id`. A refusal has no body, and its cause is cut to smb::kMaxCause.
-// REQUIRES: a payload is not longer than smb::kMaxPayload.
-std::vector<std::byte> reply_message(uint64_t id, smb::Opcode opcode, const box::Reply& reply);
+// Returns the reply to request `id`. A refusal has no body, and a cause of at most
+// protocol::kMaxCause bytes. REQUIRES: the payload has at most protocol::kMaxPayload bytes.
+std::vector<std::byte> reply_message(uint64_t id, protocol::Opcode opcode,
+                                     const box::server::Reply& reply);
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::server

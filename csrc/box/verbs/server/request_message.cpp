@@ -4,20 +4,20 @@
 
 #include "base/error.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::server {
 namespace {
 
-using smb::Opcode;
+using protocol::Opcode;
 
 uint32_t handle_of(Opcode opcode, std::span<const std::byte> body) {
-  if (opcode == Opcode::kAlloc) return smb::read_as<smb::Alloc>(body).handle;
-  if (opcode == Opcode::kAttach) return smb::read_as<smb::Attach>(body).handle;
-  if (opcode == Opcode::kFree) return smb::read_as<smb::Release>(body).handle;
+  if (opcode == Opcode::kAlloc) return protocol::read_as<protocol::Alloc>(body).handle;
+  if (opcode == Opcode::kAttach) return protocol::read_as<protocol::Attach>(body).handle;
+  if (opcode == Opcode::kFree) return protocol::read_as<protocol::Release>(body).handle;
   return 0;
 }
 
-// Says what is wrong with a message, of which `header` is the first part; null: nothing.
-const char* malformed(const smb::Header& header, size_t message_bytes) {
+// Returns the fault in a message that begins with `header`, or null.
+const char* malformed(const protocol::Header& header, size_t message_bytes) {
   if (const char* cause = malformed_request(header)) return cause;
   if (header.opcode == Opcode::kJoin) return "a queue pair is let in by its connection request";
   if (header.opcode == Opcode::kRead || header.opcode == Opcode::kWrite) {
@@ -29,10 +29,10 @@ const char* malformed(const smb::Header& header, size_t message_bytes) {
 }  // namespace
 
 RequestMessage parse_request(std::span<const std::byte> message) {
-  if (message.size() < sizeof(smb::Header)) {
+  if (message.size() < sizeof(protocol::Header)) {
     throw Error(ErrorKind::kNetwork, "its message has no header");
   }
-  const auto header = smb::read_as<smb::Header>(message);
+  const auto header = protocol::read_as<protocol::Header>(message);
   if (const char* cause = malformed(header, message.size())) {
     throw Error(ErrorKind::kNetwork, std::string("its message is no request: ") + cause);
   }
@@ -40,4 +40,4 @@ RequestMessage parse_request(std::span<const std::byte> message) {
   return {header, body, handle_of(header.opcode, body)};
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::server

@@ -1,4 +1,4 @@
-// A client's request as a message over RDMA: a header, and a body of the opcode's size.
+// A client's request as a message over RDMA: a header, and a body of the size for the opcode.
 #pragma once
 
 #include <cstddef>
@@ -7,16 +7,15 @@
 
 #include "box/protocol/protocol.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::server {
 
 struct RequestMessage {
-  smb::Header header;
-  std::span<const std::byte> body;  // of the message
-  uint32_t handle = 0;              // of the attachment that it makes or ends; else 0
+  protocol::Header header;
+  std::span<const std::byte> body;  // part of the message
+  uint32_t handle = 0;              // of the attachment that the request makes or ends, else 0
 };
 
-// Throws Error(kNetwork) that says what is wrong with it. Joins, reads and writes are no requests
-// over RDMA.
+// Throws Error(kNetwork) with the fault. Joins, reads and writes are no requests over RDMA.
 RequestMessage parse_request(std::span<const std::byte> message);
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::server

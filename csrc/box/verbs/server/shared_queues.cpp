@@ -12,16 +12,17 @@
 #include "box/verbs/common/tuning.h"
 #include "box/verbs/server/peer.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::server {
 
-SharedQueues::SharedQueues(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completions)
+SharedQueues::SharedQueues(std::shared_ptr<common::Domain> domain, uint32_t messages,
+                           uint32_t completions)
     : domain_(std::move(domain)),
       requests_(domain_, std::min(messages, static_cast<uint32_t>(domain_->limits().max_srq_wr)),
-                kRequestBytes),
-      replies_(domain_, kLongReplyBuffers, kReplyBytes) {
+                common::kRequestBytes),
+      replies_(domain_, common::kLongReplyBuffers, common::kReplyBytes) {
   completion_channel_.reset(ibv_create_comp_channel(domain_->device()));
   if (completion_channel_ == nullptr) {
-    throw Error(ErrorKind::kUnavailable, refused("create a completion channel", errno));
+    throw Error(ErrorKind::kUnavailable, common::refused("create a completion channel", errno));
   }
   fcntl(completion_channel_->fd, F_SETFL, fcntl(completion_channel_->fd, F_GETFL) | O_NONBLOCK);
   const auto entries =
@@ -34,12 +35,13 @@ SharedQueues::SharedQueues(std::shared_ptr<Domain> domain, uint32_t messages, ui
   attributes.attr.max_sge = 1;
   if (completions_ != nullptr) receives_.reset(ibv_create_srq(domain_->get(), &attributes));
   if (receives_ == nullptr) {
-    throw Error(ErrorKind::kUnavailable,
-                refused("create the queues for " + std::to_string(messages) + " messages", errno));
+    throw Error(
+        ErrorKind::kUnavailable,
+        common::refused("create the queues for " + std::to_string(messages) + " messages", errno));
   }
-  std::vector<uint32_t> slots;
-  while (const auto slot = requests_.take()) slots.push_back(*slot);
-  receive(slots);
+  std::vector<uint32_t> buffers;
+  while (const auto buffer = requests_.take()) buffers.push_back(*buffer);
+  receive(buffers);
 }
 
 void SharedQueues::enter(uint32_t queue_pair, std::shared_ptr<Peer> peer) {
@@ -58,18 +60,18 @@ std::shared_ptr<Peer> SharedQueues::peer_of(uint32_t queue_pair) {
   return peer != peers_.end() ? peer->second : nullptr;
 }
 
-std::optional<uint32_t> SharedQueues::take_slot(const std::shared_ptr<Peer>& peer) {
+std::optional<uint32_t> SharedQueues::take_buffer(const std::shared_ptr<Peer>& peer) {
   const std::scoped_lock lock(mutex_);
-  const auto slot = replies_.take();
-  if (!slot) waiting_.push_back(peer);
-  return slot;
+  const auto buffer = replies_.take();
+  if (!buffer) waiting_.push_back(peer);
+  return buffer;
 }
 
-void SharedQueues::give_slot(uint32_t slot) {
+void SharedQueues::give_buffer(uint32_t buffer) {
   std::shared_ptr<Peer> next;
   {
     const std::scoped_lock lock(mutex_);
-    replies_.give(slot);
+    replies_.give(buffer);
     while (!next && !waiting_.empty()) {
       next = waiting_.front().lock();
       waiting_.pop_front();
@@ -78,45 +80,46 @@ void SharedQueues::give_slot(uint32_t slot) {
   if (next) next->pump();
 }
 
-void SharedQueues::receive(std::span<const uint32_t> slots) {
-  std::vector<ibv_sge> entries(slots.size());
-  std::vector<ibv_recv_wr> requests(slots.size());
-  for (size_t i = 0; i < slots.size(); ++i) {
-    entries[i] = requests_.entry(slots[i], kRequestBytes);
-    requests[i].wr_id = kReceiveTag << kTagShift | slots[i];
-    requests[i].next = i + 1 < slots.size() ? &requests[i + 1] : nullptr;
+void SharedQueues::receive(std::span<const uint32_t> buffers) {
+  std::vector<ibv_sge> entries(buffers.size());
+  std::vector<ibv_recv_wr> requests(buffers.size());
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    entries[i] = requests_.entry(buffers[i], common::kRequestBytes);
+    requests[i].wr_id = common::kReceiveTag << common::kTagShift | buffers[i];
+    requests[i].next = i + 1 < buffers.size() ? &requests[i + 1] : nullptr;
     requests[i].sg_list = &entries[i];
     requests[i].num_sge = 1;
   }
   if (requests.empty()) return;
   ibv_recv_wr* bad = nullptr;
   if (const int error = ibv_post_srq_recv(receives_.get(), requests.data(), &bad); error != 0) {
-    throw Error(ErrorKind::kUnavailable, refused("post receive buffers", error));
+    throw Error(ErrorKind::kUnavailable, common::refused("post receive buffers", error));
   }
 }
 
 bool SharedQueues::poll() {
-  std::array<ibv_wc, kBoxCompletionsPerPoll> completions;
-  const int count = ibv_poll_cq(completions_.get(), kBoxCompletionsPerPoll, completions.data());
+  std::array<ibv_wc, common::kBoxCompletionsPerPoll> completions;
+  const int count =
+      ibv_poll_cq(completions_.get(), common::kBoxCompletionsPerPoll, completions.data());
   if (count < 0) throw Error(ErrorKind::kUnavailable, "RDMA: the completion queue failed");
-  std::vector<uint32_t> slots;
+  std::vector<uint32_t> buffers;
   for (const ibv_wc& completion : std::span(completions.data(), static_cast<size_t>(count))) {
     const std::shared_ptr<Peer> peer = peer_of(completion.qp_num);
-    if (completion.wr_id >> kTagShift != kReceiveTag) {
+    if (completion.wr_id >> common::kTagShift != common::kReceiveTag) {
       if (peer) peer->completed(completion);
       continue;
     }
-    const auto slot = static_cast<uint32_t>(completion.wr_id);
+    const auto buffer = static_cast<uint32_t>(completion.wr_id);
     if (peer && completion.status == IBV_WC_SUCCESS) {
-      peer->arrived({requests_.at(slot), completion.byte_len});
+      peer->arrived({requests_.at(buffer), completion.byte_len});
     }
-    slots.push_back(slot);
+    buffers.push_back(buffer);
   }
-  receive(slots);
+  receive(buffers);
   return count > 0;
 }
 
-void SharedQueues::wait(smb::WakeEvent& wake_event) {
+void SharedQueues::wait(protocol::WakeEvent& wake_event) {
   if (poll()) return;
   ibv_req_notify_cq(completions_.get(), 0);
   if (poll()) return;
@@ -130,4 +133,4 @@ void SharedQueues::wait(smb::WakeEvent& wake_event) {
   if (ends[1].revents != 0) wake_event.clear();
 }
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::server

@@ -1,9 +1,7 @@
-// The queues that all clients of a verbs listener share: one ring of receive buffers, one
-// completion queue, and a few buffers for long replies. So the memory for messages does not grow
-// with the clients.
+// The queues that all clients of a verbs listener share: receive buffers, one completion queue, and
+// a few buffers for long replies. So the memory for messages does not grow with the clients.
 //
-// Threads: every member may be called from any thread, but for wait(), which is the receiving
-// thread's.
+// Threads: any; wait() only by the receiving thread.
 #pragma once
 
 #include <cstdint>
@@ -19,49 +17,52 @@
 #include "box/verbs/common/buffer_pool.h"
 #include "box/verbs/common/domain.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::server {
 
 class Peer;
 
 class SharedQueues {
  public:
-  // `messages`: receive buffers; `completions`: for all else that is in flight.
-  // Throws as BufferPool, and Error(kUnavailable).
-  SharedQueues(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completions);
+  // `messages`: number of receive buffers; `completions`: room for all other completions. Throws as
+  // BufferPool, and Error(kUnavailable).
+  SharedQueues(std::shared_ptr<common::Domain> domain, uint32_t messages, uint32_t completions);
 
-  const std::shared_ptr<Domain>& domain() const noexcept { return domain_; }
+  const std::shared_ptr<common::Domain>& domain() const noexcept { return domain_; }
   ibv_cq* completions() const noexcept { return completions_.get(); }
   ibv_srq* receives() const noexcept { return receives_.get(); }
-  uint32_t room() const noexcept { return room_; }  // in the completion queue, but for messages
+  uint32_t room() const noexcept {
+    return room_;
+  }  // completions that fit besides those of messages
 
   void enter(uint32_t queue_pair, std::shared_ptr<Peer> peer);
   void leave(uint32_t queue_pair);
 
-  // Buffers for long replies. None: `peer` is told by Peer::pump() when one is free.
-  std::optional<uint32_t> take_slot(const std::shared_ptr<Peer>& peer);
-  void give_slot(uint32_t slot);
-  const BufferPool& slots() const noexcept { return replies_; }
+  // Takes a buffer for a long reply. Returns none if all are in use; Peer::pump() of `peer` is
+  // called when one is free.
+  std::optional<uint32_t> take_buffer(const std::shared_ptr<Peer>& peer);
+  void give_buffer(uint32_t buffer);
+  const common::BufferPool& reply_buffers() const noexcept { return replies_; }
 
-  // Sleeps until completions come or `wake_event` is signalled, and hands them to their peers.
-  // Throws Error(kUnavailable) when the device fails.
-  void wait(smb::WakeEvent& wake_event);
+  // Sleeps until there are completions or `wake_event` is signalled, and passes completions to
+  // their peers. Throws Error(kUnavailable) if the device fails.
+  void wait(protocol::WakeEvent& wake_event);
 
  private:
   bool poll();
   std::shared_ptr<Peer> peer_of(uint32_t queue_pair);
-  void receive(std::span<const uint32_t> slots);
+  void receive(std::span<const uint32_t> buffers);
 
-  const std::shared_ptr<Domain> domain_;
+  const std::shared_ptr<common::Domain> domain_;
   uint32_t room_;
-  CompletionChannel completion_channel_;
-  CompletionQueue completions_;
-  SharedReceives receives_;
-  BufferPool requests_;
-  BufferPool replies_;  // take() and give() under mutex_
+  common::CompletionChannel completion_channel_;
+  common::CompletionQueue completions_;
+  common::SharedReceives receives_;
+  common::BufferPool requests_;
+  common::BufferPool replies_;  // take() and give() under mutex_
 
   std::mutex mutex_;                                           // guards all below
-  std::unordered_map<uint32_t, std::shared_ptr<Peer>> peers_;  // by the queue pair's number
-  std::deque<std::weak_ptr<Peer>> waiting_;                    // for a slot
+  std::unordered_map<uint32_t, std::shared_ptr<Peer>> peers_;  // by queue pair number
+  std::deque<std::weak_ptr<Peer>> waiting_;                    // for a reply buffer
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::server

@@ -1,13 +1,16 @@
-// Lets clients in over RDMA: a box::Listener.
+// Serves clients over RDMA: a box::server::Listener.
 //
-// Two threads: the accepting one answers the connection manager (handshake.h), lets queue pairs in
-// and sends clients away; the receiving one hands requests to the handler. The thread that answers
-// sends the reply. Reads and writes do not pass here at all.
+// Two threads. The accepting thread answers the connection manager (handshake.h), admits queue
+// pairs and closes clients. The receiving thread passes requests to the handler. The answering
+// thread sends the reply. One-sided reads and writes do not involve the listener.
 //
-// A client goes when it disconnects, when its queue pairs fail, when it breaks the protocol, when
-// not all its lanes come within 5 s, and when it was silent for two leases.
+// A client is closed if
+// - it disconnects, or its queue pairs fail;
+// - it violates the protocol;
+// - not all its queue pairs connect within kConnectTimeout;
+// - it is silent for two leases.
 //
-// Threads: as Listener says.
+// Threads: as Listener.
 #pragma once
 
 #include <atomic>
@@ -30,12 +33,12 @@
 #include "box/verbs/server/library.h"
 #include "box/verbs/server/peer.h"
 
-namespace hbm::verbs {
+namespace hbm::box::verbs::server {
 
-class VerbsListener final : public box::Listener {
+class VerbsListener final : public box::server::Listener {
  public:
-  // Listens as ServerLibrary::listen says. REQUIRES: `handler` outlives the listener.
-  VerbsListener(box::RequestHandler& handler, const VerbsListenerOptions& options);
+  // Listens, as ServerLibrary::listen. REQUIRES: `handler` outlives the listener.
+  VerbsListener(box::server::RequestHandler& handler, const VerbsListenerOptions& options);
   ~VerbsListener() override;
 
   uint16_t port() const noexcept { return port_; }
@@ -43,7 +46,7 @@ class VerbsListener final : public box::Listener {
   void drain(uint32_t most_ms) override;
 
  private:
-  struct Leaving {  // closed, and perhaps not quiet yet
+  struct Leaving {  // closed, perhaps with work in flight
     std::shared_ptr<Peer> peer;
     Peer::Clock::time_point until;
   };
@@ -51,36 +54,36 @@ class VerbsListener final : public box::Listener {
   void accept_clients();
   void receive();
 
-  // All below are the accepting thread's.
+  // All below: only by the accepting thread.
   void take_events();
-  void answer(CmId id, const std::optional<CallMessage>& call, uint8_t reads);
+  void answer(common::CmId id, const std::optional<common::CallMessage>& call, uint8_t reads);
   void challenge(rdma_cm_id& id);
-  void let_in(CmId&& id, const CallMessage& call, uint8_t reads);
-  std::shared_ptr<Peer> welcome(const CallMessage& call, const smb::Hello& hello);
-  void accept(CmId&& id, const CallMessage& call, const IssuedChallenge& challenge,
+  void let_in(common::CmId&& id, const common::CallMessage& call, uint8_t reads);
+  std::shared_ptr<Peer> welcome(const common::CallMessage& call, const protocol::Hello& hello);
+  void accept(common::CmId&& id, const common::CallMessage& call, const IssuedChallenge& challenge,
               const std::shared_ptr<Peer>& peer, uint8_t reads);
   void leave(std::shared_ptr<Peer> peer);
   void sweep();
 
   const VerbsListenerOptions options_;
-  EventChannel channel_;
-  CmId listener_;
+  common::EventChannel channel_;
+  common::CmId listener_;
   uint16_t port_ = 0;
   std::shared_ptr<Peer::Context> context_;
-  smb::WakeEvent receiver_wake_event_;
+  protocol::WakeEvent receiver_wake_event_;
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> settled_{false};  // while closing
-  box::LogLimiter log_;
+  std::atomic<bool> settled_{false};  // used while closing
+  box::server::listener::LogLimiter log_;
 
-  // The accepting thread's.
+  // Used only by the accepting thread.
   Challenges challenges_;
-  std::unordered_map<rdma_cm_id*, std::shared_ptr<Peer>> lanes_;
+  std::unordered_map<rdma_cm_id*, std::shared_ptr<Peer>> queue_pairs_;
   std::vector<std::shared_ptr<Peer>> peers_;
   std::vector<Leaving> leaving_;
-  uint32_t room_ = 0;  // in the completion queue
+  uint32_t room_ = 0;  // free entries of the completion queue
 
   std::thread acceptor_;
   std::thread receiver_;
 };
 
-}  // namespace hbm::verbs
+}  // namespace hbm::box::verbs::server

@@ -1,0 +1,81 @@
+// Liveness connections: TCP connections between processes of different nodes, by which each learns
+// of the end of the other. They carry no data. The kernel closes them when a process ends for any
+// reason, and answers for a stopped process. A process keeps its connections, for all its groups,
+// until one of the two processes ends.
+//
+// A forked child closes its copies, so that it does not keep the connections of its parent open.
+//
+// Threads: one thread at a time.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/descriptor.h"
+
+namespace hbm::communicator::failure {
+
+class LivenessConnections {
+ public:
+  // `self`: bootstrap::process_id() of this process.
+  explicit LivenessConnections(std::string self);
+  ~LivenessConnections();
+  LivenessConnections(const LivenessConnections&) = delete;
+  LivenessConnections& operator=(const LivenessConnections&) = delete;
+
+  // Starts to listen, unless it listens already. Returns the port and the addresses of this
+  // machine. Returns an empty text if the kernel refuses.
+  std::string listen();
+
+  // Stops listening. Existing connections stay.
+  void stop_listening();
+
+  // Starts to connect to a process that listens at `where`. Ignores loopback addresses unless the
+  // process is `near`, in the same network namespace: they mean this machine.
+  void call(const std::string& process, const std::string& where, bool near);
+
+  // connected(): the connection is up. calling(): connecting, or waiting for the reply. greeted():
+  // this process has identified itself, so the other process detects its end.
+  bool connected(const std::string& process) const;
+  bool calling(const std::string& process) const;
+  bool greeted(const std::string& process) const;
+
+  void add_to(std::vector<pollfd>& waits) const;
+
+  // Continues the connections that are ready, without waiting. Returns the processes that have
+  // ended.
+  std::vector<std::string> advance();
+
+  // Returns the time for which the machine of a connected process has not answered; no value
+  // without a connection.
+  std::optional<std::chrono::milliseconds> silence(const std::string& process) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Step { kConnecting, kGreeted, kAccepted, kUp, kClosed };
+  struct LivenessConnection {
+    Step step;
+    std::string process;  // empty: a caller that has not identified itself
+    Descriptor socket;
+    std::vector<std::string> addresses;  // addresses not tried yet
+    uint16_t port = 0;
+    Clock::time_point until;  // the deadline of this step
+  };
+
+  bool try_next_address(LivenessConnection& connection);
+  void advance(LivenessConnection& connection);
+  void accept_callers();
+  void close(LivenessConnection& connection);
+
+  const std::string self_;
+  Descriptor listener_;
+  std::string where_;
+  std::vector<LivenessConnection> connections_;
+  Clock::time_point accept_after_{};  // when a descriptor for a caller may be free again
+};
+
+}  // namespace hbm::communicator::failure

@@ -1,0 +1,72 @@
+// Finds the ranks of a group that share memory with this rank. Names prove nothing: each rank maps
+// the segment of the other, and checks that it holds the bytes that its owner has written.
+//
+// Descriptors pass over Unix sockets, and all other steps use the store. There is no thread, and
+// every wait ends at the deadline of the rendezvous. A process remembers a local peer as long as
+// some group uses it, so a further group of the same ranks needs no sockets.
+//
+// The usual case takes a few keys of the store: on each machine all ranks know one another or none
+// does, and all can share memory. Any other case takes some keys for each rank.
+//
+// Threads: any thread may call every function, also for several groups at a time.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "base/shared_mapping.h"
+#include "bootstrap/rendezvous.h"
+#include "communicator/shm/group_region.h"
+#include "communicator/shm/peer_listener.h"
+#include "memory/segment.h"
+
+namespace hbm::communicator::shm {
+
+// Another process on this node.
+struct LocalPeer {
+  std::shared_ptr<SharedMapping> memory;  // the segment of its policy
+  Descriptor pidfd;                       // readable (POLLIN) after the process has ended
+  long pid;                               // in the PID namespace of that process
+};
+
+struct LocalPeers {
+  std::vector<int> node_of;  // by group rank; numbered by first rank
+  // By group rank; null: this rank, or a rank of another node.
+  std::vector<std::shared_ptr<const LocalPeer>> at;
+  // This rank's control region, if the local peers know it; and the offsets of their regions, by
+  // rank.
+  std::shared_ptr<GroupRegion> region = nullptr;
+  std::vector<uint64_t> regions = {};
+};
+
+// Returns a result in which every rank is a node of its own.
+LocalPeers apart(int size);
+
+// Finds the ranks of a group that share memory with this rank. All ranks of the rendezvous call it,
+// each with the segment and the listener that its Member names. All ranks get the same nodes.
+// `chunk_bytes`: the bytes that an operation of the group stages at a time.
+//
+// An error of one rank is thrown there, and reaches all ranks as in bootstrap::gather(). Throws
+// Error(kTimeout) naming ranks that did not come, and Error(kPeer) naming ranks that have ended.
+LocalPeers explore(const bootstrap::Rendezvous& rendezvous, PeerListener& listener,
+                   const std::shared_ptr<memory::SharedSegment>& segment, size_t chunk_bytes);
+
+// The parts of explore().
+
+// Returns the node of each rank. mapped[a][b] is '1' if rank a has mapped b's segment. All ranks of
+// a node have mapped one another: each rank, in order, joins the first node for which this holds.
+// Nodes are numbered in the order of their first ranks.
+std::vector<int> partition(const std::vector<std::string>& mapped);
+
+// Returns a name for the segment of a member that is unique among all processes.
+std::string local_peer_key(const bootstrap::Member& member);
+
+// Returns null if no caller has remembered the local peer, or no group uses it any more.
+std::shared_ptr<const LocalPeer> known_local_peer(const std::string& key);
+
+void remember_local_peer(const std::string& key,
+                         const std::shared_ptr<const LocalPeer>& local_peer);
+
+}  // namespace hbm::communicator::shm
