@@ -25,9 +25,9 @@ surroundings.settle()
 import torch  # noqa: E402
 from harness import SHORT_TIMEOUT, Pool, all_world_sizes, seeds, shm  # noqa: E402
 from harness.boxes import box, connect, server  # noqa: E402
-from harness.served import boxes, small_pieces, transport  # noqa: E402
+from harness.served import boxes, many_shards, transport  # noqa: E402
 
-__all__ = ["box", "boxes", "connect", "server", "small_pieces", "transport"]  # fixtures
+__all__ = ["box", "boxes", "connect", "many_shards", "server", "transport"]  # fixtures
 
 
 def pytest_configure(config: pytest.Config) -> None:

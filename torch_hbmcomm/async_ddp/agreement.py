@@ -1,4 +1,4 @@
-"""Checks of the model that async_hook is for, and of what all ranks must agree on."""
+"""Checks of async_hook's model, and of the settings that all ranks must have alike."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ class AsyncHookConfig:
     boxes: int
 
     def check(self, ranks: int) -> None:
-        """Raise ValueError for what does not fit a group of so many ranks."""
+        """Raise ValueError for a setting that does not fit a group of `ranks` ranks."""
         if self.resync_every is not None and self.resync_every < 1:
-            raise ValueError(f"resync_every is at least 1, not {self.resync_every}; None is never")
+            raise ValueError(
+                f"resync_every is at least 1, not {self.resync_every}; None: no resync"
+            )
         if not 0 <= self.source < ranks:
             raise ValueError(f"source is a rank of the group, 0 to {ranks - 1}, not {self.source}")
 
@@ -33,12 +35,12 @@ class AsyncHookConfig:
 def trained(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
     """Return the parameters whose gradients DDP hands to hooks, by their names in the module.
 
-    Raises ValueError and TypeError for what async_hook cannot carry.
+    Raises ValueError and TypeError for settings or tensors that async_hook does not support.
     """
     if ddp.find_unused_parameters:
         raise ValueError(
             "find_unused_parameters=True lets all ranks wait for each other in every iteration, "
-            "and discards what a hook yields for parameters that nobody used: leave it out"
+            "and discards a hook's results for unused parameters: leave it out"
         )
     if ddp.broadcast_buffers:
         raise ValueError(
@@ -67,6 +69,6 @@ def check_equal(configs: list[AsyncHookConfig]) -> None:
     for rank, other in enumerate(configs):
         if other != configs[0]:
             raise ValueError(
-                f"AsyncState is told {configs[0]} on rank 0 and {other} on rank {rank}: it must be "
-                "the same on every rank"
+                f"AsyncState has {configs[0]} on rank 0 and {other} on rank {rank}: it must be the "
+                "same on every rank"
             )

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from torch_hbmcomm.async_ddp.layout import FlatLayout
 from torch_hbmcomm.async_ddp.parameters import Flats, Parameters
-from torch_hbmcomm.async_ddp.totals import PiecePlan, Totals
+from torch_hbmcomm.async_ddp.totals import ShardPlan, Totals
 from torch_hbmcomm.parameter_server.exchange import Arrival
 from torch_hbmcomm.pipeline import TaskPipeline
 from torch_hbmcomm.tensors import is_finite
@@ -26,11 +26,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """The parameters of a bucket, in their order, and the pieces in which they travel."""
+    """The parameters of a bucket, in their order, and the shards in which they are sent."""
 
     layout: FlatLayout
     names: tuple[str, ...]
-    pieces: Sequence[PiecePlan]
+    shards: Sequence[ShardPlan]
 
     def clear_not_finite(self, gradients: torch.Tensor) -> list[str]:
         """Set gradients that have an element which is not finite to zero; return their names."""
@@ -45,14 +45,14 @@ class BucketPlan:
     def _gradients(self, gradients: torch.Tensor) -> Iterator[torch.Tensor]:
         at = 0
         for name in self.names:
-            place = self.layout.ranges[name]
-            count = place.stop - place.start
+            bounds = self.layout.ranges[name]
+            count = bounds.stop - bounds.start
             yield gradients[at : at + count]
             at += count
 
 
 class BucketExchange:
-    """Carries buckets to the totals and back, in the pipeline's thread.
+    """Adds buckets to the totals, and fills them from the totals, in the pipeline's thread.
 
     Threads: one at a time, the one that trains.
     """
@@ -70,7 +70,7 @@ class BucketExchange:
         self._pipeline = pipeline
         self._rank = rank
         self._plans: dict[tuple[str, ...], BucketPlan] = {}
-        self._twins: dict[tuple[str, ...], HostTwin] = {}  # of buckets on an accelerator
+        self._host_copies: dict[tuple[str, ...], HostCopy] = {}  # of buckets on an accelerator
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of a bucket; its future gets the bucket's buffer, filled by take()."""
@@ -84,17 +84,17 @@ class BucketExchange:
         if gradients.is_cpu:
             promise = torch.futures.Future()
             push = partial(self._push, totals, gradients, plan)
-            take = partial(totals.take, gradients, plan.pieces)
+            take = partial(totals.take, gradients, plan.shards)
         else:
             promise = torch.futures.Future(devices=[gradients.device])
-            twin = self._twin(plan, gradients)
-            twin.fetch(gradients)
-            push = partial(self._push, totals, twin.values, plan, twin.wait)
-            take = partial(totals.take, twin.values, plan.pieces)
-            give = partial(twin.giving, gradients)
+            host = self._host_copy(plan, gradients)
+            host.fetch(gradients)
+            push = partial(self._push, totals, host.values, plan, host.wait)
+            take = partial(totals.take, host.values, plan.shards)
+            give = partial(host.giving, gradients)
         task = self._pipeline.submit(push, take)
         task.add_done_callback(partial(_keep, promise, gradients, give))
-        return promise.then(torch.futures.Future.value)  # which raises, where DDP looks for it
+        return promise.then(torch.futures.Future.value)  # so that DDP sees an exception
 
     def take_all(self) -> Flats:
         """Take everything that was added and not taken yet. Waits."""
@@ -108,13 +108,13 @@ class BucketExchange:
         return self._pipeline.call(take)
 
     def outstanding(self) -> Flats:
-        """Return what take_all() would, but in float64, and leave it to be taken. Waits."""
+        """Return the result of take_all() in float64, without taking it. Waits."""
         return self._pipeline.call(
             lambda: {dtype: totals.outstanding() for dtype, totals in self._totals.items()}
         )
 
     def add_outstanding(self, outstanding: Flats) -> None:
-        """Add what outstanding() has returned to what is taken next; before the first bucket."""
+        """Add the result of outstanding() to the next take(); before the first bucket."""
         for dtype, totals in self._totals.items():
             totals.add_outstanding(outstanding[dtype])
 
@@ -124,12 +124,12 @@ class BucketExchange:
             self._plans[names] = BucketPlan(layout, names, self._totals[dtype].plan(names))
         return self._plans[names]
 
-    def _twin(self, plan: BucketPlan, gradients: torch.Tensor) -> HostTwin:
-        known = self._twins.get(plan.names)
+    def _host_copy(self, plan: BucketPlan, gradients: torch.Tensor) -> HostCopy:
+        known = self._host_copies.get(plan.names)
         if known is None:
-            for names in [each for each in self._twins if set(each) & set(plan.names)]:
-                del self._twins[names]  # of buckets that DDP has built anew since
-            known = self._twins[plan.names] = HostTwin(gradients)
+            for names in [each for each in self._host_copies if set(each) & set(plan.names)]:
+                del self._host_copies[names]  # of buckets that DDP has rebuilt
+            known = self._host_copies[plan.names] = HostCopy(gradients)
         return known
 
     def _push(
@@ -148,15 +148,15 @@ class BucketExchange:
                 RuntimeWarning,
                 stacklevel=1,
             )
-        return totals.push(gradients, plan.pieces)
+        return totals.push(gradients, plan.shards)
 
 
-class HostTwin:
-    """A bucket's gradients in the host's memory, pinned if it can be, for one of an accelerator.
+class HostCopy:
+    """The host copy of a bucket on an accelerator, in pinned memory if the device has any.
 
-    fetch() queues a copy from the device on the current stream, which wait() waits for, in the
-    pipeline's thread. giving() queues the copy back on a stream of its own, current within it: a
-    future that gets its result there lets whoever waits for it wait for the copy.
+    fetch() queues a copy from the device on the current stream; wait(), in the pipeline's thread,
+    waits for that copy. giving() queues the copy back on its own stream, which is current inside
+    the block. A future completed inside the block makes its waiters wait for the copy.
     """
 
     def __init__(self, gradients: torch.Tensor) -> None:
@@ -182,7 +182,7 @@ class HostTwin:
 
 @cache
 def _can_pin(device: torch.device) -> bool:
-    """Return whether the host has pinned memory for the device, and say so once if it has not."""
+    """Return True if the host has pinned memory for the device; else log a warning once."""
     try:
         torch.empty(1, pin_memory=True)
     except RuntimeError as error:
@@ -209,6 +209,6 @@ def _keep(
     try:
         with giving():
             promise.set_result(value)
-    except Exception as failure:  # the device's: whoever waits has to hear of it
+    except Exception as failure:  # the device's error, for the future's waiters
         if not promise.done():
             promise.set_exception(failure)

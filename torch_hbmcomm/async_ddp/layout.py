@@ -1,12 +1,12 @@
-"""Gradients in flat tensors and in the boxes, and the pieces in which a bucket is sent.
+"""Gradients in flat tensors and in the boxes, and the shards in which a bucket is sent.
 
 Flat tensors have the parameters of one dtype in the reverse of the model's order, which is about
-the order in which backward() finishes them. So a bucket's parameters are next to one another. The
-boxes take pieces of that order in turn, so that a large bucket uses all boxes at the same time. The
-order depends on the parameters alone, and not on DDP's buckets, which change after the first
+the order in which backward() finishes them. So a bucket's parameters are next to one another.
+Shards in that order are dealt round-robin to the boxes, so a large bucket uses all boxes together.
+The order depends on the parameters alone, and not on DDP's buckets, which change after the first
 iteration.
 
-Counts and places are in elements.
+Counts and ranges are in elements.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from itertools import accumulate
 
 import torch
 
-from torch_hbmcomm.parameter_server.layout import Layout, Piece, lay_out
-from torch_hbmcomm.parameter_server.packing import TensorSpec, placed
-from torch_hbmcomm.parameter_server.sharding import Shards, wait_all
+from torch_hbmcomm.parameter_server.layout import Layout, Shard, lay_out
+from torch_hbmcomm.parameter_server.packing import TensorSpec, packed_ranges
+from torch_hbmcomm.parameter_server.sharding import ShardedValues, wait_all
 
-_PIECE_BYTES = 4 << 20
+_SHARD_BYTES = 4 << 20
 LONGEST_RUN = 1 << 16  # small enough for a processor's cache
 
 
 @dataclass(frozen=True)
 class Run:
-    """Elements that are contiguous in a bucket, in its piece and in flat tensors, and begin there
+    """Elements that are contiguous in a bucket, in its shard and in flat tensors, and begin there
     at `at`, `inside` and `begin`."""
 
     at: int
@@ -36,7 +36,7 @@ class Run:
     count: int
 
     def joined(self, other: Run) -> Run | None:
-        """Return this run with the next one of its piece; None if the bucket has them apart."""
+        """Return this run with the next one of its shard; None if the bucket has them apart."""
         if other.at != self.at + self.count:
             return None
         return Run(self.at, self.inside, self.begin, self.count + other.count)
@@ -49,10 +49,11 @@ class Run:
 
 
 class FlatLayout:
-    """The places of the parameters of one dtype.
+    """The layout of the parameters of one dtype.
 
     ranges: in flat tensors, by name
-    totals, weights: in the boxes, of totals, with slots for gradients, and of published parameters
+    totals: in the boxes, of totals; the delta buffers are for gradients
+    weights: in the boxes, of published parameters
     """
 
     def __init__(self, counts: Mapping[str, int], dtype: torch.dtype, boxes: int) -> None:
@@ -69,8 +70,8 @@ class FlatLayout:
         self.totals = self._lay_out("float64", wire, boxes)
         self.weights = self._lay_out(wire, wire, boxes)
 
-    def bucket(self, names: Sequence[str]) -> list[tuple[Piece, list[Run]]]:
-        """Return the pieces of the totals of a bucket with these parameters in this order, and the
+    def bucket(self, names: Sequence[str]) -> list[tuple[Shard, list[Run]]]:
+        """Return the shards of the totals of a bucket with these parameters in this order, and the
         runs of each."""
         numbers = {name: number for number, name in enumerate(self._counts)}
         starts = {}  # in the bucket, by the tensor's number
@@ -80,22 +81,24 @@ class FlatLayout:
             at += self._counts[name]
         return [
             (part, self._runs(part, starts))
-            for piece in self.totals.pieces
-            for part in piece.within(starts)
+            for shard in self.totals.shards
+            for part in shard.within(starts)
         ]
 
-    def read(self, shards: Shards) -> torch.Tensor:
-        """Read all numbers of shards into a flat tensor. Waits."""
-        found = torch.empty(self.count, dtype=getattr(torch, shards.layout.tensors[0].dtype))
+    def read(self, values: ShardedValues) -> torch.Tensor:
+        """Read all values into a flat tensor. Waits."""
+        found = torch.empty(self.count, dtype=getattr(torch, values.layout.tensors[0].dtype))
         wait_all(
-            shards.start_read(piece, found[self._place(piece)]) for piece in shards.layout.pieces
+            values.start_read(shard, found[self._flat_range(shard)])
+            for shard in values.layout.shards
         )
         return found
 
-    def write(self, shards: Shards, numbers: torch.Tensor) -> None:
-        """Write a flat tensor to all of shards. Waits."""
+    def write(self, values: ShardedValues, numbers: torch.Tensor) -> None:
+        """Write a flat tensor over all values. Waits."""
         wait_all(
-            shards.start_write(piece, numbers[self._place(piece)]) for piece in shards.layout.pieces
+            values.start_write(shard, numbers[self._flat_range(shard)])
+            for shard in values.layout.shards
         )
 
     def _lay_out(self, dtype: str, wire: str, boxes: int) -> Layout:
@@ -103,20 +106,20 @@ class FlatLayout:
             TensorSpec(name, dtype, (count,), (1,), "parameter")
             for name, count in self._counts.items()
         ]
-        return lay_out(tensors, boxes, wire, piece_bytes=_PIECE_BYTES)
+        return lay_out(tensors, boxes, wire, shard_bytes=_SHARD_BYTES)
 
-    def _place(self, piece: Piece) -> slice:
-        """Return the place of a whole piece in flat tensors, where its spans are contiguous."""
-        first = piece.spans[0]
+    def _flat_range(self, shard: Shard) -> slice:
+        """Return the range of a whole shard in flat tensors, where its spans are contiguous."""
+        first = shard.spans[0]
         begin = self._begins[first.tensor] + first.start
-        return slice(begin, begin + piece.count)
+        return slice(begin, begin + shard.count)
 
-    def _runs(self, piece: Piece, starts: Mapping[int, int]) -> list[Run]:
+    def _runs(self, shard: Shard, starts: Mapping[int, int]) -> list[Run]:
         together: list[Run] = []
-        for span, place in placed(piece.spans):
+        for span, inside in packed_ranges(shard.spans):
             run = Run(
                 starts[span.tensor] + span.start,
-                place.start,
+                inside.start,
                 self._begins[span.tensor] + span.start,
                 span.length,
             )
@@ -126,5 +129,5 @@ class FlatLayout:
 
 
 def wire_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype on the wire for numbers of a dtype."""
+    """Return the dtype on the wire for values of a dtype: float64, or float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -63,64 +63,65 @@ class Parameters:
 
     def bytes(self, published: bool) -> tuple[list[int], list[int]]:
         """Return the bytes that each box has to hold: for totals and a publication, once, and for
-        each rank's slots."""
+        each rank's delta buffers."""
         totals = [layout.totals for layout in self.layouts.values()]
         weights = [layout.weights for layout in self.layouts.values()]
         shared = [*totals, *totals, *weights] if published else totals
         return (
             [sum(sizes) for sizes in zip(*(one.weights_bytes for one in shared), strict=True)],
-            [sum(sizes) for sizes in zip(*(one.slot_bytes for one in totals), strict=True)],
+            [sum(sizes) for sizes in zip(*(one.delta_bytes for one in totals), strict=True)],
         )
 
     def weights(self) -> Flats:
-        """Return copies, in the dtypes as which they travel."""
+        """Return copies, in the dtypes on the wire."""
         found = self.empty()
-        for place, _, parameter in self._places(found):
-            place.copy_(flat(parameter))
+        for values, _, parameter in self._parts(found):
+            values.copy_(flat(parameter))
         return {dtype: values.to(wire_dtype(dtype)) for dtype, values in found.items()}
 
     def set_weights(self, weights: Flats) -> None:
         """Copy weights into the parameters."""
-        for place, _, parameter in self._places(weights):
-            flat(parameter).copy_(place)
+        for values, _, parameter in self._parts(weights):
+            flat(parameter).copy_(values)
 
     def set_gradients(self, gradients: Flats) -> None:
         """Set .grad, to None where all is zero: the optimizer leaves such parameters alone."""
-        for place, _, parameter in self._places(gradients):
+        for values, _, parameter in self._parts(gradients):
             parameter.grad = None
-            if place.any():
+            if values.any():
                 parameter.grad = torch.empty_like(parameter)
-                flat(parameter.grad).copy_(place)
+                flat(parameter.grad).copy_(values)
 
     def by_name(self, flats: Flats) -> dict[str, torch.Tensor]:
         """Return copies in the parameters' shapes."""
         found = {}
-        for place, name, parameter in self._places(flats):
-            found[name] = torch.empty_like(parameter, dtype=place.dtype, requires_grad=False)
-            flat(found[name]).copy_(place)
+        for values, name, parameter in self._parts(flats):
+            found[name] = torch.empty_like(parameter, dtype=values.dtype, requires_grad=False)
+            flat(found[name]).copy_(values)
         return found
 
     def flattened(self, named: Mapping[str, torch.Tensor]) -> Flats:
-        """Flatten what by_name() returned, in float64. Raises ValueError for what does not fit."""
+        """Flatten the result of by_name(), in float64. Raises ValueError for other names or
+        shapes."""
         if unlike := sorted(named.keys() ^ self.named.keys()):
             raise ValueError(f"checkpoint and model differ in {', '.join(unlike[:5])}")
         found = {d: torch.empty(s.count, dtype=torch.float64) for d, s in self.layouts.items()}
-        for place, name, parameter in self._places(found):
+        for values, name, parameter in self._parts(found):
             if named[name].shape != parameter.shape:
                 raise ValueError(
                     f"{name} is {list(named[name].shape)} in the checkpoint and "
                     f"{list(parameter.shape)} in the model"
                 )
             like = torch.empty_like(parameter, dtype=torch.float64, requires_grad=False)
-            place.copy_(flat(like.copy_(named[name])))
+            values.copy_(flat(like.copy_(named[name])))
         return found
 
     def empty(self) -> Flats:
         """Return memory in the parameters' dtypes."""
         return {dtype: torch.empty(s.count, dtype=dtype) for dtype, s in self.layouts.items()}
 
-    def _places(self, flats: Flats) -> Iterator[tuple[torch.Tensor, str, nn.Parameter]]:
-        """Yield each parameter's place in the flat tensors, its name, and itself."""
+    def _parts(self, flats: Flats) -> Iterator[tuple[torch.Tensor, str, nn.Parameter]]:
+        """Yield each parameter's part of the flat tensors, its name, and the parameter."""
         self.check_orders()
         for name, parameter in self.named.items():
             yield (

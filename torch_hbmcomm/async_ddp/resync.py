@@ -11,7 +11,7 @@ import torch
 from torch_hbmcomm.async_ddp.layout import FlatLayout
 from torch_hbmcomm.async_ddp.parameters import Parameters
 from torch_hbmcomm.async_ddp.totals import Totals
-from torch_hbmcomm.parameter_server.sharding import JobSegments, Shards
+from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedValues
 from torch_hbmcomm.pipeline import TaskPipeline
 
 
@@ -19,8 +19,8 @@ from torch_hbmcomm.pipeline import TaskPipeline
 class SourceVersion:
     """The source's parameters, and the totals that are applied in them.
 
-    The two belong together: who takes both goes on as the source would. Both are by the dtype of
-    the parameters, in the order of its layout; half types are float32.
+    A rank that takes both continues as the source would. Both are by the dtype of the parameters,
+    in the order of its layout; half types are float32.
     """
 
     weights: dict[torch.dtype, torch.Tensor]
@@ -30,8 +30,8 @@ class SourceVersion:
 class Publication:
     """The version that the source has published last, for any number of readers.
 
-    A number, which is odd while a version is being written, tells readers whether they have seen a
-    whole one (a sequence lock). Each reader notes which it has.
+    A number, odd while a version is being written, shows readers a torn read (a sequence lock).
+    Each reader notes the number of its version.
 
     Threads: one at a time.
     """
@@ -41,11 +41,11 @@ class Publication:
         self._number = segments.alloc(0, 8, "version")
         self._layouts = layouts
         self._weights = {
-            dtype: Shards(segments, layout.weights, f"weights/{dtype}")
+            dtype: ShardedValues(segments, layout.weights, f"weights/{dtype}")
             for dtype, layout in layouts.items()
         }
         self._applied = {
-            dtype: Shards(segments, layout.totals, f"applied/{dtype}")
+            dtype: ShardedValues(segments, layout.totals, f"applied/{dtype}")
             for dtype, layout in layouts.items()
         }
 
@@ -73,10 +73,10 @@ class Publication:
 
 
 class Resync:
-    """Gives a version every `every` steps of the source; the others take those that they find.
+    """Gives a version every `every` steps of the source; the other ranks take the newest one.
 
-    Neither waits in training: both go through the pipeline, and what a reader has fetched becomes
-    its parameters when it begins a step.
+    Training does not wait: giving and fetching run in the pipeline, and a fetched version becomes
+    the reader's parameters when it begins a step.
 
     Threads: one at a time, the one that trains.
     """
@@ -99,12 +99,12 @@ class Resync:
         self._next = every
         self._is_source = is_source
         self._due = False  # once between a backward() and the next
-        self._look: Future[SourceVersion | None] | None = None
+        self._poll: Future[SourceVersion | None] | None = None
 
     def begin_step(self, steps: int) -> None:
-        """Give or take a version that is due, after so many steps.
+        """Give or take a version that is due, after `steps` steps.
 
-        All that was taken in them has been applied.
+        REQUIRES: everything that this rank took in these steps has been applied.
         """
         if not self._due:
             return
@@ -114,20 +114,20 @@ class Resync:
                 self._next = steps + self._every
                 # The parameters stay as they are until gradients come, which come behind this.
                 self._pipeline.submit(lambda: None, lambda _: self._give())
-        elif self._look is not None and self._look.done():
+        elif self._poll is not None and self._poll.done():
             self.settle()
 
     def end_backward(self) -> None:
-        """Look for a new version beside what comes next."""
+        """Start to poll for a new version, in the pipeline."""
         self._due = True
-        if not self._is_source and self._look is None:
-            self._look = self._pipeline.submit(lambda: None, lambda _: self._publication.take())
+        if not self._is_source and self._poll is None:
+            self._poll = self._pipeline.submit(lambda: None, lambda _: self._publication.take())
 
     def settle(self) -> None:
-        """Take what end_backward() looks for, if there is any. Waits."""
-        if self._look is not None:
-            look, self._look = self._look, None
-            self._adopt(look.result())
+        """Take the version that end_backward() polls for, if there is any. Waits."""
+        if self._poll is not None:
+            poll, self._poll = self._poll, None
+            self._adopt(poll.result())
 
     def align(self) -> None:
         """Give a version now, on the source. Waits."""
@@ -135,7 +135,7 @@ class Resync:
             self._pipeline.call(self._give)
 
     def take(self) -> bool:
-        """Take the newest version now; return whether this rank has one as new as that. Waits."""
+        """Take the newest version now. Returns True if this rank then has it. Waits."""
         return self._is_source or self._adopt(self._pipeline.call(self._publication.take))
 
     def _give(self) -> None:

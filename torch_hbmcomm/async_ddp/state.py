@@ -1,6 +1,6 @@
 """async_hook and its state, as a training script sees them.
 
-DDP reads the hook's annotations, which must not be strings: there is no __future__ import.
+DDP compares the hook's annotations with classes, so this module has no __future__ import.
 """
 
 import secrets
@@ -25,7 +25,7 @@ from torch_hbmcomm.async_ddp.resync import Publication, Resync
 from torch_hbmcomm.async_ddp.totals import Totals
 from torch_hbmcomm.groups import HookState, group_of_model, group_to_report_in
 from torch_hbmcomm.optimizers import optimizers_to_drain, step_and_clear
-from torch_hbmcomm.parameter_server.roster import Roster
+from torch_hbmcomm.parameter_server.membership import MembershipTable
 from torch_hbmcomm.parameter_server.sharding import Boxes, JobSegments, connect_boxes
 from torch_hbmcomm.pipeline import TaskPipeline
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
@@ -38,64 +38,64 @@ class AsyncState(HookState, Closeable):
         state = hbmcomm.AsyncState(group, ddp)  # on every rank of the group
         ddp.register_comm_hook(state, hbmcomm.async_hook)
         ...  # the training loop as it was
-        state.drain(optimizer)  # at the end: every gradient is applied here, too
+        state.drain(optimizer)  # at the end: applies all remaining gradients
         state.close()
 
     The boxes hold the running total of each parameter's gradients. For each bucket the hook adds
-    this rank's gradients to the totals, and returns, divided by the group's size, what anybody has
-    added since this rank took last, its own included. So every gradient is applied exactly once
-    on every rank, and in training no rank waits for another. (DDP lets the ranks meet when it is
-    made and, to arrange its buckets, at the beginning of the second iteration.) A thread of the
-    state's own carries buckets to the boxes and back while backward() goes on.
+    this rank's gradients to the totals. It returns all gradients added since this rank took last,
+    its own included, divided by the group's size. So every rank applies every gradient exactly
+    once, and in training no rank waits for another. (DDP lets the ranks meet when it is made and,
+    to arrange its buckets, at the beginning of the second iteration.) A thread of the state's own
+    exchanges buckets with the boxes during backward().
 
-    **What the script has to keep to**: what backward() leaves in ``.grad`` is applied by one step
-    of the optimizer before the model's next forward(), and is cleared before the next backward();
-    to accumulate over several batches use ``ddp.no_sync()``. Ranks may run different numbers of
-    iterations; ``ddp.join()`` is not needed, and refused.
+    **Rules for the script**: apply the ``.grad`` of a backward() by one step of the optimizer
+    before the model's next forward(), and clear it before the next backward(). To accumulate over
+    several batches use ``ddp.no_sync()``. Ranks may run different numbers of iterations;
+    ``ddp.join()`` is not needed, and refused.
 
-    **Precision**: gradients travel as float32 (float64 as float64, half types widened), and totals
-    are float64 instead of being rebased, which would need a moment that all ranks agree on. An
-    addition to a total of T gradients of one size is off by at most 2**-53 * T of one of them:
-    after 10**9 additions, by as much as float32 rounds each. What rounding to the gradient's dtype
-    leaves of a result comes with the next one.
+    **Precision**: gradients are sent as float32 (float64 as float64, half types widened). Totals
+    are float64 and never rebased: that would need a time that all ranks agree on. An addition to a
+    total of T gradients of one size is off by at most 2**-53 * T of one gradient: after 10**9
+    additions, by as much as float32 rounds each. The error of rounding a result to the gradient's
+    dtype comes with the next result.
 
     **Drift**: ranks apply the same gradients at different times and in different sums. Plain SGD
     does not mind: its replicas agree to rounding once each has applied everything. Other rules do,
-    and so do changes of the learning rate. Measured with 4 ranks, a network of 577 parameters and
-    600 steps (papers/async_sgd/hook_drift.py), as distance relative to the weights' norm: SGD
-    8e-7, momentum 3e-4, weight decay 5e-5, Adam 3e-2; when half of the ranks are half as fast 8e-7,
-    3e-3, 1e-1 and 3e-1. With `resync_every` the source publishes, every so many of its steps, its
-    parameters with the totals applied in them. The others take both when they begin a step and have
-    found a new version; nobody waits. Every 20 steps, Adam's replicas stayed within 1e-2 so. A
-    version is some steps old when it is taken: where there is hardly any drift it adds some.
-    Buffers are each rank's own.
+    and so do changes of the learning rate. papers/async_sgd/hook_drift.py measured 4 ranks, a
+    network of 577 parameters and 600 steps. Distances relative to the weights' norm: SGD 8e-7,
+    momentum 3e-4, weight decay 5e-5, Adam 3e-2. When half of the ranks are half as fast: 8e-7,
+    3e-3, 1e-1 and 3e-1. Every `resync_every` steps the source publishes its parameters with the
+    totals applied in them. The other ranks take both at the beginning of a step, if there is a new
+    version, without waiting. Every 20 steps, this kept Adam's replicas within 1e-2. A version is
+    some steps old when it is taken: with hardly any drift it adds some. Buffers are each rank's
+    own.
 
     **Checkpoints** come from one rank, the source, after a step of its optimizer: the model's, the
-    optimizer's and this state's state_dict(). On resuming every rank loads the same file; their
-    number may be another one.
+    optimizer's and this state's state_dict(). On resuming every rank loads the same file; the
+    number of ranks may change.
 
     **Deaths**: ranks that die are not waited for. Results are still divided by the group's size.
-    Without the source there are no new versions, and without a box that is out of reach for longer
-    than its reconnect_timeout nothing goes on: backward() raises RuntimeError with the box's words,
-    after which the state can only be closed.
+    Without the source there are no new versions. If a box is out of reach for longer than its
+    reconnect_timeout, backward() raises RuntimeError with the box's error; then the state can only
+    be closed.
 
-    A gradient that is not finite is not added; it is counted (`refused`), a RuntimeWarning names
-    the parameter, and the hook returns what the others added.
+    A gradient that is not finite is not added, but counted (`refused`). A RuntimeWarning names the
+    parameter, and the hook returns the other ranks' additions.
 
     Args:
         group: the model's; None is the default one
         ddp: with broadcast_buffers=False, no find_unused_parameters, and no other hook
         box: addresses or connections of the boxes, the same on every rank in the same order; None:
-            those of the group (Options(parameter_server=...)). Each holds an equal share: 8 bytes
+            the group's boxes (Options(parameter_server=...)). Each holds an equal share: 8 bytes
             per parameter, 4 more for each rank (8 if it is float64), and 12 for resync_every.
         resync_every: steps of the source between two versions; for parameters on the CPU
         source: the rank in the group
-        name: of this job in the boxes' keys
+        name: this job's name in the boxes' keys
         timeout: seconds to wait for other ranks in drain()
 
     Raises:
-        ValueError, TypeError: arguments, or a model that the hook cannot carry; nothing has moved
-        RuntimeError: what another rank could not do
+        ValueError, TypeError: bad arguments, or a model that the hook does not support.
+        RuntimeError: another rank's error.
         MemoryError: a box is too small
         smb.BoxError: from a box
 
@@ -121,16 +121,16 @@ class AsyncState(HookState, Closeable):
         self._totals: dict[torch.dtype, Totals] = {}
         self._resync: Resync | None = None
         self._steps = self._barriers = 0
-        self._unapplied = False  # whether .grad may have what a backward() left
+        self._unapplied = False  # .grad may have a backward()'s results
         self._closed = False
         self._came: set[int] = set()  # ids of the parameters that came in this backward()
         with ExitStack() as resources:
-            told = together(
+            prepared = together(
                 self._group,
                 lambda: self._prepare(ddp, group, resync_every, source, box, name, resources),
             )
-            check_equal([config for config, _ in told])
-            config, job_name = told[0]
+            check_equal([config for config, _ in prepared])
+            config, job_name = prepared[0]
             together(self._group, lambda: self._attach(ddp, config, job_name, timeout, resources))
             self._resources = resources.pop_all()
         close_at_exit(self)
@@ -138,7 +138,7 @@ class AsyncState(HookState, Closeable):
     # -- in training -----------------------------------------------------------------------------
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Start the exchange of a bucket: what async_hook does."""
+        """Start the exchange of a bucket, for async_hook."""
         if self._closed:
             raise RuntimeError("backward() of a model whose AsyncState was closed")
         ddp = self._ddp()
@@ -163,11 +163,12 @@ class AsyncState(HookState, Closeable):
         return future
 
     def drain(self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
-        """Apply what this rank has not applied, by one more step of its optimizer, or of each of
-        several, which have all parameters of the model between them; and clear the gradients.
+        """Apply all unapplied gradients, by one more step of each optimizer, and clear the
+        gradients.
 
-        Every rank calls it, each after its last step, or between the same epochs; those that have
-        died or closed are not waited for. With resync_every, all have the source's parameters then.
+        The optimizers have all parameters of the model between them. Every rank calls drain(), each
+        after its last step, or between the same epochs; ranks that have died or closed are not
+        waited for. With resync_every, all ranks then have the source's parameters.
 
         Raises:
             ValueError, TypeError: the optimizers lack a parameter, or a step() needs a closure;
@@ -198,8 +199,8 @@ class AsyncState(HookState, Closeable):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what others have added and this rank has not applied, by parameter, as a mean over
-        the ranks in float64; and the counters. Call it between two iterations."""
+        """Return the counters, and by parameter the unapplied additions, as a mean over the ranks
+        in float64. Call it between two iterations."""
         return {
             "outstanding": self._parameters.by_name(self._exchange.outstanding()),
             "steps": self._steps,
@@ -209,14 +210,14 @@ class AsyncState(HookState, Closeable):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint, on every rank from the same file, before the first backward().
 
-        What was outstanding is in the first result. Raises ValueError for the state of another
-        model, or one that lacks something; then nothing has changed.
+        The outstanding additions come with the first result. Raises ValueError for the state of
+        another model, or an incomplete state; then nothing has changed.
         """
         if self._steps:
             raise RuntimeError("a checkpoint is loaded before the first backward()")
         if missing := {"outstanding", "steps", "refused"} - set(state):
             raise ValueError(
-                f"the state lacks {', '.join(sorted(missing))}: load what state_dict() returned"
+                f"the state lacks {', '.join(sorted(missing))}: load the result of state_dict()"
             )
         steps, refused = int(state["steps"]), int(state["refused"])
         self._exchange.add_outstanding(self._parameters.flattened(state["outstanding"]))
@@ -239,7 +240,7 @@ class AsyncState(HookState, Closeable):
         }
 
     def close(self) -> None:
-        """Leave the boxes. The model keeps what it has, and cannot be trained with the hook any
+        """Leave the boxes. The model keeps its values, and cannot be trained with the hook any
         more. Does nothing the second time."""
         self._closed = True
         self._resources.close()
@@ -256,15 +257,15 @@ class AsyncState(HookState, Closeable):
         name: str,
         resources: ExitStack,
     ) -> tuple[AsyncHookConfig, str]:
-        """Connect, and return what all ranks have to agree on, and a unique name for the job."""
+        """Connect. Returns the settings that all ranks must have alike, and a unique job name."""
         group_of_model(ddp, group, "AsyncState")
         named = trained(ddp)
         devices = {parameter.device for parameter in named.values() if not parameter.is_cpu}
         if resync_every is not None and devices:
             raise ValueError(
-                f"resync_every with parameters on {', '.join(map(str, devices))}: versions are "
-                "read beside the training thread, whose streams that would have to follow; leave "
-                "it out, or train on the CPU"
+                f"resync_every with parameters on {', '.join(map(str, devices))}: another thread "
+                "reads versions, outside the training thread's streams; leave it out, or train on "
+                "the CPU"
             )
         self._boxes = smb.all_of(self._group) if box is None else connect_boxes(box, resources)
         self._parameters = Parameters(named, len(self._boxes))
@@ -289,9 +290,9 @@ class AsyncState(HookState, Closeable):
         for dtype, layout in parameters.layouts.items():
             totals[dtype] = Totals(segments, layout, dtype, self._ranks)
         with segments.naming_needs(0):
-            self._roster = Roster(self._boxes[0], name, timeout, temporary=True)
-        resources.callback(lambda: None if segments.ended else self._roster.leave())
-        self._roster.activate()
+            self._membership = MembershipTable(self._boxes[0], name, timeout, temporary=True)
+        resources.callback(lambda: None if segments.ended else self._membership.leave())
+        self._membership.activate()
         pipeline = TaskPipeline("hbm-async-hook")
         resources.callback(pipeline.close)
         self._exchange = BucketExchange(parameters, totals, pipeline, self._rank)
@@ -318,15 +319,15 @@ class AsyncState(HookState, Closeable):
             if gradient is not None and gradient.any():
                 raise RuntimeError(
                     "the gradients of the last backward() are still in .grad, and would be added "
-                    "to the totals once more: call optimizer.step() and optimizer.zero_grad() "
-                    "between two backward(), or accumulate under ddp.no_sync()"
+                    "to the totals again: between two backward(), call optimizer.step() and "
+                    "optimizer.zero_grad(), or accumulate under ddp.no_sync()"
                 )
 
     def _barrier(self) -> None:
         """Wait for all ranks that have neither died nor closed."""
         self._barriers += 1
-        self._roster.set_pushed(self._barriers)
-        self._roster.wait_pushed(self._barriers)
+        self._membership.set_pushed(self._barriers)
+        self._membership.wait_pushed(self._barriers)
 
 
 def async_hook(state: AsyncState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -9,18 +9,18 @@ import torch
 
 from torch_hbmcomm.async_ddp.layout import LONGEST_RUN, FlatLayout, Run
 from torch_hbmcomm.parameter_server.exchange import Arrival, Exchange
-from torch_hbmcomm.parameter_server.layout import Piece
-from torch_hbmcomm.parameter_server.sharding import JobSegments, Shards
+from torch_hbmcomm.parameter_server.layout import Shard
+from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedValues
 
 _SCALES = {"parameter": 1.0}
 
 
 @dataclass(frozen=True)
-class PiecePlan:
-    """A piece of a bucket, its slot, and the memory that its totals come to."""
+class ShardPlan:
+    """A shard of a bucket, its delta buffer, and the memory where its totals arrive."""
 
-    piece: Piece
-    slot: torch.Tensor
+    shard: Shard
+    delta: torch.Tensor
     fresh: torch.Tensor
     runs: Sequence[Run]
 
@@ -29,9 +29,8 @@ class Totals:
     """The totals of the gradients of one dtype; half types are sent as float32.
 
     push() adds this worker's gradients to the totals in the boxes. take() puts into the bucket the
-    mean over `workers` of all that was added since this worker took last. It notes as applied
-    exactly the values that it has put there: the rounding errors of the gradients' dtype are taken
-    the next time.
+    mean over `workers` of all additions since this worker took last. `applied` gets exactly the
+    values in the bucket, so the rounding errors of the gradients' dtype come with the next take().
 
     Threads: one at a time.
     """
@@ -44,8 +43,8 @@ class Totals:
         self._workers = workers
         self._scratch = torch.empty(min(LONGEST_RUN, layout.count), dtype=torch.float64)
         self._bounds = torch.finfo(dtype)
-        self._shards = Shards(segments, layout.totals, f"totals/{dtype}")
-        self._exchange = Exchange(segments, self._shards)
+        self._values = ShardedValues(segments, layout.totals, f"totals/{dtype}")
+        self._exchange = Exchange(segments, self._values)
 
     @property
     def pushed_bytes(self) -> int:
@@ -55,26 +54,26 @@ class Totals:
     def pulled_bytes(self) -> int:
         return self._exchange.pulled_bytes
 
-    def plan(self, names: Sequence[str]) -> list[PiecePlan]:
+    def plan(self, names: Sequence[str]) -> list[ShardPlan]:
         """Plan a bucket with these parameters in this order, for push() and take()."""
         return [
-            PiecePlan(
-                piece,
-                _tensor(self._exchange.slot(piece), piece.slot_dtype),
-                _tensor(*self._exchange.fresh(piece)),
+            ShardPlan(
+                shard,
+                _tensor(self._exchange.delta_buffer(shard), shard.delta_dtype),
+                _tensor(*self._exchange.fresh(shard)),
                 runs,
             )
-            for piece, runs in self._layout.bucket(names)
+            for shard, runs in self._layout.bucket(names)
         ]
 
-    def push(self, gradients: torch.Tensor, plan: Sequence[PiecePlan]) -> list[Arrival]:
+    def push(self, gradients: torch.Tensor, plan: Sequence[ShardPlan]) -> list[Arrival]:
         """Add a bucket's gradients. Returns the argument of take()."""
         return self._exchange.add(_filled(gradients, plan), _SCALES, fetch=True)
 
     def take(
-        self, gradients: torch.Tensor, plan: Sequence[PiecePlan], arrivals: Sequence[Arrival]
+        self, gradients: torch.Tensor, plan: Sequence[ShardPlan], arrivals: Sequence[Arrival]
     ) -> None:
-        """Fill the bucket, piece by piece as they arrive."""
+        """Fill the bucket, shard by shard as they arrive."""
         for each, arrival in zip(plan, arrivals, strict=True):
             arrival.wait()
             for run in each.runs:
@@ -87,11 +86,11 @@ class Totals:
     def take_all(self, gradients: torch.Tensor) -> None:
         """Fill `gradients`, a flat tensor. Waits."""
         plan = self.plan(list(self._layout.ranges))
-        self.take(gradients, plan, self._exchange.fetch(each.piece for each in plan))
+        self.take(gradients, plan, self._exchange.fetch(each.shard for each in plan))
 
     def outstanding(self) -> torch.Tensor:
-        """Return the mean over the workers of all that this one has not applied, flat."""
-        return self._layout.read(self._shards).sub_(self.applied).div_(self._workers)
+        """Return the mean over the workers of all unapplied additions, flat, in float64."""
+        return self._layout.read(self._values).sub_(self.applied).div_(self._workers)
 
     def add_outstanding(self, outstanding: torch.Tensor) -> None:
         """Add the result of outstanding() to the next take()."""
@@ -105,13 +104,13 @@ class Totals:
         applied.add_(gradients, alpha=self._workers)
 
 
-def _filled(gradients: torch.Tensor, plan: Sequence[PiecePlan]) -> Iterator[Piece]:
-    """Yield the pieces, with their gradients in the slots."""
+def _filled(gradients: torch.Tensor, plan: Sequence[ShardPlan]) -> Iterator[Shard]:
+    """Yield the shards, with their gradients in the delta buffers."""
     for each in plan:
         for run in each.runs:
-            place = each.slot[run.inside : run.inside + run.count]
-            place.copy_(gradients[run.at : run.at + run.count])
-        yield each.piece
+            target = each.delta[run.inside : run.inside + run.count]
+            target.copy_(gradients[run.at : run.at + run.count])
+        yield each.shard
 
 
 def _tensor(memory: memoryview, dtype: str) -> torch.Tensor:

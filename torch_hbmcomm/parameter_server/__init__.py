@@ -1,6 +1,6 @@
 """Training with a parameter server: asynchronous on memory boxes, synchronous on collectives.
 
-Loaded by name, because roster, layout, sharding and exchange need no PyTorch.
+Classes are loaded by name, because membership, layout, sharding and exchange need no PyTorch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The asynchronous parameter server: local steps, and exchanges with the weights in the boxes.
 
-Ahn et al. 2018, section IV: in the sequential scenario an exchange follows the computation; in the
-parallel one it runs in a thread of its own during the next step's, so that an iteration takes
-max(T_comp, T_comm) (equation 1).
+Ahn et al. 2018, section IV, has two scenarios. In the sequential one an exchange follows the
+computation. In the parallel one a thread runs the exchange during the next step's computation, so
+an iteration takes max(T_comp, T_comm) (equation 1).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch_hbmcomm.parameter_server.checkpoint import check_kind, count, part, r
 from torch_hbmcomm.parameter_server.config import AsyncConfig
 from torch_hbmcomm.parameter_server.exchange import BoundedExchange, Scales
 from torch_hbmcomm.parameter_server.job import AsyncJob
-from torch_hbmcomm.parameter_server.layout import Piece, lay_out, manifest_mismatch
+from torch_hbmcomm.parameter_server.layout import Shard, lay_out, manifest_mismatch
 from torch_hbmcomm.parameter_server.own_steps import OwnSteps
 from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.replica import Replica, model_tensors
@@ -58,26 +58,25 @@ class ParameterServer:
             loss(model(batch), target).backward()
             ps.step()  # instead of optimizer.step()
 
-    The weights are in one memory box or several. In step() the local optimizer steps, the
-    difference is added to the weights on the box, and fresh weights are read back (Ahn et al. 2018;
-    Dean et al. 2012). When a worker dies, the others continue. At the start the first worker's
-    model becomes the weights, and every other worker, however late, takes the weights that it
-    finds.
+    The weights are in one memory box or several. step() runs the local optimizer, adds the delta to
+    the weights on the box, and reads fresh weights back (Ahn et al. 2018; Dean et al. 2012). When a
+    worker dies, the others continue. At the start the first worker's model becomes the weights.
+    Every later worker takes the weights that it finds.
 
     Args:
         model: dense CPU parameters and buffers. Parameters that require a gradient are trained;
-            all else is handed out once, at the start.
+            workers receive all other tensors once, at the start.
         optimizer: any of PyTorch's over the model's parameters; its state is each worker's own
         box: addresses or connections of the boxes that have the weights, the same for all workers
-            in the same order; None: those of the group (Options(parameter_server=...))
+            in the same order; None: the group's boxes (Options(parameter_server=...))
         staleness: how many exchanges a worker may be ahead of the slowest live one (Ho et al.
             2013); None: any number. A worker that dies counts until its lease ends. With 0, plain
             SGD and Downpour training gives the same as synchronous training; with other optimizers
             the workers' local updates are averaged.
         push_every: steps between two exchanges
         rule: "downpour", "easgd" (Zhang et al. 2015), or an object of parameter_server.rules
-        transfer: torch.bfloat16: float32 differences and weights are sent as bfloat16. The rounding
-            error of a difference is sent with the next; the box's weights stay float32.
+        transfer: torch.bfloat16: float32 deltas and weights are sent as bfloat16. The rounding
+            error of a delta is sent with the next delta; the box's weights stay float32.
         buffers: "shared": floating-point buffers (BatchNorm's statistics) are averaged as
             parameters are; "local": each worker has its own. Integer buffers are always local.
         overlap: exchanges run during the next step's computation, and bring weights that are one
@@ -96,10 +95,10 @@ class ParameterServer:
     RuntimeError with that rank's text, and the group continues.
 
     Raises:
-        ValueError: arguments that do not go together, or a model that is not the other workers'
+        ValueError: incompatible arguments, or a model unlike the other workers' models
         TypeError: tensors that are not dense or not on the CPU
-        MemoryError: a box is too small; says how much is needed
-        TimeoutError: others did not come within `timeout`
+        MemoryError: a box is too small; says how much is needed.
+        TimeoutError: other workers did not come within `timeout`.
         smb.BoxError: from a box. After an error in step() the object can only be closed.
     """
 
@@ -125,13 +124,13 @@ class ParameterServer:
         self._model = model
         self._optimizer = optimizer
         self._pipeline: TaskPipeline | None = None
-        self._under_way: Future[list[Piece]] | None = None  # the exchange beside this step
-        self._arrived: Sequence[Piece] = ()  # of the last such exchange, not taken yet
+        self._in_flight: Future[list[Shard]] | None = None  # the exchange during this step
+        self._arrived: Sequence[Shard] = ()  # by the last such exchange, not applied yet
         self._steps = self._refused = 0
         self._unsent = 0  # steps since the last exchange
-        self._pending = False  # whether the model has anything that was not sent
+        self._pending = False  # the model has unsent changes
         self._seconds = 0.0  # in exchanges, as step() sees them
-        self._ended = ""  # what the next method comes too late after
+        self._ended = ""  # the call or error after which methods are refused
         self._loaded = False
         with ExitStack() as resources:
 
@@ -178,7 +177,7 @@ class ParameterServer:
         """Step the local optimizer, and exchange with the boxes every `push_every` steps; after
         backward(). Returns the closure's result.
 
-        With overlap the exchange runs beside the next step, in a thread.
+        With overlap the exchange runs during the next step, in a thread.
 
         An update that is not finite is not sent, and counted (stats()["refused"]); a RuntimeWarning
         names the parameter, and this worker continues with the box's weights.
@@ -196,7 +195,7 @@ class ParameterServer:
             start = time.perf_counter()
             with self._broken_by_errors():
                 if self._pipeline is not None:
-                    self._exchange_beside_next_step(self._pipeline)
+                    self._exchange_during_next_step(self._pipeline)
                 elif self._config.rule.reads_first:
                     self._pull_then_push()
                 else:
@@ -205,56 +204,56 @@ class ParameterServer:
             self._seconds += time.perf_counter() - start
         return loss
 
-    def _exchange_beside_next_step(self, pipeline: TaskPipeline) -> None:
-        """Apply what arrived during this step, and leave an exchange to run during the next.
+    def _exchange_during_next_step(self, pipeline: TaskPipeline) -> None:
+        """Apply the arrived weights, and start an exchange that runs during the next step.
 
-        The slots are the exchange's own until it is over, so it is waited for first.
+        Waits for the last exchange first: the delta buffers belong to an exchange until its end.
         """
         self._wait_for_exchange()
         workers, scales = self._workers_and_scales()
-        sent = self._fill_slots(workers)
-        layers = {piece.layer for piece in sent}
-        for piece in sent:
-            self._replica.take_ahead(piece, scales[piece.kind])
-        for piece in self._arrived:
-            if piece.layer not in layers:
-                self._replica.take_unsent(piece)
-        self._under_way = pipeline.submit(
+        sent = self._fill_delta_buffers(workers)
+        layers = {shard.layer for shard in sent}
+        for shard in sent:
+            self._replica.take_ahead(shard, scales[shard.kind])
+        for shard in self._arrived:
+            if shard.layer not in layers:
+                self._replica.take_unsent(shard)
+        self._in_flight = pipeline.submit(
             partial(self._exchange.start, sent, scales), partial(self._exchange.end, sent)
         )
 
     def _push_and_pull(self) -> None:
-        """Exchange now, applying each piece while the others travel."""
+        """Exchange now, applying each shard while other shards are in flight."""
         workers, scales = self._workers_and_scales()
-        sent = self._fill_slots(workers)
-        layers = {piece.layer for piece in sent}
+        sent = self._fill_delta_buffers(workers)
+        layers = {shard.layer for shard in sent}
         for arrival in self._exchange.start(sent, scales):
-            piece = arrival.wait()
-            if piece.layer in layers:
-                self._replica.take(piece)
+            shard = arrival.wait()
+            if shard.layer in layers:
+                self._replica.take(shard)
             else:
-                self._replica.take_unsent(piece)
+                self._replica.take_unsent(shard)
         self._exchange.finish(sent)
 
     def _pull_then_push(self) -> None:
-        """Exchange now, by a rule that computes differences from fresh weights."""
+        """Exchange now, by a rule that computes deltas from fresh weights."""
         workers, scales = self._workers_and_scales()
         self._exchange.pull(self._layout.changing)
-        sent = self._fill_slots(workers)
-        for piece in sent:
-            self._replica.take(piece)
+        sent = self._fill_delta_buffers(workers)
+        for shard in sent:
+            self._replica.take(shard)
         self._exchange.push(sent, scales)
 
     def finish(self) -> None:
-        """Send all unsent changes, and count no more; after the last step.
+        """Send all unsent changes, and leave the staleness bound; after the last step.
 
-        No bound on staleness holds up the others then. pull() and state_dict() still work.
+        Other workers no longer wait for this one. pull() and state_dict() still work.
         """
         self._check("finish()")
         self._shared.find()
         with self._broken_by_errors():
             self._send_all()
-            self._job.roster.retire()
+            self._job.membership.retire()
         self._ended = _FINISHED
 
     def pull(self) -> None:
@@ -280,7 +279,7 @@ class ParameterServer:
         with self._broken_by_errors():
             self._send_all()
             if not self._config.rule.reads_first:
-                self._adopt(self._layout.changing)  # with what was just sent
+                self._adopt(self._layout.changing)  # these include the delta just sent
             self._replica.read(weights, self._layout.changing)
         found = {id(tensor): copy for tensor, copy in zip(tensors, weights, strict=True)}
 
@@ -314,17 +313,17 @@ class ParameterServer:
         with restored_on_error(self._model):
             self._model.load_state_dict(weights)
             self._selection.load_state_dict(state)
-        roster = self._job.roster
-        if roster.begun():
+        membership = self._job.membership
+        if membership.begun():
             _log.warning("training has begun in the box: its weights stay, not the checkpoint's")
-        elif roster.claims_load():
+        elif membership.claims_load():
             self._replica.give()
-            roster.set_loaded()
+            membership.set_loaded()
         else:
-            roster.wait_loaded()
+            membership.wait_loaded()
         self._loaded = True
         self._steps = steps
-        self._adopt(self._layout.pieces)
+        self._adopt(self._layout.shards)
 
     def stats(self) -> dict[str, int | float]:
         """Return counters since the start: steps; workers that are alive; ahead, the exchanges by
@@ -336,7 +335,7 @@ class ParameterServer:
         self._check("stats()")
         return {
             "steps": self._steps,
-            "workers": len(self._job.roster.active()),
+            "workers": len(self._job.membership.active()),
             "ahead": self._exchange.lead(),
             "pushed_bytes": self._exchange.pushed_bytes,
             "pulled_bytes": self._exchange.pulled_bytes,
@@ -348,8 +347,8 @@ class ParameterServer:
     def close(self) -> None:
         """Send all unsent changes, and leave. The model keeps its values.
 
-        After an error nothing is sent: part of it may be in the weights. Does nothing the second
-        time.
+        After an error it sends nothing, because part of the delta may be in the weights already.
+        Does nothing the second time.
         """
         if self._ended == _CLOSED:
             return
@@ -368,7 +367,7 @@ class ParameterServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close; after an exception send nothing any more."""
+        """Close; after an exception without sending."""
         if kind is not None and self._ended != _CLOSED:
             self._ended = _FAILED
         self.close()
@@ -401,18 +400,18 @@ class ParameterServer:
             manifest = self._layout.manifest(self._config.manifest_terms)
             return manifest, f"{name}/{secrets.token_hex(8)}"
 
-        told = together(group, attempt, "a ParameterServer")
-        first, name = told[0]
-        for rank, (manifest, _) in enumerate(told):
+        manifests = together(group, attempt, "a ParameterServer")
+        first, name = manifests[0]
+        for rank, (manifest, _) in enumerate(manifests):
             if why := manifest_mismatch(first, manifest):
                 raise ValueError(
-                    f"the ParameterServer of rank 0 (here) and that of rank {rank} (there) do not "
-                    f"fit each other: {why}"
+                    f"the ParameterServers of rank 0 (here) and rank {rank} (there) do not fit "
+                    f"each other: {why}"
                 )
         return boxes, name
 
     def _lay_out(self, boxes: int) -> None:
-        """Decide where the model's tensors lie in the boxes, and what of them is sent."""
+        """Lay the model's tensors out in the boxes, and choose the selection of layers."""
         config = self._config
         tensors = model_tensors(self._model, config.buffers == "shared")
         for name, tensor, kind in tensors:
@@ -421,7 +420,7 @@ class ParameterServer:
         self._shared = SharedModel(self._model, self._optimizer, specs)
         self._selection: Selection
         if config.drop is None:
-            self._layers = 0  # that have a version
+            self._layers = 0  # layers with a version counter
             self._layout = lay_out(specs, boxes, config.transfer_name)
             self._selection = SendAll(self._layout.changing)
         else:
@@ -430,7 +429,7 @@ class ParameterServer:
             members = [layer.members for layer in layers]
             self._layout = lay_out(specs, boxes, config.transfer_name, members)
             self._selection = AsyncLayerDrop(config.drop, layers, self._layout.changing)
-        self._kinds = {piece.kind for piece in self._layout.changing}
+        self._kinds = {shard.kind for shard in self._layout.changing}
 
     def _join(self, boxes: Sequence[smb.Box], name: str, resources: ExitStack) -> None:
         """Join the job, and take its weights; `resources` leaves it."""
@@ -441,57 +440,59 @@ class ParameterServer:
         if job.leads:
             self._replica.give()
             job.publish()
-        job.weights.check_mark(job.roster.ready())
+        job.weights.check_mark(job.membership.ready())
         ahead = config.exchanges_ahead
-        self._exchange = BoundedExchange(job.exchange, job.roster, changing, job.versions, ahead)
-        self._adopt(self._layout.pieces)
-        if clock := job.roster.activate(math.inf if ahead is None else ahead + 1):
+        self._exchange = BoundedExchange(
+            job.exchange, job.membership, changing, job.versions, ahead
+        )
+        self._adopt(self._layout.shards)
+        if clock := job.membership.activate(math.inf if ahead is None else ahead + 1):
             self._exchange.count_from(clock)
-            self._adopt(changing)  # with what was pushed before this worker counted
-        job.roster.wait_for_workers(config.workers)
+            self._adopt(changing)  # with the deltas pushed before this worker counted
+        job.membership.wait_for_workers(config.workers)
 
     # -- parts of an exchange --------------------------------------------------------------------
 
     def _wait_for_exchange(self) -> None:
-        """Wait for the exchange that is under way, if any; self._arrived has its pieces then."""
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
-            self._arrived = under_way.result()
+        """Wait for the exchange in flight, if any; then self._arrived has its shards."""
+        if self._in_flight is not None:
+            in_flight, self._in_flight = self._in_flight, None
+            self._arrived = in_flight.result()
 
     def _workers_and_scales(self) -> tuple[int, Scales]:
-        """Return how many workers are alive, as far as is known, and what that means for sums."""
-        self._job.roster.notice_deaths()
-        workers = max(len(self._job.roster.active()), 1)
+        """Return the number of workers believed alive, and the scale of deltas by kind."""
+        self._job.membership.notice_deaths()
+        workers = max(len(self._job.membership.active()), 1)
         return workers, {kind: self._config.rule.scale(kind, workers) for kind in self._kinds}
 
-    def _fill_slots(self, workers: int, everything: bool = False) -> Sequence[Piece]:
-        """Compute the differences, and put those that are sent into the slots.
+    def _fill_delta_buffers(self, workers: int, everything: bool = False) -> Sequence[Shard]:
+        """Compute the deltas, and fill the delta buffers of the shards that are sent.
 
-        Returns their pieces: what the selection chooses, or all that is pending; none, if an
-        element is not finite and the update is refused.
+        Returns these shards: the selection's choice, or with `everything` all pending ones. Returns
+        none if an element is not finite: the update is then refused.
         """
         self._replica.locate()
-        moments = []
-        for piece in self._layout.changing:
-            difference = self._replica.difference(piece, workers)
-            moment = self._selection.moment(difference)
-            if math.isnan(moment):
-                self._refuse(self._replica.first_not_finite(piece, difference))
+        sums = []
+        for shard in self._layout.changing:
+            delta = self._replica.delta(shard, workers)
+            delta_sum = self._selection.delta_sum(delta)
+            if math.isnan(delta_sum):
+                self._refuse(self._replica.first_not_finite(shard, delta))
                 return ()
-            moments.append(moment)
+            sums.append(delta_sum)
         choose = self._selection.pending if everything else self._selection.choose
-        sent = choose(moments)
-        for piece in sent:
-            self._replica.fill_slot(piece, workers)
+        sent = choose(sums)
+        for shard in sent:
+            self._replica.fill_delta_buffer(shard, workers)
         self._pending = len(sent) < len(self._layout.changing)
         return sent
 
     def _refuse(self, name: str) -> None:
-        """Keep an update out of the weights, and go on from them."""
+        """Keep an update out of the weights, and continue from the weights."""
         self._refused += 1
         warnings.warn(
-            f"worker {self._job.roster.index}: the update of {name} in step {self._steps} is not "
-            "finite; it was not sent, and the worker goes on with the box's weights. Its "
+            f"worker {self._job.membership.index}: the update of {name} in step {self._steps} is "
+            "not finite; it was not sent, and the worker continues with the box's weights. Its "
             "optimizer's state may be spoilt: check the loss and the gradients before step().",
             RuntimeWarning,
             stacklevel=5,  # the caller of ParameterServer's method
@@ -499,20 +500,20 @@ class ParameterServer:
         self._adopt(self._layout.changing)
 
     def _send_all(self) -> None:
-        """Bring all that this worker's optimizer did into the weights, or refuse it."""
+        """Add all unsent changes to the weights, or refuse the update."""
         self._wait_for_exchange()
         workers, scales = self._workers_and_scales()
         if self._pending and not self._config.rule.reads_first:
-            self._exchange.add(self._fill_slots(workers, everything=True), scales)
+            self._exchange.add(self._fill_delta_buffers(workers, everything=True), scales)
             self._pending = False
             self._unsent = 0
-        while rest := self._replica.fill_slots_with_rest():
+        while rest := self._replica.fill_delta_buffers_with_rest():
             self._exchange.add(rest, scales)
 
-    def _adopt(self, pieces: Sequence[Piece]) -> None:
-        """Make the box's weights the model's; what was not sent is gone."""
+    def _adopt(self, shards: Sequence[Shard]) -> None:
+        """Make the box's weights the model's. Discards unsent changes."""
         self._exchange.forget_changes()
-        self._replica.adopt(pieces)
+        self._replica.adopt(shards)
         self._pending = False
         self._arrived = ()
         if self._config.overlap:
@@ -527,6 +528,6 @@ def _require_finite(model: nn.Module, weights: Any) -> None:
         found = weights.get(name)
         if isinstance(found, torch.Tensor) and not is_finite(found):
             raise ValueError(
-                f"the checkpoint's {name} is not finite (it has a NaN or an infinity), and every "
-                "worker would take it from the box: nothing was loaded; load an earlier checkpoint"
+                f"the checkpoint's {name} has a NaN or an infinity, which every worker would take "
+                "from the box: nothing was loaded; load an earlier checkpoint"
             )

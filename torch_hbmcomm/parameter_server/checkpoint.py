@@ -26,7 +26,7 @@ def check_kind(state: object, owner: str, right: str) -> None:
 
 
 def part(state: Mapping[str, Any], key: str, right: str) -> Any:
-    """Return state[key]. Raises ValueError if there is none. right: as check_kind()'s"""
+    """Return state[key]. Raises ValueError if there is none. right: as in check_kind()"""
     if key not in state:
         raise ValueError(f"the state has no {key!r}; load {right}")
     return state[key]

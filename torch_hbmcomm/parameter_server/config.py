@@ -17,7 +17,7 @@ _BUFFERS = ("shared", "local")
 class AsyncConfig:
     """Arguments of ParameterServer, which explains them.
 
-    Raises TypeError, or ValueError for what does not go together.
+    Raises TypeError, or ValueError for incompatible arguments.
     """
 
     rule: Rule
@@ -36,7 +36,7 @@ class AsyncConfig:
         if self.staleness is not None:
             _check_whole("staleness", self.staleness)
             if self.staleness < 0:
-                raise ValueError(f"staleness is not negative: {self.staleness}; None is no bound")
+                raise ValueError(f"staleness is at least 0, not {self.staleness}; None: no bound")
         if self.staleness == 0 and self.overlap:
             raise ValueError("with staleness=0 an exchange cannot overlap the next step")
         _check_positive("workers", self.workers)
@@ -46,19 +46,19 @@ class AsyncConfig:
             raise ValueError(f"transfer is None or torch.bfloat16, not {self.transfer}")
         if self.drop is not None and self.rule.reads_first:
             raise ValueError(
-                f"drop does not go with rule {self.rule!r}, which sends a part of the distance to "
-                "the weights, not what the optimizer changed: of a layer that is dropped nothing "
-                "would add up and be made up for later. Use Downpour, or leave drop out"
+                f"drop does not go with rule {self.rule!r}: it sends a part of the distance to the "
+                "weights, so the changes of a dropped layer would not add up. Use Downpour, or "
+                "leave drop out"
             )
         if self.drop is not None and self.drop.cache_dtype is not None:
             raise ValueError(
                 f"drop.cache_dtype={self.drop.cache_dtype} has no meaning for ParameterServer: "
-                "there is no cache, what is not sent waits in the model itself; leave it at None"
+                "unsent changes wait in the model itself; leave it at None"
             )
 
     @property
     def manifest_terms(self) -> dict[str, Any]:
-        """Return what all workers of a job have to agree on, as their manifest has it."""
+        """The settings that all workers of a job must have alike, for the manifest."""
         return {
             "rule": repr(self.rule),
             "staleness": self.staleness,

@@ -1,7 +1,7 @@
-"""One worker's exchanges with the boxes: differences go there, fresh weights come back.
+"""One worker's exchanges with the boxes: deltas go there, fresh weights come back.
 
-Staleness is bounded as by Ho et al. 2013. Where layers are dropped, a counter for each layer tells
-which ones others have changed. PyTorch is not needed.
+Staleness is bounded as by Ho et al. 2013. With layer dropping, a version counter for each layer
+shows which layers other workers have changed. PyTorch is not needed.
 """
 
 from __future__ import annotations
@@ -12,31 +12,30 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.parameter_server.layout import Piece
-from torch_hbmcomm.parameter_server.roster import Roster
+from torch_hbmcomm.parameter_server.layout import Shard
+from torch_hbmcomm.parameter_server.membership import MembershipTable
 from torch_hbmcomm.parameter_server.sharding import (
     MARK_BYTES,
     JobSegments,
     ShardedSegment,
-    Shards,
+    ShardedValues,
     wait_all,
 )
 
 COUNTER_BYTES = 8  # of a layer's version, a signed 64-bit number
 
-SENDS = 2  # pieces at a time to a box; measured over 1 Gbit/s, see papers/README.md
+SENDS = 2  # shards at a time to a box; measured over 1 Gbit/s, see papers/README.md
 
-Scales = Mapping[str, float]  # what the box multiplies differences with, by the kind of the piece
+Scales = Mapping[str, float]  # the factors of deltas, by the kind of the shard
 
 
 class LayerVersions:
-    """A counter for each layer, in a box: how often its weights were added to.
+    """A counter for each layer, in a box: the number of additions to the layer's weights.
 
-    A worker adds to the weights first and raises the version then; it looks at the versions first
-    and reads weights then. So a change that is missed is seen the next time, and none is missed for
-    good.
+    A worker adds to the weights first and then raises the version; it reads the versions first and
+    then the weights. So a reader that misses a change sees it the next time.
 
-    Raises what JobSegments.alloc() does; smb.BoxError.
+    Raises the errors of JobSegments.alloc(); smb.BoxError.
 
     Threads: one at a time.
     """
@@ -45,7 +44,7 @@ class LayerVersions:
         self._box = segments.boxes[0]
         self._size = layers * COUNTER_BYTES
         self._counters = segments.alloc(0, self._size, "versions", mode)
-        self._increments = segments.alloc(0, self._size)  # what this worker adds
+        self._increments = segments.alloc(0, self._size)  # added by this worker
         self._seen = [0] * layers
         self.pushed_bytes = 0
         self.pulled_bytes = 0
@@ -55,7 +54,7 @@ class LayerVersions:
         found = memoryview(bytearray(self._size))
         self._counters.read(into=found)
         self.pulled_bytes += self._size
-        if self._box.transport == "shm":  # a plain load: a question orders it before what follows
+        if self._box.transport == "shm":  # a plain load: an operation of the box orders it
             self._counters.fetch_add(0, 0)
         seen, self._seen = self._seen, found.cast("q").tolist()
         return {
@@ -78,25 +77,25 @@ class LayerVersions:
 
 
 class Arrival(NamedTuple):
-    """A piece whose numbers are on their way to Exchange.fresh()."""
+    """A shard whose values are in flight to Exchange.fresh()."""
 
-    piece: Piece
+    shard: Shard
     futures: Sequence[smb.Future]
 
-    def wait(self) -> Piece:
+    def wait(self) -> Shard:
         wait_all(self.futures)
-        return self.piece
+        return self.shard
 
 
 class Exchange:
-    """Adds a worker's slots to shards, and reads fresh numbers.
+    """Adds a worker's deltas to shards, and reads fresh values.
 
-    A slot is memory of the box in which a worker leaves a difference, for the box to add. Over shm
-    nothing is copied: slot() and fresh() are the box's own memory.
+    A delta buffer is memory of the box: a worker leaves a delta there, for the box to add. Over shm
+    nothing is copied: delta_buffer() and fresh() are the box's own memory.
 
     Args:
-        narrow: over transports that copy, numbers come back in the slot's dtype
-        sends: pieces at a time to a box; None: any number
+        narrow: over transports that copy, values come back in the delta's dtype
+        sends: shards at a time to a box; None: any number
 
     Raises the errors of JobSegments.alloc(); smb.BoxError.
 
@@ -106,112 +105,113 @@ class Exchange:
     def __init__(
         self,
         segments: JobSegments,
-        shards: Shards,
+        values: ShardedValues,
         *,
         narrow: bool = False,
         sends: int | None = None,
     ) -> None:
-        self.shards = shards
+        self.values = values
         self.pushed_bytes = self.pulled_bytes = 0
-        self._memory = shards.memory
-        self._slots = ShardedSegment(
+        self._memory = values.memory
+        self._delta_buffers = ShardedSegment(
             segments.boxes,
             [
                 segments.alloc(box, max(size, MARK_BYTES))
-                for box, size in enumerate(shards.layout.slot_bytes)
+                for box, size in enumerate(values.layout.delta_bytes)
             ],
         )
         self._narrow = narrow
         self._sends = None if sends is None else sends * len(segments.boxes)
 
-    def slot(self, piece: Piece) -> memoryview:
-        """Return where the difference of a piece is put before it is sent."""
-        return self._slots.local(piece.box, piece.slot_offset, piece.slot_size)
+    def delta_buffer(self, shard: Shard) -> memoryview:
+        """Return the memory of a shard's delta, of delta_size bytes, to fill before add()."""
+        return self._delta_buffers.local(shard.box, shard.delta_offset, shard.delta_size)
 
-    def fresh(self, piece: Piece) -> tuple[memoryview, str]:
-        """Return where the numbers of a piece are after fetch(), and their dtype."""
-        if self._narrowed(piece):
-            begin = piece.slot_offset
-            return self._landing[piece.box][begin : begin + piece.slot_size], piece.slot_dtype
-        return self._memory.local(piece.box, piece.offset, piece.size), piece.dtype
+    def fresh(self, shard: Shard) -> tuple[memoryview, str]:
+        """Return the memory of a shard's values after fetch(), and their dtype."""
+        if self._narrowed(shard):
+            begin = shard.delta_offset
+            return self._landing[shard.box][begin : begin + shard.delta_size], shard.delta_dtype
+        return self._memory.local(shard.box, shard.offset, shard.size), shard.dtype
 
-    def add(self, pieces: Iterable[Piece], scales: Scales, fetch: bool) -> list[Arrival]:
-        """Add the slots of pieces to their numbers, and bring these to fresh() if `fetch`.
+    def add(self, shards: Iterable[Shard], scales: Scales, fetch: bool) -> list[Arrival]:
+        """Add the deltas of shards to their values, and bring the values to fresh() if `fetch`.
 
-        A slot belongs to the box until its piece has arrived. With `sends`, only a few pieces are
-        being sent at any time. Pieces that are sent together share the connections and arrive
-        together, and until then no numbers could come back.
+        A delta buffer belongs to the box until its shard has arrived. `sends` bounds the number of
+        shards being sent, because shards that are sent together share the connections and arrive
+        together: until then no values could come back.
 
-        pieces: yields a piece when its slot is filled
+        shards: yields a shard when its delta buffer is filled
         """
         arrivals = []
         sending: deque[smb.Future] = deque()
-        for piece in pieces:
+        for shard in shards:
             if len(sending) == self._sends:
                 sending.popleft().result()
-            self.pushed_bytes += piece.slot_size
-            sent = self._slots.send(piece.box, piece.slot_offset, piece.slot_size)
+            self.pushed_bytes += shard.delta_size
+            sent = self._delta_buffers.send(shard.box, shard.delta_offset, shard.delta_size)
             sending += sent
-            added = self._sum(piece, scales[piece.kind])
-            fetched = self._ask(piece) if fetch else []
-            arrivals.append(Arrival(piece, [*sent, added, *fetched]))
+            added = self._sum(shard, scales[shard.kind])
+            fetched = self._ask(shard) if fetch else []
+            arrivals.append(Arrival(shard, [*sent, added, *fetched]))
         return arrivals
 
-    def fetch(self, pieces: Iterable[Piece]) -> list[Arrival]:
-        """Bring the numbers of pieces to fresh()."""
-        return [Arrival(piece, self._ask(piece)) for piece in pieces]
+    def fetch(self, shards: Iterable[Shard]) -> list[Arrival]:
+        """Bring the values of shards to fresh()."""
+        return [Arrival(shard, self._ask(shard)) for shard in shards]
 
-    def _sum(self, piece: Piece, scale: float) -> smb.Future:
-        """Compute numbers += scale * slot, on the box."""
-        return self._memory.segments[piece.box].accumulate_async(
-            self._slots.segments[piece.box],
-            piece.dtype,
+    def _sum(self, shard: Shard, scale: float) -> smb.Future:
+        """Compute values += scale * delta, on the box."""
+        return self._memory.segments[shard.box].accumulate_async(
+            self._delta_buffers.segments[shard.box],
+            shard.dtype,
             scale,
-            offset=piece.offset,
-            size=piece.size,
-            source_offset=piece.slot_offset,
-            source_dtype=piece.slot_dtype,
+            offset=shard.offset,
+            size=shard.size,
+            source_offset=shard.delta_offset,
+            source_dtype=shard.delta_dtype,
         )
 
-    def _ask(self, piece: Piece) -> list[smb.Future]:
-        """Bring the numbers of a piece to fresh(); the box narrows them by way of the slot."""
-        if not self._narrowed(piece):
-            self.pulled_bytes += piece.size
-            return self._memory.fetch(piece.box, piece.offset, piece.size)
-        self.pulled_bytes += piece.slot_size
-        begin, size = piece.slot_offset, piece.slot_size
-        slot = self._slots.segments[piece.box]
-        rounded = slot.assign_async(
-            self._memory.segments[piece.box],
-            piece.slot_dtype,
+    def _ask(self, shard: Shard) -> list[smb.Future]:
+        """Bring the values of a shard to fresh(); the box narrows them in the delta buffer."""
+        if not self._narrowed(shard):
+            self.pulled_bytes += shard.size
+            return self._memory.fetch(shard.box, shard.offset, shard.size)
+        self.pulled_bytes += shard.delta_size
+        begin, size = shard.delta_offset, shard.delta_size
+        deltas = self._delta_buffers.segments[shard.box]
+        rounded = deltas.assign_async(
+            self._memory.segments[shard.box],
+            shard.delta_dtype,
             offset=begin,
             size=size,
-            source_offset=piece.offset,
-            source_dtype=piece.dtype,
+            source_offset=shard.offset,
+            source_dtype=shard.dtype,
         )
-        landing = self._landing[piece.box][begin : begin + size]
-        return [rounded, slot.read_async(begin, size, into=landing)]
+        landing = self._landing[shard.box][begin : begin + size]
+        return [rounded, deltas.read_async(begin, size, into=landing)]
 
     @cached_property
     def _landing(self) -> list[memoryview]:
-        """The memory where narrowed numbers arrive, by box."""
-        return [memoryview(bytearray(size)) for size in self.shards.layout.slot_bytes]
+        """The memory where narrowed values arrive, by box."""
+        return [memoryview(bytearray(size)) for size in self.values.layout.delta_bytes]
 
-    def _narrowed(self, piece: Piece) -> bool:
-        """Return True if numbers come in the slot's dtype, which helps only if they are copied."""
-        wide = piece.slot_dtype != piece.dtype
-        return self._narrow and wide and not self._memory.zero_copy[piece.box]
+    def _narrowed(self, shard: Shard) -> bool:
+        """Return True if values come in the delta's dtype, which helps only if they are copied."""
+        wide = shard.delta_dtype != shard.dtype
+        return self._narrow and wide and not self._memory.zero_copy[shard.box]
 
 
 class BoundedExchange:
     """A worker's exchanges, and its clocks: how often it has pushed and pulled.
 
     An exchange pushes and pulls once each, in either order: start() and end(), or pull() and then
-    push(). With staleness 0 nobody pushes before all have pulled, nor pulls before all have pushed.
+    push(). With staleness 0 a worker pushes only after all have pulled, and pulls only after all
+    have pushed.
 
     Args:
-        changing: the pieces that are exchanged
-        versions: of layers, where some are dropped
+        changing: the shards that are exchanged
+        versions: the layers' version counters; None: no layer is dropped
         staleness: how many exchanges a worker may be ahead of the slowest one; None: any number
 
     Threads: one at a time.
@@ -220,32 +220,32 @@ class BoundedExchange:
     def __init__(
         self,
         exchange: Exchange,
-        roster: Roster,
-        changing: Sequence[Piece],
+        membership: MembershipTable,
+        changing: Sequence[Shard],
         versions: LayerVersions | None,
         staleness: int | None,
     ) -> None:
         self._exchange = exchange
-        self._roster = roster
+        self._membership = membership
         self._changing = changing
         self._versions = versions
         self._staleness = staleness
         self._pushed = self._pulled = 0
 
     def count_from(self, clock: int) -> None:
-        """Set the clocks to the foremost worker's, and wait for those too far behind it."""
+        """Set the clocks to the foremost worker's, and wait for workers too far behind it."""
         self._pushed = self._pulled = clock
         if self._staleness is not None:
-            self._roster.wait_pushed(clock - self._staleness)
+            self._membership.wait_pushed(clock - self._staleness)
 
-    def start(self, sent: Sequence[Piece], scales: Scales) -> list[Arrival]:
-        """Add the slots of these pieces to the weights, and ask for fresh weights.
+    def start(self, sent: Sequence[Shard], scales: Scales) -> list[Arrival]:
+        """Add the deltas of these shards to the weights, and fetch fresh weights.
 
-        Those come of the pieces that were sent, with the difference in them, and of layers that
-        others have changed. Call end() then; or wait for each of them, and call finish().
+        Fetches the shards just sent, own delta included, and the layers changed by other workers.
+        Then call end(); or wait for each arrival, and call finish().
 
-        Without a bound on staleness, pieces go both ways at once. With one, it returns when all
-        differences have been added and the workers are near enough to each other.
+        Without a bound on staleness, shards go both ways together. With a bound, start() returns
+        when all deltas have been added and the workers are near enough to each other.
         """
         if self._staleness is None:
             changed = self._exchange.fetch(self._changed_besides(sent))
@@ -253,51 +253,51 @@ class BoundedExchange:
         self.push(sent, scales)
         return self._exchange.fetch([*self._changed_besides(sent), *sent])
 
-    def end(self, sent: Sequence[Piece], arrivals: Sequence[Arrival]) -> list[Piece]:
-        """Wait for all that start() asked for, and finish(). Returns the pieces."""
+    def end(self, sent: Sequence[Shard], arrivals: Sequence[Arrival]) -> list[Shard]:
+        """Wait for all arrivals of start(), and finish(). Returns the shards."""
         arrived = [arrival.wait() for arrival in arrivals]
         self.finish(sent)
         return arrived
 
-    def finish(self, sent: Sequence[Piece]) -> None:
-        """Tell the others about an exchange whose pieces have all arrived: clocks advance."""
+    def finish(self, sent: Sequence[Shard]) -> None:
+        """Advance the clocks, once all shards of an exchange have arrived."""
         if self._staleness is None:
             self._raise_versions(sent)
             self._count_push()
         self._count_pull()
 
-    def push(self, pieces: Sequence[Piece], scales: Scales) -> None:
-        """Add the slots to the weights, and wait for the workers that are too far behind."""
+    def push(self, shards: Sequence[Shard], scales: Scales) -> None:
+        """Add the deltas to the weights, and wait for the workers that are too far behind."""
         if self._staleness is not None:
-            self._roster.wait_pulled(self._pulled - self._staleness)
-        self.add(pieces, scales)
+            self._membership.wait_pulled(self._pulled - self._staleness)
+        self.add(shards, scales)
         self._count_push()
 
-    def pull(self, pieces: Sequence[Piece]) -> None:
+    def pull(self, shards: Sequence[Shard]) -> None:
         """Read fresh weights, and wait for them."""
-        self.prefetch(pieces)
+        self.prefetch(shards)
         self._count_pull()
 
-    def add(self, pieces: Sequence[Piece], scales: Scales) -> None:
-        """Add the slots to the weights outside of any exchange: no clock moves, and nobody is
-        waited for."""
-        for arrival in self._exchange.add(pieces, scales, fetch=False):
+    def add(self, shards: Sequence[Shard], scales: Scales) -> None:
+        """Add the deltas to the weights outside of any exchange: without moving a clock, or waiting
+        for other workers."""
+        for arrival in self._exchange.add(shards, scales, fetch=False):
             arrival.wait()
-        self._raise_versions(pieces)
+        self._raise_versions(shards)
 
-    def prefetch(self, pieces: Sequence[Piece]) -> None:
+    def prefetch(self, shards: Sequence[Shard]) -> None:
         """Read fresh weights outside of any exchange, and wait for them."""
-        for arrival in self._exchange.fetch(pieces):
+        for arrival in self._exchange.fetch(shards):
             arrival.wait()
 
     def forget_changes(self) -> None:
-        """Count what others have changed until now as taken: all weights are read next."""
+        """Mark all changes by other workers as taken, before a read of all weights."""
         if self._versions is not None:
             self._versions.changed()
 
     def lead(self) -> int:
         """Return the exchanges that this worker is ahead of the slowest."""
-        return max((self._pushed - line.pushed for line in self._roster.active()), default=0)
+        return max((self._pushed - entry.pushed for entry in self._membership.active()), default=0)
 
     @property
     def pushed_bytes(self) -> int:
@@ -309,24 +309,24 @@ class BoundedExchange:
         versions = 0 if self._versions is None else self._versions.pulled_bytes
         return self._exchange.pulled_bytes + versions
 
-    def _changed_besides(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Return what others changed since this worker looked last, but for these layers."""
+    def _changed_besides(self, shards: Sequence[Shard]) -> list[Shard]:
+        """Return the shards that others changed since the last call, except these layers'."""
         if self._versions is None:
             return []
-        layers = self._versions.changed() - {piece.layer for piece in pieces}
-        return [piece for piece in self._changing if piece.layer in layers]
+        layers = self._versions.changed() - {shard.layer for shard in shards}
+        return [shard for shard in self._changing if shard.layer in layers]
 
-    def _raise_versions(self, pieces: Sequence[Piece]) -> None:
+    def _raise_versions(self, shards: Sequence[Shard]) -> None:
         """Raise the versions of layers that were added to the weights."""
-        if self._versions is not None and pieces:
-            self._versions.bump({piece.layer for piece in pieces})
+        if self._versions is not None and shards:
+            self._versions.bump({shard.layer for shard in shards})
 
     def _count_push(self) -> None:
         self._pushed += 1
-        self._roster.set_pushed(self._pushed)
+        self._membership.set_pushed(self._pushed)
         if self._staleness is not None:
-            self._roster.wait_pushed(self._pushed - self._staleness)
+            self._membership.wait_pushed(self._pushed - self._staleness)
 
     def _count_pull(self) -> None:
         self._pulled += 1
-        self._roster.set_pulled(self._pulled)
+        self._membership.set_pulled(self._pulled)

@@ -1,4 +1,4 @@
-"""A worker's place in a job of a ParameterServer: how it joins, begins and leaves."""
+"""A worker's part in a job of a ParameterServer: how it joins, begins and leaves."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.config import AsyncConfig
 from torch_hbmcomm.parameter_server.exchange import SENDS, Exchange, LayerVersions
 from torch_hbmcomm.parameter_server.layout import Layout, manifest_mismatch
-from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.sharding import JobSegments, Shards
+from torch_hbmcomm.parameter_server.membership import MembershipTable
+from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedValues
 
 
 class AsyncJob:
-    """A worker's place in the job, and what it has attached in the boxes.
+    """A worker's membership in the job, and its segments in the boxes.
 
-    leads: whether this worker has to write the first weights, and call publish() then
-    versions: of layers, where `layers` of them may be dropped; None: they all travel
+    leads: this worker must write the first weights, and then call publish()
+    versions: the version counters of `layers` layers; None: no layer is dropped
 
     Raises:
-        ValueError: the model or the config is not the other workers'
-        RuntimeError: all others have left while this one came
+        ValueError: the model or the config is unlike the other workers'
+        RuntimeError: all others left while this worker joined
         MemoryError, TimeoutError, smb.BoxError
     """
 
@@ -36,22 +36,24 @@ class AsyncJob:
         layers: int,
     ) -> None:
         segments = JobSegments(
-            boxes, name, layout.weights_bytes, layout.slot_bytes, temporary=not config.keep
+            boxes, name, layout.weights_bytes, layout.delta_bytes, temporary=not config.keep
         )
         with ExitStack() as leaving:
             with segments.naming_needs(0):
-                self.roster = Roster(boxes[0], name, config.timeout, temporary=not config.keep)
-            leaving.callback(self.roster.leave)
+                self.membership = MembershipTable(
+                    boxes[0], name, config.timeout, temporary=not config.keep
+                )
+            leaving.callback(self.membership.leave)
             leaving.callback(segments.free)
-            self.leads = self.roster.leads()
+            self.leads = self.membership.leads()
             if not self.leads:
-                self.roster.begin_anew()
+                self.membership.begin_again()
             manifest = layout.manifest(config.manifest_terms)
             mode: Literal["auto", "attach"] = "auto" if self.leads else "attach"
             try:
                 if not self.leads:
                     _compare(segments, name, manifest)
-                self.weights = Shards(segments, layout, "weights", mode)
+                self.weights = ShardedValues(segments, layout, "weights", mode)
                 self.exchange = Exchange(segments, self.weights, narrow=True, sends=SENDS)
                 self.versions = LayerVersions(segments, layers, mode) if layers else None
             except smb.NoSuchKey as error:
@@ -63,10 +65,10 @@ class AsyncJob:
             self._leaving = leaving.pop_all()
 
     def publish(self) -> None:
-        """Let the others begin: this worker, which leads, has written the weights."""
+        """Let the others begin, once this leading worker has written the weights."""
         mark = 1 + secrets.randbits(62)
         self.weights.mark(mark)
-        self.roster.publish(mark)
+        self.membership.publish(mark)
 
     def close(self) -> None:
         """Leave the job."""

@@ -1,9 +1,9 @@
 """The layout of a model in memory boxes.
 
-Tensors are packed into pieces (packing.py), the unit in which differences and weights travel. Each
-box gets an equal share of the bytes. All workers of a job compute the same layout from the same
-tensors, and compare manifests of it. A layer, where layers are dropped, is some tensors that share
-no piece with others.
+Tensors are packed into shards (packing.py), the unit in which deltas and weights are sent. Each box
+gets an equal share of the bytes. All workers of a job compute the same layout from the same
+tensors, and compare its manifests. With layer dropping, the tensors of a layer share no shard with
+other layers.
 
 PyTorch is not needed.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from torch_hbmcomm.parameter_server.packing import Span, TensorSpec, pack_spans
 
-PIECE_BYTES = 2 << 20
+SHARD_BYTES = 2 << 20
 _ALIGNMENT = 64  # bytes
 
 _SUMMED = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -28,23 +28,23 @@ _VERSION = 2
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Elements of one dtype, kind and layer that lie together in one box.
+class Shard:
+    """Elements of one dtype, kind and layer that are contiguous in one box.
 
     box: index of the box
     offset: bytes, in the box's weights
     count: elements
-    slot_offset: bytes, of their difference in a worker's slot; constants have no slot
-    slot_dtype: of the difference, which may be narrower
-    layer: index of the layer; 0 where nothing is dropped, and of constants
+    delta_offset: bytes, in a worker's delta buffer of that box; meaningless for constants
+    delta_dtype: the delta's dtype, which may be narrower
+    layer: index of the layer; 0 without layer dropping, and for constants
     """
 
     box: int
     offset: int
     count: int
     dtype: str
-    slot_offset: int
-    slot_dtype: str
+    delta_offset: int
+    delta_dtype: str
     kind: str
     layer: int
     spans: tuple[Span, ...]
@@ -55,41 +55,41 @@ class Piece:
         return self.count * width(self.dtype)
 
     @property
-    def slot_size(self) -> int:
-        """The bytes of the difference."""
-        return self.count * width(self.slot_dtype)
+    def delta_size(self) -> int:
+        """The bytes of the delta."""
+        return self.count * width(self.delta_dtype)
 
-    def within(self, tensors: Container[int]) -> Iterator[Piece]:
-        """Yield the parts of this piece that have only tensors of these indices."""
+    def within(self, tensors: Container[int]) -> Iterator[Shard]:
+        """Yield the parts of this shard that have only tensors of these indices."""
         at = 0
         for inside, group in groupby(self.spans, lambda span: span.tensor in tensors):
             spans = tuple(group)
             count = sum(span.length for span in spans)
             if inside:
                 offset = self.offset + at * width(self.dtype)
-                slot_offset = self.slot_offset + at * width(self.slot_dtype)
+                delta_offset = self.delta_offset + at * width(self.delta_dtype)
                 yield replace(
-                    self, offset=offset, count=count, slot_offset=slot_offset, spans=spans
+                    self, offset=offset, count=count, delta_offset=delta_offset, spans=spans
                 )
             at += count
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of all tensors.
+    """The shards of all tensors.
 
-    changing: the pieces that are not constants
-    weights_bytes, slot_bytes: needed in each box, by its index
+    changing: the shards except constants
+    weights_bytes, delta_bytes: needed in each box, by its index
     """
 
     tensors: tuple[TensorSpec, ...]
-    pieces: tuple[Piece, ...]
-    changing: tuple[Piece, ...]
+    shards: tuple[Shard, ...]
+    changing: tuple[Shard, ...]
     weights_bytes: tuple[int, ...]
-    slot_bytes: tuple[int, ...]
+    delta_bytes: tuple[int, ...]
 
     def manifest(self, terms: dict[str, Any]) -> bytes:
-        """Describe what all workers have to agree on, as JSON."""
+        """Describe the settings and tensors that all workers must have alike, as JSON."""
         return json.dumps(
             {
                 "version": _VERSION,
@@ -107,14 +107,14 @@ def lay_out(
     boxes: int,
     transfer: str | None = None,
     layers: Sequence[Sequence[int]] = (),
-    piece_bytes: int = PIECE_BYTES,
+    shard_bytes: int = SHARD_BYTES,
 ) -> Layout:
-    """Pack tensors into pieces, and give each piece to the box that has the least so far.
+    """Pack tensors into shards, and give each shard to the box that has the least so far.
 
     Args:
-        transfer: the dtype in which differences travel, as travels_as() says
-        layers: of each the tensors, by index; none: nothing is dropped
-        piece_bytes: of the numbers of a piece, at most
+        transfer: the dtype of deltas on the wire, as travels_as() says
+        layers: the indices of each layer's tensors; empty: no layer is dropped
+        shard_bytes: the most bytes that the values of a shard take
 
     Raises ValueError for a dtype that a box cannot add.
     """
@@ -124,26 +124,26 @@ def lay_out(
             raise ValueError(f"{tensor}: a parameter server holds {', '.join(allowed)}")
     total = sum(tensor.count * width(tensor.dtype) for tensor in tensors)
     share = -(-total // boxes)
-    most = min(piece_bytes, max(share, _ALIGNMENT))
-    weights, slots = [0] * boxes, [0] * boxes
-    pieces: list[Piece] = []
+    most = min(shard_bytes, max(share, _ALIGNMENT))
+    weights, deltas = [0] * boxes, [0] * boxes
+    shards: list[Shard] = []
     layer_of = {index: number for number, members in enumerate(layers) for index in members}
     for kind, dtype, layer, spans in _runs(tensors, most, layer_of):
-        slot_dtype = travels_as(dtype, transfer)
+        delta_dtype = travels_as(dtype, transfer)
         count = sum(span.length for span in spans)
         box = weights.index(min(weights))
-        pieces.append(
-            Piece(box, weights[box], count, dtype, slots[box], slot_dtype, kind, layer, spans)
+        shards.append(
+            Shard(box, weights[box], count, dtype, deltas[box], delta_dtype, kind, layer, spans)
         )
         weights[box] += _aligned(count * width(dtype))
         if kind != "constant":
-            slots[box] += _aligned(count * width(slot_dtype))
-    changing = tuple(piece for piece in pieces if piece.kind != "constant")
-    return Layout(tuple(tensors), tuple(pieces), changing, tuple(weights), tuple(slots))
+            deltas[box] += _aligned(count * width(delta_dtype))
+    changing = tuple(shard for shard in shards if shard.kind != "constant")
+    return Layout(tuple(tensors), tuple(shards), changing, tuple(weights), tuple(deltas))
 
 
 def travels_as(dtype: str, transfer: str | None) -> str:
-    """Return the dtype of differences, and of weights that are not read zero-copy.
+    """Return the dtype of deltas, and of weights that are not read zero-copy.
 
     transfer: narrows float32 to bfloat16, or float64 to float32; other dtypes stay
     """
@@ -156,7 +156,7 @@ def width(dtype: str) -> int:
 
 
 def manifest_mismatch(ours: bytes, theirs: bytes) -> str | None:
-    """Say in words what two manifests disagree on first; None when they are the same."""
+    """Describe the first mismatch between two manifests; None if they are equal."""
     if ours == theirs:
         return None
     here, there = json.loads(ours), json.loads(theirs)

@@ -1,5 +1,5 @@
-"""Refuses an optimizer's own step() while a parameter server steps it: other workers would not get
-the changes."""
+"""Refuses an optimizer's own step() while a parameter server steps the optimizer, because other
+workers would not get the changes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch_hbmcomm.optimizers import watch_steps
 
 
 class OwnSteps:
-    """Lets an optimizer step inside of allowed() only, until release() or the end of this object: a
-    server that was given up after an error is in nobody's way."""
+    """Rejects optimizer.step() outside allowed() until release(), or until this object is
+    garbage-collected."""
 
     def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._allowed = False
@@ -32,6 +32,6 @@ class OwnSteps:
     def _check(self, *_: Any) -> None:
         if not self._allowed:
             raise RuntimeError(
-                "optimizer.step() beside a parameter server changes this worker's model alone: "
-                "call the server's step(), which steps the optimizer and shares what it changes"
+                "optimizer.step() under a parameter server changes this worker's model alone: call "
+                "the server's step(), which steps the optimizer and shares the changes"
             )

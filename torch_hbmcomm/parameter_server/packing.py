@@ -1,7 +1,7 @@
 """The packing of a model's tensors, for both parameter servers.
 
 TensorSpec describes a tensor. Spans, parts of tensors of one dtype, are packed into runs that are
-sent together: small tensors share a run, a large one spans several.
+sent together. A run may have several tensors, and a tensor several runs.
 
 PyTorch is not needed.
 """
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, dtype, shape and strides of a dense tensor, and what it is for.
+    """Name, dtype, shape, strides and kind of a dense tensor.
 
-    strides: as it lies in memory (0 for dimensions of length 1); the boxes have its elements in
-        the order of memory
-    kind: "parameter", "buffer", or "constant", which is handed out once and never changes
+    strides: in elements (0 for dimensions of length 1); the boxes have the elements in the order of
+        memory
+    kind: "parameter", "buffer", or "constant", which workers receive once and which never changes
     """
 
     name: str
@@ -67,8 +67,7 @@ class Span(NamedTuple):
 
 
 def pack_spans(sizes: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[Span, ...]]:
-    """Cut tensors into runs of at most `most` elements: small ones share a run, large ones span
-    several.
+    """Cut tensors into runs of at most `most` elements.
 
     sizes: index and number of elements of each tensor, all of one dtype
     """
@@ -88,8 +87,8 @@ def pack_spans(sizes: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[Sp
         yield tuple(run)
 
 
-def placed(spans: Iterable[Span]) -> Iterator[tuple[Span, slice]]:
-    """Yield spans with their places in the memory that holds them one after the other."""
+def packed_ranges(spans: Iterable[Span]) -> Iterator[tuple[Span, slice]]:
+    """Yield spans with their ranges in memory that holds the spans one after another."""
     at = 0
     for span in spans:
         end = at + span.length
@@ -100,9 +99,9 @@ def placed(spans: Iterable[Span]) -> Iterator[tuple[Span, slice]]:
 def parts_of(
     spans: Iterable[Span], flats: Sequence[torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, slice]]:
-    """Yield the part of a tensor that each span names, and the part's place as in placed().
+    """Yield the part of a tensor that each span names, and its range as in packed_ranges().
 
     flats: the tensors, in one dimension, by the spans' indices
     """
-    for span, at in placed(spans):
+    for span, at in packed_ranges(spans):
         yield flats[span.tensor][span.start : span.stop], at

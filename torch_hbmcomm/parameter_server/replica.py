@@ -1,4 +1,4 @@
-"""One worker's model beside the weights in the boxes, cut as the layout says."""
+"""One worker's model and its deltas to the weights in the boxes, cut as the layout says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from torch_hbmcomm.parameter_server.exchange import Exchange
-from torch_hbmcomm.parameter_server.layout import Piece
-from torch_hbmcomm.parameter_server.packing import parts_of, placed
+from torch_hbmcomm.parameter_server.layout import Shard
+from torch_hbmcomm.parameter_server.packing import packed_ranges, parts_of
 from torch_hbmcomm.parameter_server.rules import Rule
 from torch_hbmcomm.parameter_server.shared_model import SharedModel
 from torch_hbmcomm.tensors import flat, is_finite
@@ -18,20 +18,20 @@ from torch_hbmcomm.tensors import flat, is_finite
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece's tensors of one dimension and equal length.
+    """A shard's tensors of one dimension and equal length.
 
-    base: what was taken in last. slot, fresh: in the box, or this process's copy. rest: what the
-    narrower slot could not carry yet.
+    base: the weights taken last. delta, fresh: in the box, or this process's copy. rest: rounding
+    errors of earlier deltas, if deltas are narrower than weights.
     """
 
     base: torch.Tensor
-    slot: torch.Tensor
+    delta: torch.Tensor
     fresh: torch.Tensor
     rest: torch.Tensor | None
 
 
 class Replica:
-    """Computes differences between a model and the weights, and takes weights in.
+    """Computes deltas between a model and the weights, and applies fresh weights.
 
     model: its tensors are in the layout's order
 
@@ -46,44 +46,44 @@ class Replica:
     ) -> None:
         self._model = model
         self._exchange = exchange
-        self._weights = exchange.shards
-        self._layout = layout = exchange.shards.layout
+        self._weights = exchange.values
+        self._layout = layout = exchange.values.layout
         self._rule = rule
-        self._parts = {piece: self._part(piece) for piece in layout.changing}
-        longest = max((piece.count for piece in layout.changing), default=0)
+        self._parts = {shard: self._part(shard) for shard in layout.changing}
+        longest = max((shard.count for shard in layout.changing), default=0)
         self._scratch = torch.empty(longest)
         self._flat: list[torch.Tensor] = []
 
     # -- the box's weights, unrounded ------------------------------------------------------------
 
-    def adopt(self, pieces: Sequence[Piece]) -> None:
+    def adopt(self, shards: Sequence[Shard]) -> None:
         """Make the box's weights the model's. Waits."""
-        self.read(self.locate(any(piece.kind == "constant" for piece in pieces)), pieces)
-        for piece, part in self._parts.items():
-            for local, at in self._locals(piece):
+        self.read(self.locate(any(shard.kind == "constant" for shard in shards)), shards)
+        for shard, part in self._parts.items():
+            for local, at in self._locals(shard):
                 part.base[at].copy_(local)
 
-    def read(self, tensors: Sequence[torch.Tensor], pieces: Sequence[Piece]) -> None:
+    def read(self, tensors: Sequence[torch.Tensor], shards: Sequence[Shard]) -> None:
         """Read the box's weights into tensors like the model's. Waits."""
         flats = [flat(tensor) for tensor in tensors]
-        for piece in pieces:
-            found = _view(self._weights.read(piece), piece.dtype)
-            for tensor, at in parts_of(piece.spans, flats):
+        for shard in shards:
+            found = _view(self._weights.read(shard), shard.dtype)
+            for tensor, at in parts_of(shard.spans, flats):
                 tensor.copy_(found[at])
 
     def give(self) -> None:
         """Make the model's tensors the box's weights. Waits."""
         self.locate(everything=True)
-        for piece in self._layout.pieces:
-            values = torch.empty(piece.count, dtype=getattr(torch, piece.dtype))
-            for local, at in self._locals(piece):
+        for shard in self._layout.shards:
+            values = torch.empty(shard.count, dtype=getattr(torch, shard.dtype))
+            for local, at in self._locals(shard):
                 values[at].copy_(local)
-            self._weights.write(piece, _bytes(values))
+            self._weights.write(shard, _bytes(values))
 
     # -- an exchange -----------------------------------------------------------------------------
 
     def locate(self, everything: bool = False) -> list[torch.Tensor]:
-        """Find the model's memory, which has moved after `parameter.data = ...`.
+        """Find the model's memory, which moves with `parameter.data = ...`.
 
         Returns the model's tensors, of which constants are empty unless `everything`. Call it
         before the other methods of an exchange.
@@ -94,90 +94,93 @@ class Replica:
         self._flat = [flat(tensor) for tensor in tensors]
         return tensors
 
-    def difference(self, piece: Piece, workers: int) -> torch.Tensor:
-        """Compute what a piece would send, with what rounding left of earlier differences.
+    def delta(self, shard: Shard, workers: int) -> torch.Tensor:
+        """Compute the delta that a shard would send, with earlier rounding errors.
 
-        It lies in the slot, or, where that is narrower, in memory that the next call overwrites.
+        Returns the delta buffer, or, if its dtype is narrower, memory that the next call
+        overwrites.
         """
-        part = self._parts[piece]
+        part = self._parts[shard]
         if part.rest is None:
-            return self._compute(piece, part, part.slot, workers)
-        return self._compute(piece, part, self._scratch[: piece.count], workers).add_(part.rest)
+            return self._compute(shard, part, part.delta, workers)
+        return self._compute(shard, part, self._scratch[: shard.count], workers).add_(part.rest)
 
-    def fill_slot(self, piece: Piece, workers: int) -> None:
-        """Put a difference that is sent into the slot, and keep what rounding leaves of it.
+    def fill_delta_buffer(self, shard: Shard, workers: int) -> None:
+        """Put a delta that is sent into its delta buffer, and keep the rounding error.
 
-        REQUIRES: difference() of this piece was computed since the model changed.
+        REQUIRES: delta() of this shard was computed since the model changed.
         """
-        part = self._parts[piece]
+        part = self._parts[shard]
         if part.rest is not None:
-            part.rest.add_(self._compute(piece, part, self._scratch[: piece.count], workers))
-            part.slot.copy_(part.rest)
-            part.rest.sub_(part.slot)
+            part.rest.add_(self._compute(shard, part, self._scratch[: shard.count], workers))
+            part.delta.copy_(part.rest)
+            part.rest.sub_(part.delta)
 
-    def fill_slots_with_rest(self) -> list[Piece]:
-        """Put into the slots what rounding left of differences that were sent, and return the
-        pieces that have some; less than the narrow type can tell from 0 stays."""
+    def fill_delta_buffers_with_rest(self) -> list[Shard]:
+        """Put the rounding errors of sent deltas into the delta buffers. Returns their shards.
+
+        Errors that the narrow dtype rounds to 0 stay.
+        """
         left = []
-        for piece, part in self._parts.items():
-            if part.rest is not None and part.slot.copy_(part.rest).any():
-                part.rest.sub_(part.slot)
-                left.append(piece)
+        for shard, part in self._parts.items():
+            if part.rest is not None and part.delta.copy_(part.rest).any():
+                part.rest.sub_(part.delta)
+                left.append(shard)
         return left
 
-    def take(self, piece: Piece) -> None:
-        """Apply fresh weights to a piece whose difference was sent."""
-        part = self._parts[piece]
-        for local, at in self._locals(piece):
-            self._rule.take(local, part.base[at], part.fresh[at], part.slot[at])
+    def take(self, shard: Shard) -> None:
+        """Apply fresh weights to a shard whose delta was sent."""
+        part = self._parts[shard]
+        for local, at in self._locals(shard):
+            self._rule.take(local, part.base[at], part.fresh[at], part.delta[at])
 
-    def take_ahead(self, piece: Piece, scale: float) -> None:
-        """Apply fresh weights, and the difference in the slot, which is about to be sent."""
-        part = self._parts[piece]
-        for local, at in self._locals(piece):
-            self._rule.take_ahead(local, part.base[at], part.fresh[at], part.slot[at], scale)
+    def take_ahead(self, shard: Shard, scale: float) -> None:
+        """Apply fresh weights, and the delta in the delta buffer, before that delta is sent."""
+        part = self._parts[shard]
+        for local, at in self._locals(shard):
+            self._rule.take_ahead(local, part.base[at], part.fresh[at], part.delta[at], scale)
 
-    def take_unsent(self, piece: Piece) -> None:
-        """Apply fresh weights to a piece whose difference goes on waiting."""
-        part = self._parts[piece]
-        for local, at in self._locals(piece):
+    def take_unsent(self, shard: Shard) -> None:
+        """Apply fresh weights to a shard whose delta continues to wait."""
+        part = self._parts[shard]
+        for local, at in self._locals(shard):
             self._rule.take_unsent(local, part.base[at], part.fresh[at])
 
-    def first_not_finite(self, piece: Piece, difference: torch.Tensor) -> str:
-        """Name the first tensor of a piece whose difference has a NaN or an infinity."""
-        for span, at in placed(piece.spans):
-            if not difference[at].isfinite().all():
+    def first_not_finite(self, shard: Shard, delta: torch.Tensor) -> str:
+        """Name the first tensor of a shard whose delta has a NaN or an infinity."""
+        for span, at in packed_ranges(shard.spans):
+            if not delta[at].isfinite().all():
                 return self._layout.tensors[span.tensor].name
         raise AssertionError("all elements are finite")
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _compute(self, piece: Piece, part: _Part, out: torch.Tensor, workers: int) -> torch.Tensor:
-        for local, at in self._locals(piece):
+    def _compute(self, shard: Shard, part: _Part, out: torch.Tensor, workers: int) -> torch.Tensor:
+        for local, at in self._locals(shard):
             self._rule.difference(local, part.base[at], part.fresh[at], out[at], workers)
         return out
 
-    def _locals(self, piece: Piece) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Yield the model's part of each span, and the part's place in the piece."""
-        return parts_of(piece.spans, self._flat)
+    def _locals(self, shard: Shard) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Yield the model's part of each span, and the part's range in the shard."""
+        return parts_of(shard.spans, self._flat)
 
-    def _part(self, piece: Piece) -> _Part:
-        fresh, dtype = self._exchange.fresh(piece)
+    def _part(self, shard: Shard) -> _Part:
+        fresh, dtype = self._exchange.fresh(shard)
         return _Part(
-            base=torch.empty(piece.count, dtype=getattr(torch, piece.dtype)),
-            slot=_view(self._exchange.slot(piece), piece.slot_dtype),
+            base=torch.empty(shard.count, dtype=getattr(torch, shard.dtype)),
+            delta=_view(self._exchange.delta_buffer(shard), shard.delta_dtype),
             fresh=_view(fresh, dtype),
-            rest=None if piece.slot_dtype == piece.dtype else torch.zeros(piece.count),
+            rest=None if shard.delta_dtype == shard.dtype else torch.zeros(shard.count),
         )
 
 
 def model_tensors(model: nn.Module, shared_buffers: bool) -> list[tuple[str, torch.Tensor, str]]:
     """Return names, tensors and kinds (of TensorSpec) of all that a model has.
 
-    A buffer with elements that are not finite is a constant, as causal masks are: it has no
-    differences that could be added.
+    A buffer with elements that are not finite, such as a causal mask, is a constant: no delta could
+    be added to it.
 
-    Raises ValueError where nothing is trained.
+    Raises ValueError if no parameter requires a gradient.
     """
     found: list[tuple[str, torch.Tensor, str]] = [
         (name, parameter, "parameter" if parameter.requires_grad else "constant")

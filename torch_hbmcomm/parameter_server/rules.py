@@ -1,6 +1,6 @@
-"""Update rules: what a worker sends, and how it takes in the weights.
+"""Update rules: the delta that a worker sends, and how it applies fresh weights.
 
-Another rule is a subclass of `Rule`; a name of its own is a line in _NAMES.
+Another rule is a subclass of `Rule`; _NAMES gives it a name.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ _BETA = 0.9  # of elastic averaging, the paper's section 5
 
 
 class Rule(ABC):
-    """Computes differences and takes in weights, on parts of the model.
+    """Computes deltas and applies fresh weights, on parts of the model.
 
-    The methods are given one-dimensional tensors of equal length: `local`, the worker's own part of
-    the model; `base`, what it took in last; `fresh`, the weights as read from the box, which a rule
-    must not change; `slot`, what is sent, and the box adds to the weights times scale(). `slot` may
-    be of a narrower type than the others, and then lacks what rounding left of the difference.
+    The methods take one-dimensional tensors of equal length. `local` is the worker's own part of
+    the model, and `base` the weights that it took last. `fresh` is the weights as read from the
+    box, which a rule must not change. `slot` is the delta buffer: the box adds scale() times `slot`
+    to the weights. The dtype of `slot` may be narrower; then `slot` is the rounded delta.
 
     Rules are named in error messages, and compared between the workers of a job, by repr().
     """
 
     reads_first: ClassVar[bool]
-    """Whether the weights are read before the difference is computed, or after it was added."""
+    """True: fresh weights are read before the delta is computed. False: after it was added."""
 
     @abstractmethod
     def scale(self, kind: str, workers: int) -> float:
-        """Return what the box multiplies differences with.
+        """Return the factor with which the box multiplies deltas.
 
         kind: "parameter" or "buffer" (a running statistic). workers: the number that are alive.
         """
@@ -39,17 +39,17 @@ class Rule(ABC):
     def difference(
         self, local: Tensor, base: Tensor, fresh: Tensor, out: Tensor, workers: int
     ) -> None:
-        """Compute what is sent into `out`; change nothing else."""
+        """Compute the delta into `out`; change nothing else."""
 
     @abstractmethod
     def take(self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor) -> None:
-        """Set `local` and `base` at the end of an exchange: `fresh` has `slot` in it, unless the
-        rule reads first."""
+        """Set `local` and `base` at the end of an exchange. `fresh` includes `slot`, unless
+        reads_first."""
 
     def take_unsent(self, local: Tensor, base: Tensor, fresh: Tensor) -> None:
-        """Take in what others changed of a layer that was dropped.
+        """Apply fresh weights to a dropped layer that other workers changed.
 
-        The difference, local - base, goes on waiting. `fresh` may change meanwhile, and is read
+        The delta, local - base, continues to wait. `fresh` may change during the call, and is read
         once. REQUIRES: not reads_first.
         """
         local.sub_(base)
@@ -60,17 +60,16 @@ class Rule(ABC):
     def take_ahead(
         self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor, scale: float
     ) -> None:
-        """Set `local` and `base` when scale * slot is not in `fresh` yet, but on its way there
-        while the worker goes on."""
+        """Set `local` and `base` while scale * slot is in flight, and not in `fresh` yet."""
 
 
 class Downpour(Rule):
-    """Move the weights by what the local optimizer moved.
+    """Move the weights by the local optimizer's updates.
 
     Downpour SGD (Dean et al. 2012, *Large scale distributed deep networks*).
 
-    scale: "mean" divides a difference by the number of live workers, so that a learning rate means
-    what it means under DDP; "sum" does not; or any factor. Those of buffers are always divided.
+    scale: "mean" divides a delta by the number of live workers, so that a learning rate means the
+    same as under DDP; "sum" does not; or any factor. The deltas of buffers are always divided.
     """
 
     reads_first = False

@@ -1,9 +1,9 @@
-"""The choice of the differences that a worker sends: everything, or layers by the rule of layer
+"""The choice of the deltas that a worker sends: everything, or layers by the rule of layer
 dropping.
 
-Layer-wise dropping follows Lee et al. 2020. The difference between a worker's model and the weights
-that it took in last is the sum of all its updates that were not sent, the paper's cache (equation
-1). So a layer that is dropped is just left as it is. Each worker decides alone.
+Layer-wise dropping follows Lee et al. 2020. A worker's delta, its model minus the weights that it
+took last, is the sum of its unsent updates: the error-feedback residual, which the paper calls the
+cache (equation 1). So a dropped layer stays as it is. Each worker decides alone.
 """
 
 from __future__ import annotations
@@ -21,48 +21,49 @@ from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.decision import DropRule, layers_of
 from torch_hbmcomm.parameter_server.exchange import COUNTER_BYTES
-from torch_hbmcomm.parameter_server.layout import Piece, travels_as, width
+from torch_hbmcomm.parameter_server.layout import Shard, travels_as, width
 from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.tensors import is_finite
 
 
 class Selection(Protocol):
-    """Chooses pieces by a moment of each one's difference.
+    """Chooses shards by the L1 or L2 sum of each shard's delta.
 
-    Moments are of the pieces of the layout that change, in their order.
+    `sums` has a sum for each of the layout's changing shards, in their order.
     """
 
-    def moment(self, difference: torch.Tensor) -> float:
-        """Measure the difference of one piece; NaN if an element is not finite."""
+    def delta_sum(self, delta: torch.Tensor) -> float:
+        """Return the sum of one shard's delta, or 1.0 if the choice ignores sums; NaN if an
+        element is not finite."""
 
-    def choose(self, moments: Sequence[float]) -> Sequence[Piece]:
-        """Return the pieces that an exchange sends."""
+    def choose(self, sums: Sequence[float]) -> Sequence[Shard]:
+        """Return the shards that an exchange sends."""
 
-    def pending(self, moments: Sequence[float]) -> Sequence[Piece]:
-        """Return all that is not sent yet."""
+    def pending(self, sums: Sequence[float]) -> Sequence[Shard]:
+        """Return the shards with unsent changes."""
 
     def stats(self) -> dict[str, int | float]: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what to save when nothing waits to be sent."""
+        """Return the state to save when nothing waits to be sent."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what a job saved that had this selection or another one."""
+        """Load the state of a job, which may have had another selection."""
 
 
 class SendAll:
-    """The selection of a worker that drops nothing. changing: the layout's pieces."""
+    """The selection of a worker that drops nothing. changing: the layout's shards."""
 
-    def __init__(self, changing: Sequence[Piece]) -> None:
+    def __init__(self, changing: Sequence[Shard]) -> None:
         self._changing = changing
 
-    def moment(self, difference: torch.Tensor) -> float:
-        return 1.0 if is_finite(difference) else math.nan
+    def delta_sum(self, delta: torch.Tensor) -> float:
+        return 1.0 if is_finite(delta) else math.nan
 
-    def choose(self, moments: Sequence[float]) -> Sequence[Piece]:
+    def choose(self, sums: Sequence[float]) -> Sequence[Shard]:
         return self._changing
 
-    def pending(self, moments: Sequence[float]) -> Sequence[Piece]:
+    def pending(self, sums: Sequence[float]) -> Sequence[Shard]:
         return self._changing
 
     def stats(self) -> dict[str, int | float]:
@@ -78,10 +79,10 @@ class SendAll:
 class AsyncLayerDrop:
     """The selection of a worker that drops layers.
 
-    layers: of layers_in(). changing: the layout's pieces.
+    layers: the result of layers_in(). changing: the layout's shards.
     """
 
-    def __init__(self, drop: LayerDrop, layers: Sequence[Layer], changing: Sequence[Piece]) -> None:
+    def __init__(self, drop: LayerDrop, layers: Sequence[Layer], changing: Sequence[Shard]) -> None:
         self._native = native.load()
         self._layers = layers
         self._changing = changing
@@ -89,26 +90,26 @@ class AsyncLayerDrop:
         self._rule = DropRule(drop)
         self._sent = self._dropped = 0
 
-    def moment(self, difference: torch.Tensor) -> float:
-        """Return the sum of absolute values, or of squares."""
-        each = [difference]
+    def delta_sum(self, delta: torch.Tensor) -> float:
+        """Return the L1 sum, or the L2 sum (of squares); NaN if an element is not finite."""
+        each = [delta]
         found = self._native.error_feedback_accumulate(each, [None], each, 1.0, self._squares)
-        moment = float(found[0, 0])
-        if math.isfinite(moment):
-            return moment
-        return sys.float_info.max if is_finite(difference) else math.nan
+        total = float(found[0, 0])
+        if math.isfinite(total):
+            return total
+        return sys.float_info.max if is_finite(delta) else math.nan
 
-    def choose(self, moments: Sequence[float]) -> Sequence[Piece]:
-        by_layer = self._by_layer(moments)
+    def choose(self, sums: Sequence[float]) -> Sequence[Shard]:
+        by_layer = self._by_layer(sums)
         sent = self._rule.decide(self._layers, by_layer)
         self._rule.end_step(COUNTER_BYTES * len(by_layer) if any(sent) else 0)
         self._sent += sum(sent)
         self._dropped += sum(m != 0 and not s for m, s in zip(by_layer, sent, strict=True))
-        return [piece for piece in self._changing if sent[piece.layer]]
+        return [shard for shard in self._changing if sent[shard.layer]]
 
-    def pending(self, moments: Sequence[float]) -> Sequence[Piece]:
-        by_layer = self._by_layer(moments)
-        return [piece for piece in self._changing if by_layer[piece.layer] != 0]
+    def pending(self, sums: Sequence[float]) -> Sequence[Shard]:
+        by_layer = self._by_layer(sums)
+        return [shard for shard in self._changing if by_layer[shard.layer] != 0]
 
     def stats(self) -> dict[str, int | float]:
         return {
@@ -124,17 +125,19 @@ class AsyncLayerDrop:
         if "drop" in state:
             self._rule.load_state_dict(state["drop"])
 
-    def _by_layer(self, moments: Sequence[float]) -> list[float]:
+    def _by_layer(self, sums: Sequence[float]) -> list[float]:
         found = [0.0] * len(self._layers)
-        for piece, moment in zip(self._changing, moments, strict=True):
-            found[piece.layer] += moment
+        for shard, total in zip(self._changing, sums, strict=True):
+            found[shard.layer] += total
         return found
 
 
 def layers_in(tensors: Sequence[TensorSpec], transfer: str | None, drop: LayerDrop) -> list[Layer]:
-    """Return the layers that may be dropped, after one of what is always sent, buffers too.
+    """Return the layers that may be dropped, after one layer of all tensors always sent.
 
-    Their members are indices of tensors; constants are in none. transfer: as lay_out()'s.
+    Buffers are always sent. Members are indices of `tensors`; constants are in no layer.
+
+    transfer: as in lay_out()
     """
 
     def shape(index: int) -> Shape:

@@ -1,7 +1,7 @@
 """Memory that is spread over a job's boxes, a segment in each.
 
-`ParameterServer` keeps weights in Shards, and `async_hook` the totals of gradients and versions of
-the parameters. PyTorch is not needed.
+`ParameterServer` keeps weights in ShardedValues; `async_hook` keeps the totals of gradients there,
+and versions of the parameters. PyTorch is not needed.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from functools import cached_property
 from typing import Any, Literal
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.parameter_server.layout import Layout, Piece
+from torch_hbmcomm.parameter_server.layout import Layout, Shard
 
-MARK_BYTES = 64  # behind the numbers of a box: a number that all shards of one job bear
+MARK_BYTES = 64  # behind the values of a box: the mark, equal in all boxes of a job
 
-_LONGEST_WAIT = 300.0  # seconds that an operation may take, of a box that is given by its address
+_LONGEST_WAIT = 300.0  # seconds that an operation of a box given by its address may take
 
 Boxes = smb.Box | str | Sequence[smb.Box | str]
 
 
 def connect_boxes(boxes: Boxes, resources: ExitStack) -> list[smb.Box]:
-    """Connect to those that are given by their address; `resources` closes them. Their operations
-    raise smb.OperationTimeout after 300 s: a box that is stopped holds nobody for ever.
+    """Connect to the boxes given by address; `resources` closes these connections.
 
-    Raises TypeError and ValueError for what names no box, smb.BoxError.
+    Their operations raise smb.OperationTimeout after 300 s, for example if the box is stopped.
+
+    Raises TypeError, or ValueError for an empty sequence; smb.BoxError.
     """
     if not isinstance(boxes, smb.Box | str | Sequence):
         raise TypeError(f"box is an address, a Box, or several of them, not {boxes!r}")
@@ -111,9 +112,9 @@ class JobSegments:
 class ShardedSegment:
     """A segment in each box, whose bytes are named by the index of the box, offset and size.
 
-    Over shm it is zero-copy: local() is the box's own memory, which anybody may change at any time,
-    and fetch() and send() have nothing to do. Over other transports local() is this process's copy,
-    which they move.
+    Over shm it is zero-copy: local() is the box's own memory, which any client may change at any
+    time, and fetch() and send() do nothing. Over other transports local() is this process's copy,
+    which fetch() and send() move.
 
     Threads: one at a time.
     """
@@ -146,8 +147,8 @@ class ShardedSegment:
         return [self.segments[box].write_async(offset, size)]
 
 
-class Shards:
-    """Numbers that a job's boxes hold for all its workers, cut as a layout says; zeros at first.
+class ShardedValues:
+    """Values that a job's boxes hold for all its workers, cut as a layout says; zeros at first.
 
     Args:
         key: begins the segments' keys; the index of the box ends them
@@ -173,35 +174,35 @@ class Shards:
             ],
         )
 
-    def read(self, piece: Piece) -> memoryview:
-        """Return the numbers of a piece as the box has them, without rounding. Waits."""
-        if self.memory.zero_copy[piece.box]:
-            return self.memory.local(piece.box, piece.offset, piece.size)
-        found = memoryview(bytearray(piece.size))
-        self.memory.segments[piece.box].read(piece.offset, piece.size, into=found)
+    def read(self, shard: Shard) -> memoryview:
+        """Return the values of a shard as the box has them, without rounding. Waits."""
+        if self.memory.zero_copy[shard.box]:
+            return self.memory.local(shard.box, shard.offset, shard.size)
+        found = memoryview(bytearray(shard.size))
+        self.memory.segments[shard.box].read(shard.offset, shard.size, into=found)
         return found
 
-    def write(self, piece: Piece, values: memoryview) -> None:
-        """Set the numbers of a piece; only while no worker adds to them. Waits."""
-        self.start_write(piece, values).result()
+    def write(self, shard: Shard, values: memoryview) -> None:
+        """Set the values of a shard; only while no worker adds to them. Waits."""
+        self.start_write(shard, values).result()
 
-    def start_read(self, piece: Piece, into: Any) -> smb.Future:
-        """Start to read the numbers of a piece into memory with Python's buffer protocol, or a
+    def start_read(self, shard: Shard, into: Any) -> smb.Future:
+        """Start to read the values of a shard into memory with Python's buffer protocol, or a
         tensor."""
-        return self.memory.segments[piece.box].read_async(piece.offset, piece.size, into=into)
+        return self.memory.segments[shard.box].read_async(shard.offset, shard.size, into=into)
 
-    def start_write(self, piece: Piece, source: Any) -> smb.Future:
-        """Start a write(); source: as start_read() takes."""
-        return self.memory.segments[piece.box].write_async(piece.offset, piece.size, source=source)
+    def start_write(self, shard: Shard, source: Any) -> smb.Future:
+        """Start a write(). source: like start_read()'s `into`"""
+        return self.memory.segments[shard.box].write_async(shard.offset, shard.size, source=source)
 
     def mark(self, mark: int) -> None:
-        """Write a job's mark behind the numbers of every box. Waits."""
+        """Write a job's mark behind the values of every box. Waits."""
         for segment, size in zip(self.memory.segments, self.layout.weights_bytes, strict=True):
             segment.write(size, 8, source=mark.to_bytes(8, "little"))
 
     def check_mark(self, mark: int) -> None:
-        """Raise RuntimeError when the segments are not those that bear the mark, as when all others
-        left while this worker came."""
+        """Raise RuntimeError if a segment has another mark, as when all other workers left while
+        this one joined."""
         for segment, size in zip(self.memory.segments, self.layout.weights_bytes, strict=True):
             found = bytearray(8)
             segment.read(size, 8, into=found)

@@ -16,7 +16,7 @@ _REMEDY = (
 
 
 class SharedModel:
-    """Finds the tensors of a model by name, because modules and users may put new ones in place.
+    """Finds the tensors of a model by name, because modules and users may replace tensors.
 
     specs: all of the model's parameters and buffers, as they were at the start
     optimizer: None: nothing is checked
@@ -105,8 +105,8 @@ def check_optimizer(owner: str, model: nn.Module, optimizer: torch.optim.Optimiz
 def _group_with_a_stranger(
     parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> int | None:
-    """Return the first group of the optimizer that has another parameter than these; None if there
-    is none."""
+    """Return the first group of the optimizer with a parameter that is not among these; else
+    None."""
     own = {id(parameter) for parameter in parameters}
     for index, group in enumerate(optimizer.param_groups):
         if any(id(parameter) not in own for parameter in group["params"]):

@@ -1,6 +1,8 @@
-"""Messages between the ranks of a SyncParameterServer, by which all draw the same conclusion before
-anything large moves: at the start about their models and configs, then in each round about what
-each calls and what gradients it has."""
+"""Messages by which the ranks of a SyncParameterServer agree before they send tensors.
+
+At the start the ranks compare their models and configs, then in each round their calls and which
+parameters have gradients.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def agree(
     """Check that all ranks have the same model and config. Collective. Returns the model's
     parameters, then its buffers.
 
-    Raises ValueError on every rank, naming a rank and the difference; raises as together() if one
+    Raises ValueError on every rank, naming a rank and the mismatch; raises as together() if one
     rank's own model or arguments are wrong.
     """
 
@@ -44,14 +46,12 @@ def agree(
                 check_dtype(name, parameter.dtype)
         return config, tuple(_specs(model))
 
-    told = together(group, introduce, "a SyncParameterServer")
-    first_config, first_tensors = told[0]
-    for rank, (other, tensors) in enumerate(told):
-        difference = _config_difference(other, first_config) or _tensor_difference(
-            tensors, first_tensors
-        )
-        if difference is not None:
-            ours, theirs = difference
+    introductions = together(group, introduce, "a SyncParameterServer")
+    first_config, first_tensors = introductions[0]
+    for rank, (other, tensors) in enumerate(introductions):
+        mismatch = _config_mismatch(other, first_config) or _tensor_mismatch(tensors, first_tensors)
+        if mismatch is not None:
+            ours, theirs = mismatch
             raise ValueError(
                 f"rank {rank} has {ours}, rank 0 has {theirs}; a parameter server needs the same "
                 "on every rank"
@@ -72,7 +72,7 @@ def _specs(model: nn.Module) -> Iterator[TensorSpec]:
             yield TensorSpec.of(name, tensor, kind)
 
 
-def _config_difference(ours: SyncConfig, theirs: SyncConfig) -> tuple[str, str] | None:
+def _config_mismatch(ours: SyncConfig, theirs: SyncConfig) -> tuple[str, str] | None:
     for field in fields(SyncConfig):
         mine, other = getattr(ours, field.name), getattr(theirs, field.name)
         if mine != other:
@@ -80,7 +80,7 @@ def _config_difference(ours: SyncConfig, theirs: SyncConfig) -> tuple[str, str] 
     return None
 
 
-def _tensor_difference(
+def _tensor_mismatch(
     ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]
 ) -> tuple[str, str] | None:
     for mine, other in zip(ours, theirs, strict=False):
@@ -94,11 +94,11 @@ def _tensor_difference(
 class SyncCall(IntEnum):
     """The call of a rank in a round."""
 
-    FOLLOW = 0  # takes part in whatever the others do: a server that serves, a worker that closed
+    FOLLOW = 0  # joins the others' call: a serving server, or a worker that has closed
     STEP = 1
     PULL = 2
     LOAD = 3
-    FLUSH = 4  # sends what layer dropping has cached, once nobody wants anything else
+    FLUSH = 4  # sends the residuals of layer dropping, once no rank calls anything else
 
 
 _UPDATES = (SyncCall.STEP, SyncCall.FLUSH)
@@ -109,7 +109,7 @@ _METHODS = {SyncCall.STEP: "step()", SyncCall.PULL: "pull()", SyncCall.LOAD: "lo
 class Offer:
     """A rank's contribution to a round. Parameters are named by their index; None: there is none.
 
-    batches: steps whose gradients it has added up; 0 for a rank that only follows
+    batches: steps whose gradients the rank has added up; 0 for a rank that only follows
     changed: the error, if the model is not as it was at the start
     sparse: the first parameter whose gradient is sparse
     broken: the first parameter whose gradient is not finite
@@ -128,10 +128,10 @@ class Offer:
 class SyncRound:
     """The common action of all ranks of the group.
 
-    call: FOLLOW when nobody wants anything any more; STEP and FLUSH are updates
+    call: FOLLOW when every rank only follows; STEP and FLUSH are updates
     workers: the ranks that bring gradients
-    batches: of all workers together; 0 for FLUSH
-    parameters: indices of those that have a gradient on some worker
+    batches: the sum over all workers; 0 for FLUSH
+    parameters: indices of parameters that have a gradient on some worker
     broken: (rank, parameter) of the first gradient that is not finite
     """
 
@@ -143,9 +143,9 @@ class SyncRound:
 
 
 def meet(group: dist.ProcessGroup, server: int, names: Sequence[str], offer: Offer) -> SyncRound:
-    """Exchange offers, and conclude what all do. Collective.
+    """Exchange offers, and derive the common action. Collective.
 
-    names: of the parameters
+    names: the parameters' names, by index
 
     Raises, on every rank alike:
         TypeError: a gradient is sparse
@@ -187,8 +187,8 @@ def _raise_changes(group: dist.ProcessGroup, own: str | None) -> None:
             raise RuntimeError(f"rank {rank}: {error}")
 
 
-def tell(group: dist.ProcessGroup, flags: Sequence[bool]) -> list[list[bool]]:
-    """Exchange flags. Collective. Returns everyone's, by rank."""
+def exchange_flags(group: dist.ProcessGroup, flags: Sequence[bool]) -> list[list[bool]]:
+    """Exchange flags. Collective. Returns every rank's flags, by rank."""
     row = torch.tensor(flags, dtype=torch.uint8)
     table = torch.empty((group.size(), row.numel()), dtype=torch.uint8)
     dist.all_gather(list(table), row, group=group)
@@ -200,7 +200,10 @@ def _index(index: int | None) -> int:
 
 
 def _common_call(calls: list[SyncCall], server: int) -> SyncCall:
-    """Return what all ranks do that do not merely follow."""
+    """Return the call of all ranks that do not merely follow.
+
+    Raises RuntimeError if these ranks call different methods.
+    """
     wanted = sorted(set(calls) - {SyncCall.FOLLOW, SyncCall.FLUSH})
     if len(wanted) > 1 or (wanted == [SyncCall.LOAD] and calls[server] != SyncCall.LOAD):
         who = "; ".join(
@@ -209,7 +212,7 @@ def _common_call(calls: list[SyncCall], server: int) -> SyncCall:
             for call in sorted(set(calls), reverse=True)
         )
         raise RuntimeError(
-            f"the ranks of the parameter server disagree on the call: {who}; workers make the same "
+            f"the ranks of the parameter server disagree on the call: {who}. Workers make the same "
             "calls in the same order until they close, and load_state_dict() needs the server too"
         )
     if wanted:

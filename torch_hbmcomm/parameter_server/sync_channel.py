@@ -1,9 +1,9 @@
 """Transfers of tensors between the server and the other ranks of a SyncParameterServer.
 
-Tensors are cut into buckets, runs of elements of one dtype that travel as one message: small ones
-share a bucket and a large one spans several, so what is in flight stays bounded. Buckets travel
-over the group's gather and broadcast, or point to point where ranks bring different tensors. While
-a bucket is on its way, the one before it is unpacked or averaged.
+Tensors are cut into buckets, runs of elements of one dtype that are sent as one message. So the
+bytes in flight stay bounded. Buckets are sent by the group's gather and broadcast, or point to
+point if ranks bring different tensors. While one bucket is in flight, the bucket before it is
+unpacked or averaged.
 
 "Flat" tensors have one dimension.
 """
@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from torch_hbmcomm import memory
 from torch_hbmcomm.groups import is_hbm
-from torch_hbmcomm.parameter_server.packing import Span, pack_spans, parts_of, placed
+from torch_hbmcomm.parameter_server.packing import Span, pack_spans, packed_ranges, parts_of
 
 _IN_FLIGHT = 2  # buckets
 BUCKET_BYTES = (25 << 20) // _IN_FLIGHT
@@ -30,7 +30,7 @@ _ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True)
 class Bucket:
-    """Spans of tensors of one dtype, which follow one another in the message."""
+    """Spans of tensors of one dtype, one after another in the message."""
 
     dtype: torch.dtype
     spans: tuple[Span, ...]
@@ -45,7 +45,7 @@ class Bucket:
 
     def pack(self, wire: torch.Tensor, flats: Sequence[torch.Tensor | None]) -> None:
         """Copy into `wire`; None counts as zeros."""
-        for span, at in placed(self.spans):
+        for span, at in packed_ranges(self.spans):
             source = flats[span.tensor]
             if source is None:
                 wire[at].zero_()
@@ -74,37 +74,41 @@ def cut(tensors: Iterable[torch.Tensor], most: int) -> Iterator[Bucket]:
 Parts = Sequence[tuple[Bucket, torch.Tensor]]  # of one bucket: some of its spans, their elements
 Receive = Callable[[Bucket, list[torch.Tensor]], None]
 Pack = Callable[[Bucket, torch.Tensor], None]
-_Works = Sequence[dist.Work | None]  # None nowhere: this rank is in the group
-_Transfer = tuple[_Works, Callable[[], object]]  # and what to do once it is done
+_Works = Sequence[dist.Work | None]  # never None: this rank is in the group
+_Transfer = tuple[_Works, Callable[[], object]]  # and a function to call at its end
 
 
 class SyncChannel:
     """Moves tensors bucket by bucket, through buffers of its own.
 
-    They take 25 MiB, and on the server 25 MiB more for each rank of the group; less for a smaller
-    model. Those of an hbm group lie in its segment, so that nothing is staged on the way.
+    The buffers take 25 MiB, and on the server 25 MiB more for each rank of the group; less for a
+    smaller model. The buffers of an hbm group are in its segment, so messages are not staged.
 
     Every method is a collective. Used from one thread.
     """
 
     def __init__(self, group: dist.ProcessGroup, server: int, total_bytes: int) -> None:
-        """Make the buffers. total_bytes: of all tensors that will travel at once, at most."""
+        """Make the buffers. total_bytes: the most bytes of tensors that one call sends"""
         self._group = group
         self._server = server
         size = min(BUCKET_BYTES, total_bytes)
         self._bytes = -(-size // _ALIGNMENT) * _ALIGNMENT
-        self._slots = [_buffer(group, (self._bytes,)) for _ in range(_IN_FLIGHT)]
+        self._send_buffers = [_buffer(group, (self._bytes,)) for _ in range(_IN_FLIGHT)]
         rows = (group.size(), self._bytes)
         at_server = group.rank() == server
-        self._rows = [_buffer(group, rows) for _ in range(_IN_FLIGHT)] if at_server else []
+        self._receive_buffers = (
+            [_buffer(group, rows) for _ in range(_IN_FLIGHT)] if at_server else []
+        )
 
     def broadcast(self, flats: Sequence[torch.Tensor], source: int) -> int:
-        """Copy the `flats` of the rank `source` to everyone's. Returns bytes."""
+        """Copy the `flats` of the rank `source` to every rank's. Returns bytes."""
         sends = self._group.rank() == source
 
         def start() -> Iterator[_Transfer]:
-            for bucket, slot in zip(cut(flats, self._bytes), cycle(self._slots), strict=False):
-                wire = slot[: bucket.nbytes]
+            for bucket, outgoing in zip(
+                cut(flats, self._bytes), cycle(self._send_buffers), strict=False
+            ):
+                wire = outgoing[: bucket.nbytes]
                 values = wire.view(bucket.dtype)
                 if sends:
                     bucket.pack(values, flats)
@@ -120,20 +124,23 @@ class SyncChannel:
         like: Sequence[torch.Tensor],
         receive: Receive,
     ) -> int:
-        """Bring everyone's `flats` to the server, which calls receive(bucket, rows) for each
-        bucket; rows are the elements of every rank, and may be overwritten.
+        """Bring every rank's `flats` to the server, which calls receive(bucket, rows) for each
+        bucket. `rows` has the elements of every rank; receive() may overwrite them.
 
         None counts as zeros; `like` has the sizes and the dtypes. Returns bytes of one rank.
         """
 
         def start() -> Iterator[_Transfer]:
-            rooms: list[torch.Tensor | None] = [*self._rows] or [None]
-            for bucket, slot, room in zip(
-                cut(like, self._bytes), cycle(self._slots), cycle(rooms), strict=False
+            incoming_buffers: list[torch.Tensor | None] = [*self._receive_buffers] or [None]
+            for bucket, outgoing, incoming in zip(
+                cut(like, self._bytes),
+                cycle(self._send_buffers),
+                cycle(incoming_buffers),
+                strict=False,
             ):
-                wire = slot[: bucket.nbytes]
+                wire = outgoing[: bucket.nbytes]
                 bucket.pack(wire.view(bucket.dtype), flats)
-                rows = None if room is None else list(room[:, : bucket.nbytes])
+                rows = None if incoming is None else list(incoming[:, : bucket.nbytes])
                 work = dist.gather(
                     wire, rows, group=self._group, group_dst=self._server, async_op=True
                 )
@@ -153,41 +160,43 @@ class SyncChannel:
         pack: Pack,
         receive: Callable[[Parts], None],
     ) -> int:
-        """Bring to the server what each rank has: tensor i of rank r if brings[r][i]. Nothing
-        travels for the others.
+        """Send to the server tensor i of each rank r with brings[r][i], and no others.
 
         pack(part, wire) puts this rank's part of a bucket into `wire`, buckets and parts in order.
-        At the server receive(parts) is called for each bucket with those of all ranks that have
-        one, in the order of the ranks; it may overwrite them. Returns bytes of this rank.
+        The server calls receive(parts) for each bucket, with the parts of all ranks that have one,
+        in the order of the ranks; receive() may overwrite the parts. Returns bytes of this rank.
         """
         rank = self._group.rank()
-        rooms: list[torch.Tensor | None] = [*self._rows] or [None]
+        incoming_buffers: list[torch.Tensor | None] = [*self._receive_buffers] or [None]
 
         def start() -> Iterator[_Transfer]:
-            for bucket, slot, room in zip(
-                cut(like, self._bytes), cycle(self._slots), cycle(rooms), strict=False
+            for bucket, outgoing, incoming in zip(
+                cut(like, self._bytes),
+                cycle(self._send_buffers),
+                cycle(incoming_buffers),
+                strict=False,
             ):
                 parts = [bucket.only(chosen) for chosen in brings]
-                if room is None:
-                    yield self._send(parts[rank], slot, pack), _nothing
+                if incoming is None:
+                    yield self._send(parts[rank], outgoing, pack), _nothing
                 else:
-                    yield self._receive(parts, room, pack, receive)
+                    yield self._receive(parts, incoming, pack, receive)
 
         _pipeline(start())
         own = zip(like, brings[rank], strict=True)
         return _total([tensor for tensor, brought in own if brought])
 
-    def _send(self, part: Bucket, slot: torch.Tensor, pack: Pack) -> _Works:
+    def _send(self, part: Bucket, outgoing: torch.Tensor, pack: Pack) -> _Works:
         if not part.spans:
             return []
-        wire = slot[: part.nbytes]
+        wire = outgoing[: part.nbytes]
         pack(part, wire.view(part.dtype))
         return [dist.isend(wire, group=self._group, group_dst=self._server)]
 
     def _receive(
         self,
         parts: Sequence[Bucket],
-        room: torch.Tensor,
+        incoming: torch.Tensor,
         pack: Pack,
         receive: Callable[[Parts], None],
     ) -> _Transfer:
@@ -196,7 +205,7 @@ class SyncChannel:
         for rank, part in enumerate(parts):
             if not part.spans:
                 continue
-            row = room[rank, : part.nbytes]
+            row = incoming[rank, : part.nbytes]
             values = row.view(part.dtype)
             arriving.append((part, values))
             if rank == self._server:
@@ -211,7 +220,7 @@ def _nothing() -> None:
 
 
 def _pipeline(transfers: Iterator[_Transfer]) -> None:
-    """End each transfer in turn, with at most _IN_FLIGHT started, which use buffers in turn."""
+    """End each transfer in order, with at most _IN_FLIGHT started."""
     flying: deque[_Transfer] = deque()
 
     def land() -> None:

@@ -1,4 +1,4 @@
-"""Layer dropping on one worker of the synchronous server: what it sends, and what it keeps."""
+"""Layer dropping on one worker of the synchronous server: sent layers, and residuals."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _Flats = Sequence[torch.Tensor | None]
 
 
 class SyncLayerDrop:
-    """Chooses the layers that a worker sends, and caches the gradients of the others.
+    """Chooses the layers that a worker sends, and adds the others' gradients to the residuals.
 
-    A round that all ranks have accepted is choose() or flush(), packer(), and end_round(); what was
-    sent and what is cached then add up to all gradients of the accepted rounds.
+    A round that all ranks have accepted is choose() or flush(), packer(), and end_round(). Then
+    sent gradients and residuals add up to all gradients of the accepted rounds.
 
-    Memory: one copy of the gradients, in the cache's dtype. Threads: one at a time.
+    Memory: one copy of the gradients, in the residuals' dtype. Threads: one at a time.
     """
 
     def __init__(
         self, drop: LayerDrop, parameters: Mapping[str, torch.Tensor], worker: int, workers: int
     ) -> None:
-        """Make an empty cache. parameters: the model's, in order. worker: the number of this one
-        among all that train."""
+        """Make empty residuals. parameters: the model's, in order. worker: this worker's number
+        among all workers that train."""
         self._drop = drop
         self._worker, self._workers = worker, workers
         self._parameters = parameters
@@ -42,19 +42,19 @@ class SyncLayerDrop:
             drop,
         )
         self._rule = DropRule(drop)
-        self._cache = Residuals(drop.cache_dtype)
-        self._moments = [0.0] * len(self._names)  # of what is cached
-        self._direct: _Flats | None = None  # gradients that are sent past the cache
+        self._residuals = Residuals(drop.cache_dtype)
+        self._sums = [0.0] * len(self._names)  # L1 or L2 sums of the residuals
+        self._direct: _Flats | None = None  # gradients sent without residuals
         self._all_bytes = self._sent_layers = self._dropped_layers = 0
 
     def choose(self, gradients: _Flats) -> list[bool]:
-        """Add the gradients to the cache, and return whether each parameter is sent now.
+        """Add the gradients to the residuals. Returns True for each parameter that is sent now.
 
-        None: there is none. A layer without any waits, whatever is cached of it.
+        None: the parameter has no gradient. A layer without gradients waits, even with a residual.
         """
         given = [gradient for gradient in gradients if gradient is not None]
         self._all_bytes += sum(gradient.nbytes for gradient in given)
-        if self._rule.sends_all and self._cache.empty:
+        if self._rule.sends_all and self._residuals.empty:
             self._direct = gradients
             chosen = [gradient is not None for gradient in gradients]
             self._sent_layers += sum(
@@ -66,14 +66,14 @@ class SyncLayerDrop:
         return chosen
 
     def flush(self) -> list[bool]:
-        """Return of each parameter whether anything is cached of it, which is sent now."""
+        """Return True for each parameter with a residual, which is sent now."""
         self._measure()
-        return [moment != 0 for moment in self._moments]
+        return [total != 0 for total in self._sums]
 
     def packer(self, indices: Sequence[int]) -> Callable[[Bucket, torch.Tensor], None]:
-        """Return what packs a bucket: it moves what was chosen from the cache into a wire.
+        """Return a function that packs a bucket: it moves chosen residuals into a wire.
 
-        indices: of the parameters that are the tensors of the buckets
+        indices: the parameters that are the tensors of the buckets
         """
         direct = self._direct
         if direct is not None:
@@ -83,14 +83,14 @@ class SyncLayerDrop:
 
         def pack(bucket: Bucket, wire: torch.Tensor) -> None:
             parts = [slice(span.start, span.stop) for span in bucket.spans]
-            self._cache.pack([names[span.tensor] for span in bucket.spans], wire, parts=parts)
+            self._residuals.pack([names[span.tensor] for span in bucket.spans], wire, parts=parts)
 
         return pack
 
     def end_round(self) -> None:
-        """Forget what was sent."""
+        """Drop the sent gradients, and keep the residuals."""
         self._direct = None
-        self._cache.commit()
+        self._residuals.commit()
 
     def stats(self) -> dict[str, int | float]:
         waited = self._rule.waited.values()
@@ -103,18 +103,18 @@ class SyncLayerDrop:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies."""
+        """Return copies of this worker's state."""
         return {
             "rank": self._worker,
             "ranks": self._workers,
             "names": list(self._names),
             "rule": self._rule.state_dict(),
-            "caches": self._cache.state_dict(self._parameters),
+            "caches": self._residuals.state_dict(self._parameters),
         }
 
     def prepare(self, state: SavedState | Sequence[SavedState] | None) -> Callable[[], None]:
         """Check this worker's state, or the states of all workers, whose number may have changed.
-        Returns the function that loads it; None: that function empties the cache.
+        Returns a function that loads it; for None the function clears the residuals.
 
         Raises ValueError for states of another model, worker or number of workers.
         """
@@ -123,15 +123,15 @@ class SyncLayerDrop:
         if state is not None:
             states, common = own_share(state, self._worker, self._workers, self._names)
             rule.load_state_dict(common["rule"])
-        cache = Residuals(self._drop.cache_dtype)
-        cache.load_state_dict([one["caches"] for one in states], self._parameters)
+        residuals = Residuals(self._drop.cache_dtype)
+        residuals.load_state_dict([one["caches"] for one in states], self._parameters)
 
         def load() -> None:
-            self._rule, self._cache = rule, cache
-            self._moments = [0.0] * len(self._names)
+            self._rule, self._residuals = rule, residuals
+            self._sums = [0.0] * len(self._names)
             if states:
                 self._measure()
-                self._cache.commit()
+                self._residuals.commit()
 
         return load
 
@@ -142,50 +142,50 @@ class SyncLayerDrop:
             if gradient is not None and gradient.numel()
         }
         used, idle = self._split(added)
-        for layer in used:  # what is cached of a module goes together
+        for layer in used:  # the residuals of a module are sent together
             for member in layer.members:
-                if member not in added and self._moments[member] != 0:
+                if member not in added and self._sums[member] != 0:
                     added[member] = self._zeros(member)
         self._add(added)
         layers = used + idle
-        moments = [self._moment(layer) for layer in layers]
+        layer_sums = [self._layer_sum(layer) for layer in layers]
         asleep = {name for layer in idle for name in layer.parameters}
-        decisions = self._rule.decide(layers, moments, asleep)
+        decisions = self._rule.decide(layers, layer_sums, asleep)
         self._sent_layers += sum(decisions)
         self._dropped_layers += len(used) - sum(decisions)
         chosen = [False] * len(self._names)
         for layer, goes in zip(layers, decisions, strict=True):
             for member in added.keys() & set(layer.members) if goes else ():
                 chosen[member] = True
-                self._moments[member] = 0.0
+                self._sums[member] = 0.0
         return chosen
 
     def _split(self, added: Collection[int]) -> tuple[list[Layer], list[Layer]]:
-        """Return the layers with new gradients, and those without of which something is cached."""
+        """Return the layers with new gradients, and the other layers with residuals."""
         used: list[Layer] = []
         idle: list[Layer] = []
         for layer in self._layers:
             if any(member in added for member in layer.members):
                 used.append(layer)
-            elif self._moment(layer) != 0:
+            elif self._layer_sum(layer) != 0:
                 idle.append(layer)
         return used, idle
 
-    def _moment(self, layer: Layer) -> float:
-        return sum(self._moments[member] for member in layer.members)
+    def _layer_sum(self, layer: Layer) -> float:
+        return sum(self._sums[member] for member in layer.members)
 
     def _measure(self) -> None:
-        """Compute the moments of what is cached."""
-        for name in self._cache.names:
+        """Compute the sums of the residuals."""
+        for name in self._residuals.names:
             index = self._names.index(name)
             self._add({index: self._zeros(index)})
 
     def _add(self, gradients: Mapping[int, torch.Tensor]) -> None:
         names = [self._names[index] for index in gradients]
         values = list(gradients.values())
-        moments, _ = self._cache.accumulate(names, values, squares=self._drop.squares)
-        for index, moment in zip(gradients, moments, strict=True):
-            self._moments[index] = moment
+        sums, _ = self._residuals.accumulate(names, values, squares=self._drop.squares)
+        for index, total in zip(gradients, sums, strict=True):
+            self._sums[index] = total
 
     def _zeros(self, index: int) -> torch.Tensor:
         parameter = self._parameters[self._names[index]]
@@ -203,7 +203,7 @@ def prepare_drop_state(
         return dropping.prepare(state)
     if state is not None:
         raise ValueError(
-            "the state has gradients that layer dropping has not sent, and that this rank would "
-            'not send: give drop=... to one that trains, or take "drop" out of the state'
+            "the state has gradients that layer dropping has not sent, and this rank would lose "
+            'them: give drop=... to a worker that trains, or take "drop" out of the state'
         )
     return lambda: None

@@ -1,5 +1,5 @@
-"""Gradients of one update: a worker adds up those of its steps, and the server gathers and averages
-those of the workers into its model's .grad.
+"""Gradients of one update: a worker adds up the gradients of its steps, and the server gathers and
+averages the workers' sums into its model's .grad.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ import torch.distributed as dist
 
 from torch_hbmcomm.parameter_server.config import SyncConfig
 from torch_hbmcomm.parameter_server.packing import Span, parts_of
-from torch_hbmcomm.parameter_server.sync_agreement import Offer, SyncCall, SyncRound, tell
+from torch_hbmcomm.parameter_server.sync_agreement import (
+    Offer,
+    SyncCall,
+    SyncRound,
+    exchange_flags,
+)
 from torch_hbmcomm.parameter_server.sync_channel import Bucket, Parts, SyncChannel
 from torch_hbmcomm.parameter_server.sync_drop import SyncLayerDrop
 from torch_hbmcomm.tensors import flat, is_finite
@@ -39,7 +44,7 @@ class Gradients:
         self._batches = 0
 
     def add(self, changed: str | None) -> None:
-        """Add the gradients of a step; by reference where there is nothing to add them to.
+        """Add the gradients of a step; the first ones by reference.
 
         changed: the error, if the model is not as it was: the next round raises it, and nothing is
         added until then
@@ -61,12 +66,12 @@ class Gradients:
                 held.add_(gradient)
 
     def release(self) -> None:
-        """Keep the next backward pass from writing to what is held."""
+        """Keep the next backward pass from writing to the held gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def offer(self, call: SyncCall, changed: str | None) -> Offer:
-        """Say what this rank brings to a round. changed: as in add()."""
+        """Return this rank's contribution to a round. changed: as in add()."""
         gradients = enumerate(self._sums)
         broken = (i for i, sum_ in gradients if sum_ is not None and not is_finite(sum_))
         return Offer(
@@ -79,7 +84,7 @@ class Gradients:
         )
 
     def flats(self, indices: Sequence[int]) -> list[torch.Tensor | None]:
-        """Return the gradients of some parameters, flat; None where there is none."""
+        """Return the gradients of some parameters, flat; None for a parameter without one."""
         sums = [self._sums[index] for index in indices]
         return [None if sum_ is None else flat(sum_) for sum_ in sums]
 
@@ -87,8 +92,8 @@ class Gradients:
 class Gathered(NamedTuple):
     """The outcome of a gather.
 
-    parameters: indices of those that have an average
-    nbytes: that this rank sent
+    parameters: indices of the parameters that have an average
+    nbytes: bytes that this rank sent
     """
 
     parameters: Sequence[int]
@@ -96,7 +101,7 @@ class Gathered(NamedTuple):
 
 
 class GradientGather:
-    """Brings the workers' gradients to the server. What one rank does not send counts as zeros."""
+    """Brings the workers' gradients to the server. Unsent gradients count as zeros."""
 
     def __init__(
         self,
@@ -133,7 +138,7 @@ class GradientGather:
         return Gathered(indices, self._channel.gather(gradients.flats(indices), like, receive))
 
     def _chosen(self, agreed: SyncRound, gradients: Gradients, dropping: SyncLayerDrop) -> Gathered:
-        """Send what each worker alone chooses."""
+        """Send the parameters that each worker alone chooses."""
         everything = range(len(self._parameters))
         batches = agreed.batches
         if agreed.call == SyncCall.FLUSH:  # weighs as much as in an update before
@@ -144,7 +149,7 @@ class GradientGather:
             chosen = dropping.flush()
         else:
             chosen = dropping.choose(gradients.flats(everything))
-        table = tell(self._group, chosen)
+        table = exchange_flags(self._group, chosen)
         indices = [index for index in everything if any(flags[index] for flags in table)]
         brings = [[flags[index] for index in indices] for flags in table]
         receive = partial(_average_parts, divisor=batches, flats=self._rooms(indices))
@@ -154,7 +159,7 @@ class GradientGather:
         return Gathered(indices, nbytes)
 
     def _rooms(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """Make room for the averages, which only the server needs."""
+        """Allocate memory for the averages, on the server only."""
         if self._group.rank() != self._config.server:
             return []
         return _prepare_averages(self._parameters, indices)
@@ -163,8 +168,10 @@ class GradientGather:
 def _prepare_averages(
     parameters: Sequence[torch.Tensor], indices: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Make room in the .grad of the parameters of these indices, and remove that of the others: an
-    optimizer leaves a parameter alone that has none. Returns the rooms, flat."""
+    """Allocate the .grad of the parameters of these indices, and remove all others.
+
+    An optimizer leaves a parameter without .grad alone. Returns the .grad tensors, flat.
+    """
     named = set(indices)
     for index, parameter in enumerate(parameters):
         if index not in named:
@@ -185,21 +192,20 @@ def _average(
 
 
 def _average_parts(arrived: Parts, divisor: int, flats: Sequence[torch.Tensor]) -> None:
-    """Average rows of which some lack spans that others have, and count as zeros there."""
+    """Average rows. A span that a row lacks counts as zeros."""
     found: dict[Span, list[torch.Tensor]] = {}
     for bucket, row in arrived:
         lengths = [span.length for span in bucket.spans]
-        for span, piece in zip(bucket.spans, row.split(lengths), strict=True):
-            found.setdefault(span, []).append(piece)
-    for (tensor, start, stop), pieces in found.items():
-        torch.div(_sum(pieces), divisor, out=flats[tensor][start:stop])
+        for span, values in zip(bucket.spans, row.split(lengths), strict=True):
+            found.setdefault(span, []).append(values)
+    for (tensor, start, stop), summands in found.items():
+        torch.div(_sum(summands), divisor, out=flats[tensor][start:stop])
 
 
 def check_averages(
     names: Sequence[str], parameters: Sequence[torch.Tensor], cache_dtype: torch.dtype | None
 ) -> None:
-    """Raise OverflowError where gradients that were finite are not any more: what was added up over
-    many steps may be beyond float16, whose range is short."""
+    """Raise OverflowError if an average is not finite: a sum over many steps may exceed float16."""
     for name, parameter in zip(names, parameters, strict=True):
         if parameter.grad is None or torch.float16 not in (parameter.dtype, cache_dtype):
             continue

@@ -1,10 +1,10 @@
 """The synchronous parameter server: gather to the server, update there, broadcast.
 
-The architecture of Woo, Choi and Lee 2020 (*Empirical performance analysis of collective
-communication for distributed deep learning in a many-core CPU environment*) and of Lee et al. 2020
-(*Communication optimization schemes for accelerating distributed deep learning systems*), over the
-collectives of an ordinary process group: one rank owns the optimizer, the others send it gradients
-and take its weights.
+One rank owns the optimizer; the others send it gradients and take its weights, by the collectives
+of an ordinary process group. The architecture is that of Woo, Choi and Lee 2020 (*Empirical
+performance analysis of collective communication for distributed deep learning in a many-core CPU
+environment*), and of Lee et al. 2020 (*Communication optimization schemes for accelerating
+distributed deep learning systems*).
 """
 
 from __future__ import annotations
@@ -52,48 +52,49 @@ class SyncParameterServer:
             ps.step()  # instead of optimizer.step()
         ps.close()
 
-    An update is one of single-process training on the batches of all workers together: the server
-    averages their gradients, in the order of the ranks, and runs its own optimizer.
+    An update equals one of single-process training on the batches of all workers together. The
+    server averages their gradients, in the order of the ranks, and runs its own optimizer.
 
-    A parameter that has a gradient on some workers counts as zeros on the others; one that has
-    none anywhere is left alone. Only what was updated travels back. A worker's own .grad stays as
-    it is (the server's holds the average afterwards), so zero it before the next backward pass. To
-    clip the average, register a step hook with the server's optimizer.
+    A parameter that has a gradient on some workers counts as zeros on the others; a parameter
+    without any gradient is left alone. Only updated parameters are sent back. A worker's own .grad
+    stays as it is, and the server's holds the average afterwards: zero .grad before the next
+    backward pass. To clip the average, register a step hook with the server's optimizer.
 
-    When a gradient is not finite on any worker, nobody's is used: the update is left out, counted
-    as "refused", and the first time warned of.
+    When a gradient is not finite on any worker, the update is left out on all ranks and counted as
+    "refused"; the first one is warned of.
 
-    With `drop` every worker sends only the layers that it chooses, and counts as zeros in the
-    others; what it does not send it adds up for later, but for the gradients of refused updates.
+    With `drop` every worker sends only the layers that it chooses, and counts as zeros in the other
+    layers. It adds unsent gradients up for later, except the gradients of refused updates.
 
-    Workers may take different numbers of steps: one that has closed brings nothing to an average
-    from then on. Otherwise they call step() and pull() in the same order. Between two of these
-    calls the group is free for other collectives, unless the server is dedicated: give it a group
-    of its own then.
+    Workers may take different numbers of steps: a closed worker brings nothing to later averages.
+    Otherwise workers call step() and pull() in the same order. Between two of these calls the group
+    is free for other collectives, unless the server is dedicated: then give it a group of its own.
 
-    Every method but state_dict() and stats() is a collective, and so is making the object, which
+    Every method except state_dict() and stats() is a collective, and so is making the object, which
     takes the server's parameters and buffers. When the server's update raises, every rank raises.
     Errors of the group itself (a dead rank, a timeout) come as they are, and leave this object
-    unusable. Used from one thread.
+    unusable.
+
+    Threads: one.
 
     Until close() the optimizers' own step() raises RuntimeError.
 
     Args:
         model: on the CPU, with the same parameters and buffers on every rank
-        optimizer: the server's; those of other ranks are not used, and may be None
+        optimizer: the server's; other ranks' optimizers are not used, and may be None
         group: any with all_gather, gather and broadcast, and with `drop` send and recv; None means
             the default group
         server: a rank of the group
         dedicated: the server computes no gradients, and runs serve() instead of step()
-        buffers: "shared": with an update everyone takes those of the server, or, when it brought no
-            gradient, of the lowest rank that did; "local": each keeps its own
-        push_every: steps whose gradients are averaged to one update; step() takes .grad away
-            meanwhile
-        drop: which layers wait; None: everything is sent
+        buffers: "shared": with an update every rank takes the server's buffers, or, if the server
+            brought no gradient, those from the lowest rank that did; "local": each keeps its own
+        push_every: steps whose gradients are averaged to one update; in between, step() sets .grad
+            to None
+        drop: the rule of layers that wait; None: everything is sent
 
     Raises:
-        ValueError: on every rank: models or arguments differ; the text names a rank
-        ValueError, TypeError: this rank's arguments or model are wrong
+        ValueError: on every rank: models or arguments differ; the text names a rank.
+        ValueError, TypeError: this rank's arguments or model are wrong.
         RuntimeError: another rank's are; has that rank's text. The group continues.
     """
 
@@ -157,7 +158,7 @@ class SyncParameterServer:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one update, or this worker's part of one; after the backward pass, on every worker.
 
-        `closure` is called first, once, and may do the backward pass; what it returns is returned.
+        `closure` is called first, once, and may do the backward pass. Returns its result.
 
         Raises:
             TypeError: on every rank: a gradient is sparse
@@ -195,7 +196,7 @@ class SyncParameterServer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return "model" and "updates", on the server "optimizer", and with `drop`, on every
-        worker, "drop": what it has not sent. Tensors but those are references, as in
+        worker, "drop": its residuals. Tensors outside "drop" are references, as in
         torch.nn.Module.state_dict()."""
         state: dict[str, Any] = {"model": self._model.state_dict(), "updates": self._updates}
         if self._is_server and self._optimizer is not None:
@@ -207,18 +208,20 @@ class SyncParameterServer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint on every rank, on a dedicated server too (before it serves).
 
-        The server loads its `state`, the others take its weights and buffers and leave theirs
-        unread, but for "drop", which is each worker's own; without it a worker has nothing cached.
-        After a change of the number of workers, every one gives all of them that there were, in a
-        sequence: what was cached is handed out, and its sum stays.
+        The server loads its `state`. The others take the server's weights and buffers, and read
+        only "drop" of their own state; without "drop" a worker has no residuals. If the number of
+        workers has changed, "drop" is a sequence of all former workers' "drop", on every worker:
+        the residuals are dealt out to the workers, and their sum stays.
 
-        The number of workers may differ from that of the run that saved it.
+        The number of workers may differ from the run that saved the checkpoint.
 
-        Raises these if one rank cannot load; then no rank has loaded anything:
-            ValueError: on the server, if the state is not a server's; on a worker, if "drop" is
-                another model's, or this object has no `drop`
-            ValueError: the state is a ParameterServer's
-            RuntimeError: on the other ranks, with that rank's text
+        If one rank cannot load, every rank raises, and no rank has loaded anything.
+
+        Raises:
+            ValueError: on the server, for a state that is not a server's.
+            ValueError: on a worker, for another model's "drop", or without `drop` in this object.
+            ValueError: for the state of a ParameterServer.
+            RuntimeError: on the other ranks, with that rank's text.
         """
         if self._closed:
             raise RuntimeError("load_state_dict() after close()")
@@ -229,9 +232,9 @@ class SyncParameterServer:
         """Return updates, refused (updates); gradient_bytes and weight_bytes that this rank sent or
         took; exchange_seconds spent in the methods, the server's updates included.
 
-        With `drop`, gradient_bytes are what this rank sent, gradient_bytes_undropped all that it
-        had; sent_layers and dropped_layers count in all updates; threshold (-1: none), and
-        oldest_age, the steps that the longest waiting layer has waited, are as of now."""
+        With `drop`, gradient_bytes are the sent bytes, and gradient_bytes_undropped the bytes of
+        all gradients. sent_layers and dropped_layers count in all updates. threshold (-1: none) and
+        oldest_age, the longest wait of a layer in steps, are the present ones."""
         counts = {
             "updates": self._updates,
             "refused": self._refused,
@@ -242,9 +245,9 @@ class SyncParameterServer:
         return counts if self._dropping is None else counts | self._dropping.stats()
 
     def close(self) -> None:
-        """Send what push_every has held back, then take part in the others' rounds until all have
-        closed. With `drop` there is one more update then, of all that is cached anywhere. Not for a
-        worker that failed: it would follow the others to their end."""
+        """Send the gradients that push_every holds back, then take part in the others' rounds until
+        all have closed. With `drop` a last update sends all residuals. Do not call it on a worker
+        that failed: the call would last until the others close."""
         try:
             if not self._closed and self._gradients.batches:
                 self._round(SyncCall.STEP)
@@ -262,7 +265,7 @@ class SyncParameterServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close; after an exception only release the optimizer, and join no round."""
+        """Close; after an exception only release the optimizer, without joining a round."""
         if kind is None:
             self.close()
         else:
@@ -276,10 +279,10 @@ class SyncParameterServer:
         on_server: Callable[[], None] | None = None,
         state: Any = None,
     ) -> None:
-        """Meet the other ranks, and do what all have agreed on.
+        """Meet the other ranks, and perform the common action.
 
-        on_server: what the server does after an update
-        state: the one to load
+        on_server: called on the server after an update
+        state: the state to load
         """
         start = time.perf_counter()
         try:
@@ -355,7 +358,7 @@ class SyncParameterServer:
         return updates
 
     def _on_server(self, action: Callable[[], None] | None) -> None:
-        """Act on the server, and tell every rank whether that failed."""
+        """Run `action` on the server. If it raises, every rank raises."""
         failure: Exception | None = None
         if self._is_server and action is not None:
             try:

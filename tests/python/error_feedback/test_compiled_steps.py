@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torch_hbmcomm.error_feedback.optimizer import UpdateSkipper
-from torch_hbmcomm.low_rank.optimizer import MomentumDamper, SecondMomentMender
+from torch_hbmcomm.low_rank.optimizer import MomentumDamper, SecondMomentCorrector
 from torch_hbmcomm.low_rank.ranks import matrix_of
 from torch_hbmcomm.parameter_server.own_steps import OwnSteps
 from torch_hbmcomm.tensors import memory_shape
@@ -36,7 +36,7 @@ class Damping:
 
 class Mending:
     def __init__(self, _: Optimizer) -> None:
-        self.hook = SecondMomentMender()
+        self.hook = SecondMomentCorrector()
 
     def prepare(self, step: int, parameters: list[nn.Parameter]) -> None:
         for index, parameter in enumerate(parameters):
@@ -62,7 +62,7 @@ def adam(parameters: Any) -> Optimizer:
 
 HOOKS: dict[str, tuple[Callable[..., Optimizer], Callable[[Optimizer], Any]]] = {
     "damper": (momentum, Damping),
-    "mender": (adam, Mending),
+    "corrector": (adam, Mending),
     "skipper": (momentum, Skipping),
     "skipper of all": (momentum, lambda _: Skipping(None)),
 }
@@ -120,7 +120,7 @@ def test_a_compiled_step_is_refused_next_to_a_server() -> None:
         with steps.allowed():
             step()
         before = weight.detach().clone()
-        with pytest.raises(RuntimeError, match="beside a parameter server"):
+        with pytest.raises(RuntimeError, match="under a parameter server"):
             step()
         assert torch.equal(weight.detach(), before)
     steps.release()

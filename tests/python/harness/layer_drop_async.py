@@ -16,9 +16,9 @@ import torch_hbmcomm as hbmcomm
 from harness.ps_task import weights
 from harness.ps_workers import Boxes, parameter_server
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
-from torch_hbmcomm.parameter_server.packing import placed
+from torch_hbmcomm.parameter_server.packing import packed_ranges
 
-TINY_PIECE = 1 << 8  # bytes: several pieces in each layer
+TINY_SHARD_BYTES = 1 << 8  # bytes: several shards in each layer
 NEVER = 1e9  # a threshold that nothing reaches
 TRANSPORTS = ["shm", "tcp"]
 
@@ -67,8 +67,8 @@ def waiting(ps: ParameterServer, model: nn.Module) -> Weights:
     """Return by how much a worker's model is ahead of the weights."""
     ps._wait_for_exchange()
     ahead = {name: torch.zeros_like(value) for name, value in weights(model).items()}
-    for piece, part in ps._replica._parts.items():
-        for span, place in placed(piece.spans):
+    for shard, part in ps._replica._parts.items():
+        for span, place in packed_ranges(shard.spans):
             name = ps._layout.tensors[span.tensor].name
             if name in ahead:
                 at = slice(span.start, span.stop)

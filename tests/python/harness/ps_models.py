@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-SMALL_PIECE = 1 << 10  # bytes: many pieces in a small model
+LEAST_SHARD_BYTES = 1 << 10  # bytes: many shards in a small model
 
 
 class Awkward(nn.Module):
@@ -26,8 +26,8 @@ class Awkward(nn.Module):
         self.images = nn.Parameter(
             torch.zeros(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
         )
-        self.one_more = nn.Parameter(torch.zeros(SMALL_PIECE // 4 + 1))
-        self.long = nn.Parameter(torch.zeros(3 * SMALL_PIECE + 5))
+        self.one_more = nn.Parameter(torch.zeros(LEAST_SHARD_BYTES // 4 + 1))
+        self.long = nn.Parameter(torch.zeros(3 * LEAST_SHARD_BYTES + 5))
         self.wide = nn.Parameter(torch.zeros(301, dtype=torch.float64))
         self.brain = nn.Parameter(torch.zeros(43, dtype=torch.bfloat16))
         self.narrow = nn.Parameter(torch.zeros(5, 5, dtype=torch.float16))

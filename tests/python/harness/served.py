@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.ps_models import SMALL_PIECE
+from harness.ps_models import LEAST_SHARD_BYTES
 from harness.ps_workers import Boxes, serving
 from torch_hbmcomm.parameter_server import layout
 
@@ -23,6 +23,6 @@ def boxes(transport: str) -> Iterator[Boxes]:
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models have many pieces."""
-    monkeypatch.setattr(layout, "PIECE_BYTES", SMALL_PIECE)
+def many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut a small model into many shards."""
+    monkeypatch.setattr(layout, "SHARD_BYTES", LEAST_SHARD_BYTES)

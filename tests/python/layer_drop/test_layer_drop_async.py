@@ -11,7 +11,7 @@ import torch
 from harness import seeds
 from harness.layer_drop_async import (
     NEVER,
-    TINY_PIECE,
+    TINY_SHARD_BYTES,
     TRANSPORTS,
     Layered,
     Weights,
@@ -44,8 +44,8 @@ tcp_in_full = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "PIECE_BYTES", TINY_PIECE)
+def many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "SHARD_BYTES", TINY_SHARD_BYTES)
 
 
 def train_whole_numbers(boxes: Boxes, workers: int, terms: Any, **options: Any) -> None:
@@ -164,11 +164,11 @@ class Reference:
             cached, rule = self._cached[worker], self._rules[worker]
             for name, value in update.items():
                 cached[name] += value
-            moments = [
+            layer_sums = [
                 float(sum(cached[name].abs().sum() for name in self._trained(layer)))
                 for layer in self._layers
             ]
-            flags = rule.decide(self._layers, moments)
+            flags = rule.decide(self._layers, layer_sums)
             sent = {index for index, goes in enumerate(flags) if goes}
             rule.end_step(versions if sent else 0)
             changed |= sent

@@ -13,7 +13,7 @@ from harness import seeds
 from harness.box_process import TOKEN, BoxProcess
 from harness.layer_drop_async import (
     NEVER,
-    TINY_PIECE,
+    TINY_SHARD_BYTES,
     Layered,
     Weights,
     assert_equal,
@@ -35,8 +35,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture(autouse=True)
-def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "PIECE_BYTES", TINY_PIECE)
+def many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "SHARD_BYTES", TINY_SHARD_BYTES)
 
 
 def test_nothing_is_lost_though_the_box_is_killed(transport: Any, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_the_threshold_is_saved(boxes: Boxes) -> None:
     ("options", "error", "text"),
     [
         ({"rule": "easgd"}, ValueError, r"drop does not go with rule Elastic\(alpha=None\)"),
-        ({"rule": Elastic(0.5)}, ValueError, "nothing would add up"),
+        ({"rule": Elastic(0.5)}, ValueError, "would not add up"),
         ({"drop": drop(cache_dtype=torch.bfloat16)}, ValueError, "cache_dtype=torch.bfloat16"),
         ({"drop": drop(wire_dtype=torch.bfloat16)}, ValueError, "are for layer_drop_hook"),
         ({"drop": drop(skip_update=False)}, ValueError, "are for layer_drop_hook"),
@@ -211,7 +211,7 @@ def test_all_workers_choose_the_same(boxes: Boxes, theirs: hbmcomm.LayerDrop | N
 
 
 @pytest.mark.parametrize(("granularity", "count"), [("parameter", 6), ("module", 4)])
-def test_layers_share_no_piece(granularity: Any, count: int) -> None:
+def test_layers_share_no_shard(granularity: Any, count: int) -> None:
     tensors = [TensorSpec.of(*one) for one in model_tensors(Layered(), shared_buffers=True)]
     layers = layers_in(tensors, "bfloat16", drop(granularity=granularity))
     assert len(layers) == count
@@ -219,11 +219,11 @@ def test_layers_share_no_piece(granularity: Any, count: int) -> None:
     assert "norm.running_mean" in layers[0].parameters
     found = layout.lay_out(tensors, 2, "bfloat16", [layer.members for layer in layers])
     for index, layer in enumerate(layers):
-        pieces = [piece for piece in found.changing if piece.layer == index]
-        spans = [span for piece in pieces for span in piece.spans]
+        shards = [shard for shard in found.changing if shard.layer == index]
+        spans = [span for shard in shards for span in shard.spans]
         assert {span.tensor for span in spans} == set(layer.members)
         assert sum(span.length for span in spans) == layer.numel
-        assert sum(piece.slot_size for piece in pieces) == layer.nbytes
+        assert sum(shard.delta_size for shard in shards) == layer.nbytes
 
 
 def test_a_model_of_one_layer(boxes: Boxes) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from harness.layer_drop_async import (
     NEVER,
-    TINY_PIECE,
+    TINY_SHARD_BYTES,
     TRANSPORTS,
     Layered,
     drop,
@@ -30,8 +30,8 @@ HALVES = [torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(autouse=True)
-def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "PIECE_BYTES", TINY_PIECE)
+def many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "SHARD_BYTES", TINY_SHARD_BYTES)
 
 
 class Pair:

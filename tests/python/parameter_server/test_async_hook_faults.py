@@ -309,7 +309,7 @@ def test_refusals(pool: Pool, boxes: list[str]) -> None:
 
 @pytest.mark.ranks(1)
 def test_every_element_has_its_place(ranks: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(layout, "_PIECE_BYTES", 64 * 8)
+    monkeypatch.setattr(layout, "_SHARD_BYTES", 64 * 8)
     monkeypatch.setattr(layout, "LONGEST_RUN", 20)
     draw = seeds.draws(0)
     for _ in range(200):
@@ -322,24 +322,24 @@ def test_every_element_has_its_place(ranks: int, monkeypatch: Any) -> None:
             for element in range(placed.ranges[name].start, placed.ranges[name].stop)
         ]
         homes = {  # box and byte, by the place in flat tensors
-            run.begin + step: (piece.box, piece.offset + (run.inside + step) * 8)
-            for piece, runs in placed.bucket(list(placed.ranges))
+            run.begin + step: (shard.box, shard.offset + (run.inside + step) * 8)
+            for shard, runs in placed.bucket(list(placed.ranges))
             for run in runs
             for step in range(run.count)
         }
         assert sorted(homes) == list(range(placed.count))
         assert len(set(homes.values())) == placed.count
         carried = {}
-        for piece, runs in placed.bucket(names):
-            assert piece.offset + piece.size <= placed.totals.weights_bytes[piece.box]
-            assert piece.slot_offset + piece.slot_size <= placed.totals.slot_bytes[piece.box]
+        for shard, runs in placed.bucket(names):
+            assert shard.offset + shard.size <= placed.totals.weights_bytes[shard.box]
+            assert shard.delta_offset + shard.delta_size <= placed.totals.delta_bytes[shard.box]
             inside = 0
             for run in runs:
                 assert run.inside == inside and run.count <= 20
                 inside += run.count
                 for step in range(run.count):
                     carried[run.at + step] = run.begin + step
-                    home = (piece.box, piece.offset + (run.inside + step) * 8)
+                    home = (shard.box, shard.offset + (run.inside + step) * 8)
                     assert homes[run.begin + step] == home
-            assert inside == piece.count
+            assert inside == shard.count
         assert [carried[at] for at in range(len(bucket))] == bucket

@@ -18,7 +18,7 @@ from harness.ps_workers import PATIENCE, Boxes, parameter_server, serving, settl
 
 from torch_hbmcomm.parameter_server import Downpour, Elastic, ParameterServer
 
-pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
+pytestmark = pytest.mark.usefixtures("nothing_left", "many_shards")
 
 
 def push_whole_numbers(

@@ -28,7 +28,7 @@ BOTH: list[Bad] = [
     ({"model": torch.ones(3).to_sparse()}, TypeError, "only dense CPU tensors"),
 ]
 ASYNC: list[Bad] = [
-    ({"staleness": -1}, ValueError, "staleness is not negative: -1"),
+    ({"staleness": -1}, ValueError, "staleness is at least 0, not -1"),
     ({"timeout": "long"}, TypeError, "not supported between"),
     ({"rule": "upward"}, ValueError, "rule 'upward' is none of"),
     ({"drop": LayerDrop(every=0)}, ValueError, "every is at least 1, not 0"),

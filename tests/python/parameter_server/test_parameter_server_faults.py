@@ -23,8 +23,8 @@ from torch import nn
 
 from torch_hbmcomm import LayerDrop, smb
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer, sharding
+from torch_hbmcomm.parameter_server.membership import MembershipTable
 from torch_hbmcomm.parameter_server.own_steps import OwnSteps
-from torch_hbmcomm.parameter_server.roster import Roster
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -243,8 +243,8 @@ def test_a_box_without_a_store_ends_training(transport: Any) -> None:
 def test_the_first_worker_fails_and_the_second_begins(boxes: Boxes) -> None:
     """It dies before it has written the weights."""
     with boxes.connected() as connections:
-        roster = Roster(connections[0], "parameter-server", 5.0, temporary=True)
-        assert roster.leads()
+        membership = MembershipTable(connections[0], "parameter-server", 5.0, temporary=True)
+        assert membership.leads()
     model = network()
     with parameter_server(boxes, model) as ps:
         ps.step()
@@ -413,7 +413,7 @@ def test_steps_of_the_optimizer_alone(boxes: Boxes) -> None:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        with pytest.raises(RuntimeError, match=r"optimizer\.step\(\) beside a parameter server"):
+        with pytest.raises(RuntimeError, match=r"optimizer\.step\(\) under a parameter server"):
             optimizer.step()
         for parameter, old in zip(model.parameters(), before, strict=True):
             assert torch.equal(parameter.detach(), old)
@@ -425,7 +425,7 @@ def test_steps_of_the_optimizer_alone(boxes: Boxes) -> None:
 def test_a_server_that_was_given_up_is_in_nobodys_way() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)
     steps = OwnSteps(optimizer)
-    with pytest.raises(RuntimeError, match="beside a parameter server"):
+    with pytest.raises(RuntimeError, match="under a parameter server"):
         optimizer.step()
     del steps
     optimizer.step()

@@ -86,7 +86,7 @@ def test_a_token_that_is_wrong(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"staleness": -1}, "staleness is not negative: -1"),
+        ({"staleness": -1}, "staleness is at least 0, not -1"),
         ({"staleness": 0, "overlap": True}, "staleness=0 an exchange cannot overlap"),
         ({"push_every": 0}, "push_every is at least 1"),
         ({"workers": 0}, "workers is at least 1"),

@@ -18,7 +18,7 @@ from torch import nn
 
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
 
-pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
+pytestmark = pytest.mark.usefixtures("nothing_left", "many_shards")
 
 
 # -- what else a model has -----------------------------------------------------------------------
@@ -200,4 +200,4 @@ def test_kept_weights_outlive_the_workers(boxes: Boxes) -> None:
                 ps.step()
             ps.pull()
     assert_near(weights(model), alone(sgd, 5))
-    assert len(boxes.rows()) == 3  # roster, manifest, weights
+    assert len(boxes.rows()) == 3  # membership, manifest, weights

@@ -364,7 +364,7 @@ def check_serving_again(context: Context) -> None:
     for _ in range(2):
         ps = SyncParameterServer(model, optimizer, dedicated=True)
         if context.rank == 0:
-            assert "beside a parameter server" in raised(RuntimeError, optimizer.step)
+            assert "under a parameter server" in raised(RuntimeError, optimizer.step)
             ps.serve()
             optimizer.step()  # it serves nobody any more
         else:

@@ -16,7 +16,7 @@ from torch import nn
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour
 
-pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
+pytestmark = pytest.mark.usefixtures("nothing_left", "many_shards")
 
 
 # -- traffic -------------------------------------------------------------------------------------
@@ -30,10 +30,10 @@ def trained_bytes(model: nn.Module) -> int:
 def test_a_step_moves_what_is_trained_and_no_more(overlap: bool) -> None:
     """Counts the bytes on the wire; the clocks are the rest."""
     steps, model = 7, Awkward()
-    roster = smb.key_of("traffic/roster")
+    membership = smb.key_of("traffic/roster")
 
     def moved(boxes: Boxes, what: str, clocks: bool = False) -> int:
-        return sum(row[what] for row in boxes.rows() if (row["key"] == roster) == clocks)
+        return sum(row[what] for row in boxes.rows() if (row["key"] == membership) == clocks)
 
     def now(boxes: Boxes) -> list[int]:
         return [

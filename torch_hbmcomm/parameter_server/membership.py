@@ -1,12 +1,11 @@
-"""The workers of a job, how far each of them is, and which are alive, as cells of a box.
+"""The membership table of a job: its workers, their clocks, and which are alive, in a box.
 
-A segment of lines of 64 bytes: line 0 is the job's, the others are a worker's each, and are never
-used twice. A worker is alive while its temporary segment ``<name>/life/<index>`` exists, which the
-box deletes when the worker leaves or its lease ends.
+The table is a segment of 64-byte entries. Entry 0 belongs to the job, every other entry to one
+worker; an entry is used once. A worker is alive while its temporary segment
+``<name>/life/<index>`` exists, which the box deletes when the worker leaves or its lease ends.
 
 Bounded staleness follows Ho et al. 2013 (*More effective distributed ML via a stale synchronous
-parallel parameter server*). A clock is an exchange with the box.
-
+parallel parameter server*). A clock counts exchanges with the box.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from torch_hbmcomm import smb
 
 _log = logging.getLogger(__name__)
 
-_LINE = 64  # bytes: a cache line
+_ENTRY_BYTES = 64  # bytes: a cache line
 _CELL = 8  # bytes: a signed 64-bit number
-_MOST_WORKERS = 1 << 13  # that ever join a job
-_BYTES = _LINE * (1 + _MOST_WORKERS)
+_MOST_WORKERS = 1 << 13  # in the life of a job
+_BYTES = _ENTRY_BYTES * (1 + _MOST_WORKERS)
 _LIFE_BYTES = 4096
-_CHECK_SECONDS = 0.1  # between two questions whether those that are waited for are alive
-_NEIGHBOUR_SECONDS = 1.0  # between two such questions of a worker that waits for nobody
+_CHECK_SECONDS = 0.1  # between two liveness checks of the workers waited for
+_IDLE_CHECK_SECONDS = 1.0  # between two liveness checks by a worker that does not wait
 _SILENCE_SECONDS = 10.0
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 2e-3  # seconds
 
 
 class JobCell(IntEnum):
-    """Cells of the job's line."""
+    """Cells of the job's entry."""
 
     READY = 0  # 0, or the mark of the weights that were written
-    END = 1  # lines below it have been used
+    END = 1  # entries below it have been used
     LOADS = 2  # workers that came with a checkpoint
-    LOADED = 3  # 1: the first of them has written it
+    LOADED = 3  # 1: the first of these workers has written the checkpoint
 
 
 class WorkerCell(IntEnum):
-    """Cells of a worker's line."""
+    """Cells of a worker's entry."""
 
     STATE = 0
-    PUSHED = 1  # exchanges whose difference is in the weights
-    PULLED = 2  # exchanges whose weights it has taken
+    PUSHED = 1  # exchanges whose delta is in the weights
+    PULLED = 2  # exchanges whose weights the worker has taken
 
 
 class WorkerState(IntEnum):
@@ -57,13 +56,13 @@ class WorkerState(IntEnum):
     UNUSED = 0
     JOINING = 1
     ACTIVE = 2
-    GONE = 3  # it has finished, left or died
-    CLOSED = 4  # it died before it was active
+    GONE = 3  # finished, left or died
+    CLOSED = 4  # died before it was active
 
 
 @dataclass(frozen=True)
-class WorkerLine:
-    """A worker's line as it was read."""
+class WorkerEntry:
+    """A snapshot of a worker's entry."""
 
     index: int
     state: int
@@ -71,11 +70,10 @@ class WorkerLine:
     pulled: int
 
 
-class Roster:
-    """This worker's line, and what it sees of the others.
+class MembershipTable:
+    """This worker's entry, and its view of the other entries.
 
-    Raises smb.BoxError as every operation of the box, TimeoutError when what is waited for has not
-    come within `timeout` seconds.
+    Every method raises smb.BoxError; those that wait raise TimeoutError after `timeout` seconds.
 
     Threads: any, but one alone calls notice_deaths().
     """
@@ -92,42 +90,42 @@ class Roster:
     # -- joining and leaving ---------------------------------------------------------------------
 
     def leads(self) -> bool:
-        """Return whether this worker has to write the first weights; False when somebody has.
+        """Return True if this worker must write the first weights, False once they are written.
 
-        Waits while a worker that came before this one may still do it.
+        Waits while a worker that came earlier may still write them.
         """
         for _ in self._waiting(lambda: "the first worker to write the weights"):
             if self.ready():
                 return False
             if not any(self._may_lead(index) for index in range(self.index)):
-                return not self.ready()  # now that nobody else can
+                return not self.ready()  # no other worker can write them any more
         raise AssertionError("unreachable")
 
     def ready(self) -> int:
-        """Return the mark that the weights bear, or 0 while they have not been written."""
+        """Return the mark of the weights, or 0 while they have not been written."""
         return self._read(0, JobCell.READY)
 
     def publish(self, mark: int) -> None:
-        """Tell that the weights are written, and bear the mark."""
+        """Publish that the weights are written, and their mark."""
         self._fence()
         self._write(0, JobCell.READY, mark)
 
     def activate(self, lag: float = 0) -> int:
         """Count this worker from now on. Returns its clock: the foremost worker's, or up to `lag`
-        less, by which workers that see it at once may have gone on."""
+        less, because that worker may continue until it sees this one."""
         clock = -1
         while True:
-            foremost = max((line.pushed for line in self.active()), default=0)
+            foremost = max((entry.pushed for entry in self.active()), default=0)
             if clock >= 0 and foremost <= clock + lag:
                 return clock
             clock = foremost
             self.set_pushed(clock)
             self.set_pulled(clock)
             self._write(self.index, WorkerCell.STATE, WorkerState.ACTIVE, worker=True)
-            self._fence()  # pairs with _wait(): either this one sees a clock, or that one this line
+            self._fence()  # pairs with _wait(): we see its clock, or it sees this entry
 
     def wait_for_workers(self, count: int) -> None:
-        """Wait until so many have joined, including those that have left again."""
+        """Wait until `count` workers have joined, including workers that have left again."""
         for _ in self._waiting(lambda: f"{count} workers ({self._joined()} have joined)"):
             if self._joined() >= count:
                 return
@@ -150,43 +148,43 @@ class Roster:
         self._write(self.index, WorkerCell.PULLED, clock, worker=True)
 
     def wait_pushed(self, least: int) -> None:
-        """Wait until every active worker has pushed `least` times; those that die do not count."""
+        """Wait until every active worker has pushed `least` times; dead workers do not count."""
         self._wait(WorkerCell.PUSHED, least)
 
     def wait_pulled(self, least: int) -> None:
         """Wait until every active worker has pulled `least` times."""
         self._wait(WorkerCell.PULLED, least)
 
-    def active(self) -> list[WorkerLine]:
-        """Return the workers that count; one that died counts until somebody has noticed."""
-        return [line for line in self._used() if line.state == WorkerState.ACTIVE]
+    def active(self) -> list[WorkerEntry]:
+        """Return the workers that count; a dead one counts until a worker has noticed its death."""
+        return [entry for entry in self._used() if entry.state == WorkerState.ACTIVE]
 
     def notice_deaths(self) -> None:
-        """Ask now and then whether one of the others is alive; costs nothing in between."""
+        """Check once a second whether one of the other workers is alive; else do nothing."""
         now = time.monotonic()
         if now < self._next_check:
             return
-        self._next_check = now + _NEIGHBOUR_SECONDS
-        others = [line.index for line in self.active() if line.index != self.index]
+        self._next_check = now + _IDLE_CHECK_SECONDS
+        others = [entry.index for entry in self.active() if entry.index != self.index]
         if others:
             self._checked += 1
             self._retire_dead([others[self._checked % len(others)]])
 
     def begun(self) -> bool:
-        """Return whether anybody has pushed."""
-        return any(line.pushed for line in self._used())
+        """Return True if any worker has pushed."""
+        return any(entry.pushed for entry in self._used())
 
     # -- the checkpoint that is loaded -----------------------------------------------------------
 
-    def begin_anew(self) -> None:
-        """Forget that workers which have all gone loaded a checkpoint (weights may be kept)."""
-        others = (line.index for line in self.active() if line.index != self.index)
+    def begin_again(self) -> None:
+        """Clear the checkpoint cells if all other workers have gone (weights may be kept)."""
+        others = (entry.index for entry in self.active() if entry.index != self.index)
         if not any(self._alive(index) for index in others):
             self._write(0, JobCell.LOADS, 0)
             self._write(0, JobCell.LOADED, 0)
 
     def claims_load(self) -> bool:
-        """Return whether this worker is the first that comes with a checkpoint; the others call
+        """Return True if this worker is the first with a checkpoint; later ones call
         wait_loaded()."""
         return self._segment.fetch_add(JobCell.LOADS * _CELL, 1) == 0
 
@@ -202,7 +200,7 @@ class Roster:
     # -- inside ----------------------------------------------------------------------------------
 
     def _claim(self) -> tuple[int, smb.Segment]:
-        """Claim a line that was never used, by creating its life segment."""
+        """Claim an entry that was never used, by creating its life segment."""
         for index in range(self._read(0, JobCell.END), _MOST_WORKERS):
             try:
                 life = self._box.alloc(
@@ -214,20 +212,20 @@ class Roster:
                 break
             life.delete()
         else:
-            raise RuntimeError(f"{_MOST_WORKERS} workers have joined {self._name!r}: no line left")
+            raise RuntimeError(f"{_MOST_WORKERS} workers have joined {self._name!r}: no entry left")
         who = f"pid {os.getpid()} on {socket.gethostname()}".encode()[:_LIFE_BYTES]
         life.write(0, len(who), source=who)
         self._write(index, WorkerCell.STATE, WorkerState.JOINING, worker=True)
         end = self._read(0, JobCell.END)
         if end <= index:
-            self._segment.fetch_add(JobCell.END * _CELL, index + 1 - end)  # or more: unused lines
+            self._segment.fetch_add(JobCell.END * _CELL, index + 1 - end)  # or more: unused entries
         return index, life
 
     def _may_lead(self, index: int) -> bool:
-        """Return whether the worker of that line may still write the first weights.
+        """Return True if the worker of that entry may still write the first weights.
 
-        A line that nobody holds is closed first and looked at again, so that either the worker that
-        claims it meanwhile sees it closed, or this one sees that worker.
+        Closes a free entry first, then checks it again. So a worker that claims the entry sees it
+        closed, or this worker sees that worker.
         """
         if self._alive(index):
             return True
@@ -235,17 +233,17 @@ class Roster:
         return self._alive(index)
 
     def _joined(self) -> int:
-        return sum(line.state in (WorkerState.ACTIVE, WorkerState.GONE) for line in self._used())
+        return sum(entry.state in (WorkerState.ACTIVE, WorkerState.GONE) for entry in self._used())
 
-    def _used(self) -> list[WorkerLine]:
+    def _used(self) -> list[WorkerEntry]:
         end = self._read(0, JobCell.END)
         if end == 0:
             return []
-        lines = memoryview(bytearray(_LINE * end))
-        self._segment.read(_LINE, len(lines), into=lines)
-        cells = lines.cast("q").tolist()
-        width = _LINE // _CELL
-        return [WorkerLine(at // width, *cells[at : at + 3]) for at in range(0, len(cells), width)]
+        entries = memoryview(bytearray(_ENTRY_BYTES * end))
+        self._segment.read(_ENTRY_BYTES, len(entries), into=entries)
+        cells = entries.cast("q").tolist()
+        width = _ENTRY_BYTES // _CELL
+        return [WorkerEntry(at // width, *cells[at : at + 3]) for at in range(0, len(cells), width)]
 
     def _wait(self, cell: WorkerCell, least: int) -> None:
         if least <= 0:
@@ -260,9 +258,9 @@ class Roster:
         check_at = time.monotonic() + _CHECK_SECONDS
         for _ in self._waiting(what):
             lagging = [
-                line.index
-                for line in self.active()
-                if (line.pushed if cell == WorkerCell.PUSHED else line.pulled) < least
+                entry.index
+                for entry in self.active()
+                if (entry.pushed if cell == WorkerCell.PUSHED else entry.pulled) < least
             ]
             if not lagging:
                 self._fence()
@@ -277,7 +275,11 @@ class Roster:
                 self._write(index, WorkerCell.STATE, WorkerState.GONE, worker=True)
 
     def _alive(self, index: int) -> bool:
-        """Return whether the worker of that line is alive."""
+        """Return True if the worker of that entry is alive.
+
+        Probes the life segment without attaching: attach and free could delete it before its worker
+        reconnects.
+        """
         return self._box.exists(self._life_key(index))
 
     def _who(self, index: int) -> str:
@@ -294,8 +296,10 @@ class Roster:
         return f"{self._name}/life/{index}"
 
     def _waiting(self, what: Callable[[], str]) -> Iterator[None]:
-        """Yield turns of a loop that waits for what(): log a warning after a while, and raise
-        TimeoutError in the end."""
+        """Yield once per poll of a wait for the thing that what() names.
+
+        Logs one warning after _SILENCE_SECONDS. Raises TimeoutError after `timeout` seconds.
+        """
         start = time.monotonic()
         silent = True
         nap = _SHORTEST_NAP
@@ -313,19 +317,25 @@ class Roster:
             nap = min(2 * nap, _LONGEST_NAP)
 
     def _fence(self) -> None:
-        """Order reads and writes before it and after it: over shm they are plain loads and stores,
-        which a question to the box and its answer order."""
+        """Order earlier accesses to the table before later ones.
+
+        Over shm these are plain loads and stores, ordered by a request to the box and its reply.
+        """
         self._segment.fetch_add(JobCell.END * _CELL, 0)
 
     def _state(self, index: int) -> int:
         return self._read(index, WorkerCell.STATE, worker=True)
 
-    def _read(self, line: int, cell: int, worker: bool = False) -> int:
+    def _read(self, entry: int, cell: int, worker: bool = False) -> int:
         found = memoryview(bytearray(_CELL)).cast("q")
-        self._segment.read(_LINE * (line + worker) + cell * _CELL, _CELL, into=found.cast("B"))
+        self._segment.read(
+            _ENTRY_BYTES * (entry + worker) + cell * _CELL, _CELL, into=found.cast("B")
+        )
         return int(found[0])
 
-    def _write(self, line: int, cell: int, value: int, worker: bool = False) -> None:
+    def _write(self, entry: int, cell: int, value: int, worker: bool = False) -> None:
         source = memoryview(bytearray(_CELL)).cast("q")
         source[0] = value
-        self._segment.write(_LINE * (line + worker) + cell * _CELL, _CELL, source=source.cast("B"))
+        self._segment.write(
+            _ENTRY_BYTES * (entry + worker) + cell * _CELL, _CELL, source=source.cast("B")
+        )

@@ -1,4 +1,4 @@
-"""The roster: which workers train together, how far each is, and which live."""
+"""The membership: which workers train together, how far each is, and which live."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.box_process import BoxProcess
 from harness.ps_workers import TOKEN, Boxes, together
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.parameter_server.roster import Roster
+from torch_hbmcomm.parameter_server.membership import MembershipTable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -25,34 +25,34 @@ def connect(boxes: Boxes) -> smb.Box:
     return smb.connect(boxes.servers[0].url, TOKEN, transport=boxes.transport)
 
 
-def join(box: smb.Box, timeout: float = TIMEOUT) -> Roster:
-    return Roster(box, "job", timeout, temporary=True)
+def join(box: smb.Box, timeout: float = TIMEOUT) -> MembershipTable:
+    return MembershipTable(box, "job", timeout, temporary=True)
 
 
-def begin(box: smb.Box) -> Roster:
+def begin(box: smb.Box) -> MembershipTable:
     """The first, and active."""
-    roster = join(box)
-    assert roster.leads()
-    roster.publish(17)
-    assert roster.activate() == 0
-    return roster
+    membership = join(box)
+    assert membership.leads()
+    membership.publish(17)
+    assert membership.activate() == 0
+    return membership
 
 
 def test_one_of_many_leads(boxes: Boxes) -> None:
     def work(worker: int, barrier: threading.Barrier) -> tuple[int, bool]:
         with connect(boxes) as box:
             barrier.wait()
-            roster = join(box)
-            leads = roster.leads()
+            membership = join(box)
+            leads = membership.leads()
             if leads:
                 time.sleep(0.01)
-                roster.publish(17)
-            assert roster.ready() == 17
-            roster.activate()
-            roster.wait_for_workers(6)
+                membership.publish(17)
+            assert membership.ready() == 17
+            membership.activate()
+            membership.wait_for_workers(6)
             barrier.wait()
-            roster.leave()
-            return roster.index, leads
+            membership.leave()
+            return membership.index, leads
 
     results = together(6, work)
     assert sum(leads for _, leads in results) == 1
