@@ -61,8 +61,8 @@ def shares(terms: LayerDrop, layers: list[Layer], gradients: Gradients, steps: i
     found = []
     for _ in range(steps):
         values = gradients.step()
-        moments = [value * layer.numel for value, layer in zip(values, layers, strict=True)]
-        sent = rule.decide(layers, moments)
+        layer_sums = [value * layer.numel for value, layer in zip(values, layers, strict=True)]
+        sent = rule.decide(layers, layer_sums)
         rule.end_step()
         gradients.clear(sent)
         gone = sum(layer.numel for layer, goes in zip(layers, sent, strict=True) if goes)

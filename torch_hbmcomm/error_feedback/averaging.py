@@ -1,4 +1,4 @@
-"""Averages over the ranks of the model's group: gradients, and the moments that decide."""
+"""Averages over the ranks of the model's group: gradients, and the numbers that decide."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch_hbmcomm.groups import cpu_backend, form_group, is_hbm
 class Averager:
     """Averages over the ranks of a group, all of which make one together.
 
-    Gradients travel in the group itself. Decisions have a communicator of their own, which ends
-    with the process's groups: behind the survivors of the bucket before, they would wait for them,
-    and nothing would overlap.
+    Gradients use the group itself. Decisions have a communicator of their own, which ends with the
+    process's groups: in the group they would wait for the sent layers of the bucket before, and
+    nothing would overlap.
 
     Args:
         name: the communicator's, the same on every rank; no other group has it
-        description: of the communicator
+        description: the communicator's description, for errors
 
     Threads: one at a time, and on every rank the same calls in the same order.
     """
@@ -29,26 +29,28 @@ class Averager:
         self._group = group
         self._ranks = group.size()
         self._is_hbm = is_hbm(group)
-        self._decisions = _beside(group, name, description)
+        self._decisions = _form_second_group(group, name, description)
 
     def agree(self, values: torch.Tensor) -> torch.Tensor:
-        """Average values that decide, in place and at once; the same bits on every rank."""
+        """Average values that decide, in place; the same bits on every rank. Waits."""
         dist.all_reduce(values, group=self._decisions)
         return values.div_(self._ranks)
 
-    def start(self, gradients: torch.Tensor, beside: bool = False) -> torch.futures.Future[Any]:
+    def start(
+        self, gradients: torch.Tensor, on_decisions: bool = False
+    ) -> torch.futures.Future[Any]:
         """Start to average gradients, in place, which the caller has multiplied by factor().
 
-        beside: on the communicator of the decisions
+        on_decisions: use the communicator of the decisions
         """
         op = dist.ReduceOp.AVG if self._divides(gradients.dtype) else dist.ReduceOp.SUM
-        group = self._decisions if beside else self._group
+        group = self._decisions if on_decisions else self._group
         work = dist.all_reduce(gradients, op, group=group, async_op=True)
         future: torch.futures.Future[Any] = work.get_future()
         return future
 
     def factor(self, dtype: torch.dtype) -> float:
-        """Return what gradients are multiplied by before start(): 1, or 1 / ranks where it sums."""
+        """Return the factor for gradients before start(): 1, or 1 / ranks if start() sums."""
         return 1.0 if self._divides(dtype) else 1 / self._ranks
 
     def scaled(self, gradients: torch.Tensor) -> torch.Tensor:
@@ -57,8 +59,10 @@ class Averager:
         return gradients if factor == 1 else gradients.mul_(factor)
 
     def _divides(self, dtype: torch.dtype) -> bool:
-        """Return whether the group averages: not every backend can, and between nodes hbm does it
-        on one rank alone for types of two bytes."""
+        """Return True if the group averages.
+
+        Only some backends can, and between nodes hbm averages two-byte types on one rank alone.
+        """
         return self._is_hbm and dtype.itemsize >= 4
 
 
@@ -70,12 +74,12 @@ def check_equal(settings: Sequence[Mapping[str, Any]]) -> None:
             if other[name] != value:
                 raise ValueError(
                     f"the state of the communication hook has {name}={value!r} on rank 0 and "
-                    f"{name}={other[name]!r} on rank {rank}: all ranks choose alike what they "
-                    "send, so it must be the same"
+                    f"{name}={other[name]!r} on rank {rank}: it must be the same, because all "
+                    "ranks send the same layers"
                 )
 
 
-def _beside(group: dist.ProcessGroup, name: str, description: str) -> dist.ProcessGroup:
+def _form_second_group(group: dist.ProcessGroup, name: str, description: str) -> dist.ProcessGroup:
     """Form another group of the same ranks."""
     backend = cpu_backend(group)
     return form_group(

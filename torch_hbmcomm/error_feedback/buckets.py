@@ -21,10 +21,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class BucketLayers:
     """The layers of one bucket.
 
-    shapes: of its parameters, in its order, with sizes.
-    begins: of the parameters in the bucket, in elements.
-    wire: the dtype in which gradients travel.
-    device: where the gradients lie.
+    shapes: the parameters' shapes, in the bucket's order, with sizes.
+    begins: the parameters' offsets in the bucket, in elements.
+    wire: the dtype of gradients on the wire.
+    device: the gradients' device.
     """
 
     shapes: tuple[Shape, ...]
@@ -48,8 +48,8 @@ class BucketLayers:
         """The bytes of all on the wire."""
         return sum(self.counts) * self.wire.itemsize
 
-    def place(self, index: int) -> tuple[int, int]:
-        """Return where the bucket has a parameter: from and up to which elements."""
+    def range_of(self, index: int) -> tuple[int, int]:
+        """Return the begin and end of a parameter in the bucket, in elements."""
         return self.begins[index], self.begins[index] + self.counts[index]
 
     def sums(self, values: Sequence[float]) -> list[float]:
@@ -62,10 +62,10 @@ class Buckets:
 
     Args:
         state: the name of the state's class, for errors
-        wire: the dtype in which gradients of float32 travel; None: as they are
+        wire: the dtype of float32 gradients on the wire; None: float32
         layers_of: makes layers of the parameters of a bucket
 
-    Raises TypeError and ValueError for a model whose gradients cannot be carried.
+    Raises TypeError and ValueError for a model whose gradients cannot be sent.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Buckets:
         self._known: list[tuple[list[int], BucketLayers]] = []  # with the parameters' ids
         self._came = 0  # buckets of this backward()
         self._seen: set[int] = set()  # ids of their parameters
-        self._unnumbered = False  # whether each of several buckets has index 0
+        self._unnumbered = False  # each of several buckets has index 0
         check_dense(model.module)
         for full_name, parameter in model.module.named_parameters():
             name = full_name.replace("_orig_mod.", "")  # of a model that torch.compile wraps
@@ -104,7 +104,7 @@ class Buckets:
 
         Raises:
             RuntimeError: another bucket was to come
-            TypeError, ValueError: the hook cannot carry the bucket; nothing has moved
+            TypeError, ValueError: the hook cannot send the bucket; nothing was sent
         """
         ids = [id(parameter) for parameter in bucket.parameters()]
         self._check_order(bucket, ids)
@@ -116,7 +116,7 @@ class Buckets:
 
     @property
     def begins(self) -> bool:
-        """Whether the bucket that was opened is the first one of a backward()."""
+        """True if the open bucket is the first one of a backward()."""
         return self._came == 0
 
     def close(self, bucket: GradBucket) -> None:
@@ -135,8 +135,8 @@ class Buckets:
         """Raise RuntimeError in the middle of a backward()."""
         if self._came != 0 and not self._unnumbered:
             raise RuntimeError(
-                "the last backward() did not end, and part of its gradients has been sent: go on "
-                f"from a checkpoint, with a new model and a new {self._state}"
+                "the last backward() did not end, and part of its gradients has been sent: "
+                f"continue from a checkpoint, with a new model and a new {self._state}"
             )
 
     def _end(self) -> None:
@@ -145,9 +145,11 @@ class Buckets:
         self._unnumbered = False
 
     def _check_order(self, bucket: GradBucket, ids: Sequence[int]) -> None:
-        """In the first iteration under static_graph=True, DDP gives every bucket index 0, and says
-        of none of several that it is the last one: the next backward() begins when a parameter
-        comes again."""
+        """Raise RuntimeError if another bucket was to come, ValueError under ddp.join().
+
+        In the first iteration under static_graph=True, DDP gives every bucket index 0 and marks no
+        bucket as the last. Then the next backward() begins when a parameter comes again.
+        """
         again = not self._seen.isdisjoint(ids)
         if self._unnumbered and again:
             self._end()
@@ -161,9 +163,8 @@ class Buckets:
             )
         if self._model._join_config.enable:
             raise ValueError(
-                "ddp.join() stands in for ranks that are done with zeros for each bucket as a "
-                "whole, and parts of buckets are sent: leave it out, and give all ranks the same "
-                "number of iterations"
+                "ddp.join() sends whole buckets of zeros for finished ranks, and the hook sends "
+                "parts of buckets: leave it out, and give all ranks the same number of iterations"
             )
 
     def _layers_in(self, bucket: GradBucket) -> BucketLayers:
@@ -173,10 +174,10 @@ class Buckets:
         for name, parameter in zip(names, parameters, strict=True):
             if parameter.dtype != buffer.dtype:
                 raise ValueError(
-                    f"{name} is {parameter.dtype} and its bucket {buffer.dtype}: what a wrapper "
-                    "such as fp16_compress_wrapper, or mixed_precision, rounds away is lost; set "
+                    f"{name} is {parameter.dtype} and its bucket {buffer.dtype}: the rounding "
+                    "error of a wrapper (fp16_compress_wrapper) or of mixed_precision is lost; set "
                     f"wire_dtype=torch.bfloat16 in the configuration of {self._state}, which keeps "
-                    "it for the next step"
+                    "the error for the next step"
                 )
         shapes = self._shapes(names)
         counts = [shape.numel for shape in shapes]

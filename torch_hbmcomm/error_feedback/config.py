@@ -29,7 +29,7 @@ class EncoderConfig:
     skip_update: bool | None = None
     min_numel: int
 
-    small: ClassVar[str]
+    sent_whole: ClassVar[str]
     """Names the parameters that are always sent whole, besides those below min_numel."""
 
     def check(self) -> None:

@@ -23,15 +23,15 @@ class Accumulated:
 
     gradients: this step's, by parameter, as DDP has them.
     factor: undoes a scaler: factor * gradient was added to the residual.
-    moments: by parameter, sums of absolute values of the residuals; of squares for Encoder.squares.
-    sizes: by parameter, sums of the gradients' absolute values, not multiplied by factor.
+    residual_sums: by parameter, L1 sums of the residuals; L2 sums (of squares) for Encoder.squares.
+    sizes: by parameter, L1 sums of the gradients, not multiplied by factor.
     wire_factor: the wire has wire_factor * residual.
     """
 
     layers: BucketLayers
     gradients: Sequence[torch.Tensor]
     factor: float
-    moments: Sequence[float]
+    residual_sums: Sequence[float]
     sizes: Sequence[float]
     residuals: Residuals
     wire_factor: float
@@ -57,7 +57,7 @@ class Code(Protocol):
         the residuals."""
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
-        """Decode the averaged code to its parameters' places in the bucket.
+        """Decode the averaged code to its parameters' ranges of the bucket.
 
         Called in the thread that completes the allreduce.
 
@@ -74,13 +74,13 @@ class Encoded:
 
     whole: parameters that are sent whole, by index in the bucket, in ascending order.
     code: encodes other parameters; None: nothing else is sent.
-    moments: Accumulated.moments, averaged over the ranks.
+    residual_sums: Accumulated.residual_sums, averaged over the ranks.
     overhead: bytes that this rank has sent to choose.
     """
 
     whole: Sequence[int]
     code: Code | None
-    moments: Sequence[float]
+    residual_sums: Sequence[float]
     overhead: int
 
 
@@ -93,7 +93,7 @@ class Encoder(Protocol):
 
     @property
     def squares(self) -> bool:
-        """True if encode() needs sums of squares as moments, not of absolute values."""
+        """True if encode() needs L2 sums (of squares) of the residuals, not L1 sums."""
 
     @property
     def sends_all(self) -> bool:

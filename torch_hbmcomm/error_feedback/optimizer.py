@@ -19,8 +19,8 @@ class UpdateSkipper:
     weight decay and momentum would move them.
 
     Args:
-        optimizers: those that step the model, which are refused a closure; None: all that step
-            in this process, but for steps with a closure, in which nothing is hidden
+        optimizers: the optimizers of the model, whose step(closure) is refused. None: all in this
+            process; then a step with a closure hides nothing
     """
 
     def __init__(self, optimizers: Collection[Optimizer] | None) -> None:
@@ -63,7 +63,7 @@ def move_to_gradients(
     """Empty the residuals into .grad: the mean over the ranks, or None for a parameter of which no
     rank has a residual. All ranks call it.
 
-    Raises OverflowError, on all ranks, for what a gradient cannot hold; then nothing has changed.
+    Raises OverflowError, on all ranks, if an average overflows its dtype; then nothing has changed.
     """
     held = residuals.state_dict(parameters)
     gradients = {}

@@ -24,8 +24,11 @@ def accumulate(
     factor: float,
     squares: bool,
 ) -> torch.Tensor:
-    """Set after = before + factor * gradient, and return its moments and those of the gradients, as
-    csrc/error_feedback.h says."""
+    """Set after = before + factor * gradient, for flat tensors; None before: zeros.
+
+    Returns float64 [n, 2]: the L1 sums (L2 sums if `squares`) of `after`, and the L1 sums of the
+    gradients, as csrc/error_feedback.h says.
+    """
     if not gradients or gradients[0].is_cpu:
         found: torch.Tensor = native.load().error_feedback_accumulate(
             list(gradients), list(before), list(after), factor, squares
@@ -33,17 +36,19 @@ def accumulate(
         return found
     rows = []
     for gradient, old, new in zip(gradients, before, after, strict=True):
-        total = gradient.to(_wide(gradient, new)) * factor
-        new.copy_(total if old is None else total.add_(old))
-        moment = torch.linalg.vector_norm(new, 2 if squares else 1, dtype=torch.float64)
+        added = gradient.to(_wide(gradient, new)) * factor
+        new.copy_(added if old is None else added.add_(old))
+        total = torch.linalg.vector_norm(new, 2 if squares else 1, dtype=torch.float64)
         size = torch.linalg.vector_norm(gradient, 1, dtype=torch.float64)
-        rows.append(torch.stack([moment.square() if squares else moment, size]))
+        rows.append(torch.stack([total.square() if squares else total, size]))
     return torch.stack(rows)
 
 
-def moments(tensors: Sequence[torch.Tensor], squares: bool = False) -> list[float]:
-    """Return the sums of the absolute values of flat tensors, or of their squares. The tensors are
-    written as they were, but for the bits of NaNs and the sign of zeros."""
+def sums_of(tensors: Sequence[torch.Tensor], squares: bool = False) -> list[float]:
+    """Return the L1 sums of flat tensors, or their L2 sums (of squares).
+
+    Writes each element back; only the bits of NaNs and the sign of zeros may change.
+    """
     if tensors and tensors[0].is_cpu:
         # Three times as fast as PyTorch's norm.
         found = native.load().error_feedback_accumulate(
@@ -59,7 +64,10 @@ def moments(tensors: Sequence[torch.Tensor], squares: bool = False) -> list[floa
 def pack(
     residuals: Sequence[torch.Tensor], wire: torch.Tensor, factor: float, inverse: float
 ) -> None:
-    """Put factor * each residual into the wire, and leave the rounding errors in the residuals."""
+    """Put factor * each residual into the wire, and leave the rounding errors in the residuals.
+
+    inverse: 1 / factor
+    """
     if wire.is_cpu:
         native.load().error_feedback_pack(list(residuals), wire, factor, inverse)
         return
@@ -75,11 +83,11 @@ def pack(
 def unpack(
     wire: torch.Tensor, buffer: torch.Tensor, begins: Sequence[int], counts: Sequence[int]
 ) -> bool:
-    """Spread the wire over the buffer, zero elsewhere; return whether all of it is finite."""
+    """Spread the wire over the buffer, zero elsewhere. Returns True if all elements are finite."""
     if wire.is_cpu:
         finite: bool = native.load().error_feedback_unpack(wire, buffer, list(begins), list(counts))
         return finite
-    parts = wire.clone().split(list(counts))  # the wire may lie at the buffer's beginning
+    parts = wire.clone().split(list(counts))  # the wire may be the buffer's beginning
     buffer.zero_()
     for begin, count, part in zip(begins, counts, parts, strict=True):
         buffer[begin : begin + count].copy_(part)
@@ -91,12 +99,14 @@ def unpack_around(
     buffer: torch.Tensor,
     begins: Sequence[int],
     counts: Sequence[int],
-    places: Sequence[tuple[int, int]],
+    coded_ranges: Sequence[tuple[int, int]],
 ) -> bool:
-    """Do what unpack() does, but leave some places of the buffer as they are: each from and up to
-    an element, not empty, in ascending order, and without any of the parts in it. The wire lies
-    apart."""
-    edges = [0, *chain.from_iterable(places), buffer.numel()]
+    """Spread the wire over the buffer as unpack() does, without writing to coded_ranges.
+
+    coded_ranges: (begin, end) in elements, not empty, ascending, disjoint from all parts. REQUIRES:
+    the wire shares no memory with the buffer.
+    """
+    edges = [0, *chain.from_iterable(coded_ranges), buffer.numel()]
     finite, part, taken = True, 0, 0
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         first, part = part, bisect_right(begins, end)
@@ -125,12 +135,11 @@ def transpose_blocks(copies: Sequence[tuple[torch.Tensor, torch.Tensor, int, int
 
 
 def finite(values: torch.Tensor) -> bool:
-    """Return whether all elements of a flat tensor are finite. Like moments(), this writes them as
-    they were."""
-    (size,) = moments([values])  # infinite, too, where the sum overflows float64
+    """Return True if all elements of a flat tensor are finite. Writes them back, as sums_of()."""
+    (size,) = sums_of([values])  # infinite, too, where the sum overflows float64
     return math.isfinite(size) or bool(values.isfinite().all())
 
 
 def _wide(one: torch.Tensor, other: torch.Tensor) -> torch.dtype:
-    """Return the type in which elements are computed."""
+    """Return the dtype in which elements are computed."""
     return torch.float64 if torch.float64 in (one.dtype, other.dtype) else torch.float32

@@ -1,5 +1,5 @@
-"""The residuals of error feedback: gradients that were not sent yet, added up (Lee et al. 2020,
-equation 1, who call them the cache); and which rank takes over which residuals of a checkpoint.
+"""The residuals of error feedback: the sums of unsent gradients (Lee et al. 2020, equation 1, call
+them the cache); and the residuals of a checkpoint that each rank takes over.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ class Residuals:
     ) -> tuple[list[float], list[float]]:
         """Add factor * gradient to the residual of each name.
 
-        Returns the moments, sums of absolute values (or of squares) of the residuals now, and sums
-        of the gradients' absolute values.
+        Returns, by name, the L1 sums (L2 sums if `squares`) of the new residuals, and the L1 sums
+        of the gradients.
         """
         before = [self._held.get(name) for name in names]
         after = [self._room(*one) for one in zip(names, gradients, before, strict=True)]
         found = passes.accumulate(gradients, before, after, factor, squares)
         self._changes.update(zip(names, after, strict=True))
-        moments, sizes = found.t().tolist()
-        return moments, sizes
+        sums, sizes = found.t().tolist()
+        return sums, sizes
 
     def accumulated(self, name: str) -> torch.Tensor:
-        """Return what accumulate() has made in this step, flat; it may be changed in place."""
+        """Return the residual made by accumulate() in this step, flat; to change in place."""
         residual = self._changes[name]
         assert residual is not None, f"{name} was packed twice in a step"
         return residual
@@ -75,9 +75,9 @@ class Residuals:
         factor: float = 1.0,
         parts: Sequence[slice] | None = None,
     ) -> None:
-        """Move factor * what was accumulated into `wire`, one name after another.
+        """Move factor * the accumulated residuals into `wire`, one name after another.
 
-        Only the errors of rounding to a narrower type stay.
+        Only the errors of rounding to a narrower dtype stay.
 
         Args:
             parts: elements of each name, where the wire is too small for all; the parts of one name
@@ -94,7 +94,7 @@ class Residuals:
                 self._changes[name] = None
 
     def commit(self) -> None:
-        """End the step, and keep what it changed."""
+        """End the step, and keep its changes."""
         for name, residual in self._changes.items():
             if residual is None:
                 self._held.pop(name, None)
@@ -150,7 +150,7 @@ class Residuals:
                 _shaped(held, parameter).add_(values.to(held.device))
 
     def _room(self, name: str, gradient: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:
-        """Return memory for an accumulated gradient: that of `held`, unless it must be kept."""
+        """Return memory for an accumulated gradient: reuses `held`, unless recoverable."""
         rooms = self._rooms.setdefault(name, [])
         for room in rooms:
             if not self._recoverable or room is not held:
@@ -170,8 +170,11 @@ _KEYS = {"rank", "ranks", "names", "caches", "rule"}
 
 
 class Share(NamedTuple):
-    """The part of a checkpoint that one rank loads: it adds up the residuals of `states`, and takes
-    from `common`, one of all states, what is equal on all ranks."""
+    """The part of a checkpoint that one rank loads.
+
+    states: the states whose residuals this rank adds up.
+    common: any one state, for the values that are equal on all ranks.
+    """
 
     states: Sequence[SavedState]
     common: SavedState
@@ -184,7 +187,7 @@ def own_share(
     names: Sequence[str],
     keys: Collection[str] = (),
 ) -> Share:
-    """Choose what this rank loads of what it saved, or of what all ranks saved.
+    """Choose this rank's share of its own state, or of all ranks' states.
 
     Every state has the keys that both kinds of states have, and `keys`.
 
@@ -198,7 +201,7 @@ def own_share(
     for state in states:
         if lacking := (_KEYS | set(keys)) - set(state):
             raise ValueError(
-                f"the state lacks {', '.join(sorted(lacking))}: load what state_dict() returned"
+                f"the state lacks {', '.join(sorted(lacking))}: load the result of state_dict()"
             )
         _check_names(state["names"], names)
     states.sort(key=lambda state: int(state["rank"]))
@@ -207,7 +210,7 @@ def own_share(
         if (given["rank"], saved) != (rank, ranks):
             raise ValueError(
                 f"the state is of rank {given['rank']} of {saved}, and this is rank {rank} of "
-                f"{ranks}: load what this rank saved, or give the states of all {saved} ranks"
+                f"{ranks}: load this rank's own state, or the states of all {saved} ranks"
             )
         return Share([given], given)
     found = [state["rank"] for state in states]

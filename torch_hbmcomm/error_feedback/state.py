@@ -67,9 +67,9 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         self._config = config
         self._log_every = log_every
         self._group = group_to_report_in(None, ddp)
-        told = together(self._group, lambda: self._prepare(ddp, optimizer, scaler))
-        check_equal([settings for settings, _ in told])
-        self._averager = Averager(self._group, told[0][1], self.hook_name)
+        prepared = together(self._group, lambda: self._prepare(ddp, optimizer, scaler))
+        check_equal([settings for settings, _ in prepared])
+        self._averager = Averager(self._group, prepared[0][1], self.hook_name)
         self._encoder = self._new_encoder()
         self._statistics = Statistics()
         self._undecided = False  # a step has run, and does not count yet
@@ -91,7 +91,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
             raise TypeError(f"config of {name} is a {self.config_class.__name__}, not {config!r}")
         config.check()
         if self._log_every is not None and self._log_every < 1:
-            raise ValueError(f"log_every is at least 1, not {self._log_every}; None is never")
+            raise ValueError(f"log_every is at least 1, not {self._log_every}; None: no lines")
         layers_of = partial(self._layers_of, config)
         self._buckets = Buckets(ddp, name, config.wire_dtype, layers_of)
         self._scaler = _enabled(scaler)
@@ -164,16 +164,16 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
     ) -> torch.futures.Future[torch.Tensor]:
         """Add the bucket, unscaled, to the residuals, and average the encoder's choice."""
         gradients, factor = buffer.split(layers.counts), 1 / self._scale()
-        moments, sizes = self._residuals.accumulate(
+        sums, sizes = self._residuals.accumulate(
             layers.names, gradients, factor, self._encoder.squares
         )
         wire_factor = self._scale() * self._averager.factor(layers.wire)
         accumulated = Accumulated(
-            layers, gradients, factor, moments, sizes, self._residuals, wire_factor
+            layers, gradients, factor, sums, sizes, self._residuals, wire_factor
         )
         encoded = self._encoder.encode(accumulated, self._averager)
         if self._scaler is None:
-            warn_not_finite(layers.layers, layers.sums(encoded.moments))
+            warn_not_finite(layers.layers, layers.sums(encoded.residual_sums))
         self._statistics.count(layers, encoded, buffer)
         return self._send(layers, buffer, encoded, wire_factor)
 
@@ -207,13 +207,13 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         scale = self._scale()
 
         def spread(future: torch.futures.Future[Any]) -> torch.Tensor:
-            future.value()  # raises what the allreduce did
+            future.value()  # raises the allreduce's error
             if code is None:
                 finite = unpack(wire, buffer, begins, counts)
             else:
-                apart = wire.clone()  # what is spread is written over it
-                places = [layers.place(index) for index in coded]
-                finite = unpack_around(apart[:end], buffer, begins, counts, places)
+                apart = wire.clone()  # the buffer, which begins with the wire, is written next
+                coded_ranges = [layers.range_of(index) for index in coded]
+                finite = unpack_around(apart[:end], buffer, begins, counts, coded_ranges)
                 finite &= code.restore(apart[end:], buffer, scale)
             if not finite:
                 self._finite = False
@@ -312,8 +312,8 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
             statistics.load_state_dict(own.common["statistics"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"the state is damaged ({type(error).__name__}: {error}): load what state_dict() "
-                "returned"
+                f"the state is damaged ({type(error).__name__}: {error}): load the result of "
+                "state_dict()"
             ) from error
         self._residuals.load_state_dict([one["caches"] for one in own.states], parameters)
         self._encoder, self._statistics = encoder, statistics
@@ -367,5 +367,5 @@ def _enabled(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None
 
 
 def _value(future: torch.futures.Future[Any], buffer: torch.Tensor) -> torch.Tensor:
-    future.value()  # raises what the allreduce did
+    future.value()  # raises the allreduce's error
     return buffer

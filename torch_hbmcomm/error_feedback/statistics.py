@@ -104,24 +104,22 @@ def warn_if_little_can_wait(config: EncoderConfig, layers: Sequence[Layer]) -> N
     if config.saves_bytes and always > (1 - config.ratio) * total:
         warnings.warn(
             f"layers that are always sent are {always / total:.0%} of the model, and "
-            f"ratio={config.ratio} would send {1 - config.ratio:.0%}: they have {config.small}, or "
-            f"fewer than min_numel={config.min_numel} elements",
+            f"ratio={config.ratio} would send {1 - config.ratio:.0%}: they have "
+            f"{config.sent_whole}, or fewer than min_numel={config.min_numel} elements",
             RuntimeWarning,
             stacklevel=4,
         )
 
 
-def warn_not_finite(layers: Sequence[Layer], moments: Sequence[float]) -> None:
-    """Warn of layers whose accumulated gradients are not finite."""
+def warn_not_finite(layers: Sequence[Layer], sums: Sequence[float]) -> None:
+    """Warn if the sum of a layer's accumulated gradients is not finite."""
     broken = [
-        layer.name
-        for layer, moment in zip(layers, moments, strict=True)
-        if not math.isfinite(moment)
+        layer.name for layer, total in zip(layers, sums, strict=True) if not math.isfinite(total)
     ]
     if broken:
         warnings.warn(
-            f"the accumulated gradient of {', '.join(broken)} is not finite; it was sent at once, "
-            "and is in .grad on all ranks",
+            f"the accumulated gradient of {', '.join(broken)} is not finite; it was sent, and is "
+            "in .grad on all ranks",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -18,9 +18,9 @@ class LayerDrop(EncoderConfig):
     """Layer-wise dropping with error feedback (Lee et al. 2020, *Communication optimization schemes
     for accelerating distributed deep learning systems*).
 
-    A layer whose representative value is below a threshold is not sent. Its gradients are added up
-    in a residual, the paper's cache (equation 1), and sent when the representative of the sum
-    reaches the threshold (equation 2).
+    A layer whose score is below a threshold is not sent. The paper calls the score a representative
+    value. The layer's gradients are added up in an error-feedback residual, the paper's cache
+    (equation 1), and sent when the residual's score reaches the threshold (equation 2).
 
     To reproduce the paper: target="paper", max_age=math.inf, always_send=False.
 
@@ -29,8 +29,8 @@ class LayerDrop(EncoderConfig):
         every: steps between two searches for the threshold (Algorithm 1)
         warmup: the number of first steps that send everything; the first step always does if a
             threshold is searched for
-        representative: the value of a layer's residual, on both sides of the threshold: "mean" of
-            the absolute values, "l1" or "l2" norm
+        representative: the score of a layer, computed from its residual: "mean" of the absolute
+            values, "l1" or "l2" norm
         granularity: a layer is a "parameter", or all parameters of a "module" together (under DDP
             those that share a bucket)
         min_numel: a layer with fewer elements is always sent, and so is one without a parameter of
@@ -63,7 +63,7 @@ class LayerDrop(EncoderConfig):
     fixed_threshold: float | None = None
     target: Target = "bytes"
 
-    small: ClassVar[str] = "one dimension"
+    sent_whole: ClassVar[str] = "one dimension"
 
     def check(self) -> None:
         super().check()
@@ -94,5 +94,5 @@ class LayerDrop(EncoderConfig):
 
     @property
     def squares(self) -> bool:
-        """Return True if moments are sums of squares, not of absolute values."""
+        """True if layer sums are L2 sums (of squares), not L1 sums (of absolute values)."""
         return self.representative == "l2"

@@ -1,12 +1,13 @@
 """Decides which layers are sent, and which are dropped.
 
-In each step a layer has a moment: the sum of the absolute values (of the squares for "l2") of its
-accumulated gradient. DropRule._is_sent is the decision; the threshold that it compares with is
-searched for in DropRule._search (Lee et al. 2020, Algorithm 1) and moved in DropRule._follow.
+In each step a layer has a layer sum: the L1 sum (the L2 sum, of squares, for "l2") of its
+accumulated gradient. A layer's score follows from its sum, and DropRule._is_sent compares the score
+with a threshold. DropRule._search finds the threshold (Lee et al. 2020, Algorithm 1), and
+DropRule._follow moves it.
 
-The rule is deterministic: rules of equal configuration that are asked the same in the same order
-give the same answers. Under DDP each rank has one and feeds it averages over all ranks; each worker
-of a parameter server has one and feeds it what it has itself.
+The rule is deterministic: rules of equal configuration return the same for the same sequence of
+calls. Under DDP each rank has a rule, and passes averages over all ranks. Each worker of a
+parameter server has a rule, and passes its own sums.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
         members.setdefault(key, []).append(index)
     found = []
     for indices in members.values():
-        small = _is_small([shapes[index] for index in indices], config.min_numel)
-        found.append(Layer.of(shapes, indices, always=config.always_send and small))
+        sent_whole = _is_sent_whole([shapes[index] for index in indices], config.min_numel)
+        found.append(Layer.of(shapes, indices, always=config.always_send and sent_whole))
     return found
 
 
-def _is_small(shapes: Sequence[Shape], min_numel: int) -> bool:
+def _is_sent_whole(shapes: Sequence[Shape], min_numel: int) -> bool:
     """Return True for parameters that have too few elements, or all one dimension."""
     numel = sum(shape.numel for shape in shapes)
     return numel < min_numel or all(shape.dimensions < 2 for shape in shapes)
@@ -72,7 +73,7 @@ class DropRule:
 
     @property
     def sends_all(self) -> bool:
-        """Whether this step sends everything and needs no moments."""
+        """True if this step sends everything and needs no layer sums."""
         if self._config.ratio == 0:
             return self._config.fixed_threshold is None
         return self._steps < self._config.warmup and not self._searches
@@ -83,27 +84,27 @@ class DropRule:
         return self._waited
 
     def decide(
-        self, layers: Sequence[Layer], moments: Sequence[float], idle: Collection[str] = ()
+        self, layers: Sequence[Layer], layer_sums: Sequence[float], idle: Collection[str] = ()
     ) -> list[bool]:
         """Decide for each layer whether it is sent in this step.
 
         Args:
-            layers: those of a bucket or of the whole model
-            moments: one for each layer, averaged over those who decide alike
-            idle: names of parameters that got nothing new in this step; they wait, also when the
+            layers: a bucket's, or the whole model's
+            layer_sums: by layer, averaged over the ranks that decide alike
+            idle: names of parameters without a new gradient in this step; they wait, even if the
                 rest of their layer is sent
         """
-        return [self._decide(*one, idle) for one in zip(layers, moments, strict=True)]
+        return [self._decide(*one, idle) for one in zip(layers, layer_sums, strict=True)]
 
-    def _decide(self, layer: Layer, moment: float, idle: Collection[str]) -> bool:
+    def _decide(self, layer: Layer, layer_sum: float, idle: Collection[str]) -> bool:
         awake = [name for name in layer.parameters if name not in idle]
         waited = max((self._waited.get(name, 0) for name in awake), default=0)
-        value = self._representative(layer, moment)
+        score = self._score(layer, layer_sum)
         if awake:
-            self._found.append((value, layer.numel))
-        sent = bool(awake) and self._is_sent(layer, value, waited)
+            self._found.append((score, layer.numel))
+        sent = bool(awake) and self._is_sent(layer, score, waited)
         for name in layer.parameters:
-            if moment == 0 or (sent and name not in idle):
+            if layer_sum == 0 or (sent and name not in idle):
                 self._next.pop(name, None)
             else:
                 self._next[name] = self._waited.get(name, 0) + 1
@@ -111,37 +112,36 @@ class DropRule:
         self._sent_bytes += layer.nbytes if sent else 0
         return sent
 
-    def _is_sent(self, layer: Layer, value: float, waited: int) -> bool:
-        """Return whether a layer with this representative value, which waited so many steps, is
-        sent.
+    def _is_sent(self, layer: Layer, score: float, waited: int) -> bool:
+        """Return True if a layer with this score is sent, after `waited` steps.
 
-        A layer of zeros is not: there is nothing to send. One whose value is not finite is, so that
-        it shows. Then: one that is always sent, one in the warm-up, one before there is a
-        threshold, one that waited as long as is allowed, and one that reaches the threshold
-        (equation 2), which sinks with the wait where it follows the bytes.
+        A layer of zeros is never sent. A score that is not finite is always sent, to show the
+        error. Other layers skip the comparison if `always`, in the warm-up, at their age limit, or
+        before a threshold exists. Else the score must reach the threshold (equation 2), which sinks
+        with `waited` if it follows the bytes.
         """
-        if value == 0:
+        if score == 0:
             return False
-        if not math.isfinite(value) or layer.always or self._steps < self._config.warmup:
+        if not math.isfinite(score) or layer.always or self._steps < self._config.warmup:
             return True
         if self.threshold == NO_THRESHOLD or waited >= self._config.oldest:
             return True
         threshold = self.threshold
         if self._follows_bytes:
             threshold *= 1 - (waited / self._config.oldest) ** 2
-        return value >= threshold
+        return score >= threshold
 
-    def _representative(self, layer: Layer, moment: float) -> float:
-        if self._config.representative == "l1" or moment == 0:
-            return moment
+    def _score(self, layer: Layer, layer_sum: float) -> float:
+        if self._config.representative == "l1" or layer_sum == 0:
+            return layer_sum
         if self._config.representative == "l2":
-            return math.sqrt(moment)
-        return moment / layer.numel
+            return math.sqrt(layer_sum)
+        return layer_sum / layer.numel
 
     def end_step(self, overhead: int = 0) -> None:
         """End the step, in which all layers have been decided, and set the next one's threshold.
 
-        overhead: bytes that were sent besides
+        overhead: bytes that were sent besides the layers
         """
         excess = 0.0
         if self._follows_bytes and self._bytes:
@@ -163,10 +163,12 @@ class DropRule:
         return since >= 0 and since % self._config.every == 0
 
     def _search(self) -> None:
-        """Find the threshold that lets (1 - R) of all elements through (Algorithm 1). Layers are
-        taken from the smallest value up: by the paper's text, the small ones are dropped first."""
-        values, sizes = zip(*self._found, strict=True) if self._found else ((), ())
-        found = native.load().layerdrop_threshold(list(values), list(sizes), self._config.ratio)
+        """Find the threshold that lets (1 - R) of all elements through (Algorithm 1).
+
+        Layers are dropped in ascending order of their scores, as in the paper's text.
+        """
+        scores, sizes = zip(*self._found, strict=True) if self._found else ((), ())
+        found = native.load().layerdrop_threshold(list(scores), list(sizes), self._config.ratio)
         if found != NO_THRESHOLD and math.isfinite(found):
             self.threshold = found
 
@@ -180,10 +182,12 @@ class DropRule:
         )
 
     def _follow(self, excess: float) -> None:
-        """Move the threshold up when more was sent than the budget, in this step (`excess`) and so
-        far, else down; not far beyond the layers' values, from where it would take long to return.
+        """Raise the threshold if more than the budget was sent, else lower it.
+
+        A PI controller: `excess` is this step's part, and _debt the sum so far. The threshold stays
+        within a factor of 2 of the layers' scores, so that it returns soon.
         """
-        found = [value for value, _ in self._found if 0 < value < math.inf]
+        found = [score for score, _ in self._found if 0 < score < math.inf]
         if found:
             moved = self.threshold * math.exp(_PROPORTIONAL * excess + _INTEGRAL * self._debt)
             self.threshold = min(max(moved, min(found) / 2), max(found) * 2)
@@ -198,7 +202,7 @@ class DropRule:
         self._begin_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what load_state_dict() takes, between two steps."""
+        """Return the argument of load_state_dict(), between two steps."""
         return {
             "representative": self._config.representative,
             "steps": self._steps,
@@ -208,15 +212,15 @@ class DropRule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the rule that was saved.
+        """Continue as the saved rule.
 
-        Raises ValueError for a state that lacks something, or whose threshold is of another
-        representative; nothing has changed then.
+        Raises ValueError for an incomplete state, or another `representative`; then nothing has
+        changed.
         """
         if missing := {"representative", "steps", "debt", "waited", "threshold"} - set(state):
             raise ValueError(
-                f"the state of layer dropping lacks {', '.join(sorted(missing))}: load what "
-                "state_dict() returned"
+                f"the state of layer dropping lacks {', '.join(sorted(missing))}: load the result "
+                "of state_dict()"
             )
         if state["representative"] != self._config.representative:
             raise ValueError(

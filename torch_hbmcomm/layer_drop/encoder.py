@@ -26,23 +26,23 @@ class LayerDropEncoder(DropRule):
         """Choose the layers that the rule sends, without parameters whose gradient is zero on all
         ranks."""
         layers = bucket.layers
-        told = torch.tensor(
-            [bucket.moments, [size == 0 for size in bucket.sizes]], dtype=torch.float64
+        numbers = torch.tensor(
+            [bucket.residual_sums, [size == 0 for size in bucket.sizes]], dtype=torch.float64
         )
-        moments, zeros = averager.agree(told).tolist()
+        sums, zeros = averager.agree(numbers).tolist()
         idle = {name for name, zero in zip(layers.names, zeros, strict=True) if zero == 1}
-        decisions = self.decide(layers.layers, layers.sums(moments), idle)
-        self._overhead += told.nbytes
+        decisions = self.decide(layers.layers, layers.sums(sums), idle)
+        self._overhead += numbers.nbytes
         whole = sorted(
             index
             for layer, goes in zip(layers.layers, decisions, strict=True)
             for index in layer.members
             if goes and layers.names[index] not in idle
         )
-        return Encoded(whole, None, moments, told.nbytes)
+        return Encoded(whole, None, sums, numbers.nbytes)
 
     def pass_whole(self, layers: BucketLayers) -> None:
-        """Do nothing: the rule needs no moments of a step that sends everything."""
+        """Do nothing: a step that sends everything needs no layer sums."""
 
     def end_step(self, overhead: int = 0) -> None:
         super().end_step(overhead + self._overhead)

@@ -32,20 +32,20 @@ class LayerDropState(ErrorFeedbackState[LayerDrop]):
     the ranks, and their residuals become zero; the other layers wait, and are zero in .grad.
     Nothing is lost: sent gradients and residuals add up to all gradients.
 
-    A bucket takes a small synchronous allreduce of the layers' moments, and an asynchronous one of
-    the layers that are sent.
+    A bucket takes two allreduces: a synchronous one of the layer sums, 16 bytes for each parameter,
+    and an asynchronous one of the sent layers.
 
-    **The threshold** concerns the whole model, but a bucket is decided before later buckets exist.
-    So it is found from the values of one step, every `every` steps, and used from the next step on.
-    Until the first is found, everything is sent.
+    **The threshold** is for the whole model, but a bucket is decided before later buckets exist. So
+    it is found from the scores of one step, every `every` steps, and used from the next step on.
+    Until the first threshold is found, everything is sent.
 
     Clipping after backward() clips sums of gradients: a layer that waited is as large as the
     gradients of several steps together.
 
     Arguments, memory, errors and threads are as in LowRankState, with LayerDrop for LowRank and the
-    logger torch_hbmcomm.layer_drop. With an optimizer, layers that wait skip its step
-    (LayerDrop.skip_update), and step(closure) is refused; without, a step with a closure moves
-    them.
+    logger torch_hbmcomm.layer_drop. With `optimizer`, layers that wait skip its step
+    (LayerDrop.skip_update), and step(closure) is refused. Without it, a step with a closure moves
+    waiting layers.
     """
 
     hook_name = "layer_drop_hook"

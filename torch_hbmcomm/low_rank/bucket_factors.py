@@ -17,13 +17,13 @@ from torch_hbmcomm.low_rank.rule import LowRankRule
 
 
 class BucketFactors:
-    """The factors of one bucket's matrices, each lot packed one after another, row by row.
+    """The factors of one bucket's matrices, packed one after another, row by row.
 
-    Average `lefts` over the ranks; then choose(), take_out(), average what that filled, restore().
+    Average `lefts` over the ranks; then choose(), take_out(), average the wire, restore().
 
     Args:
-        residuals: which have accumulated the bucket
-        factor: what values are multiplied by on the wire
+        residuals: have accumulated the bucket
+        factor: multiplies values on the wire
 
     lefts: M R' of all matrices of a rank above 0.
     """
@@ -43,7 +43,7 @@ class BucketFactors:
             index: one.to(torch.promote_types(one.dtype, torch.float32))
             for index, one in zip(self._matrices, found, strict=True)
         }
-        self._bases: dict[int, torch.Tensor] = {}  # L of those that were chosen
+        self._bases: dict[int, torch.Tensor] = {}  # L of the chosen parameters
         self._copies: dict[int, torch.Tensor] = {}  # of residuals; restore() writes over them
         self.lefts = torch.empty(
             sum(rule.rank(matrix) * matrix.rows for matrix in self._matrices.values()),
@@ -68,17 +68,17 @@ class BucketFactors:
 
     @property
     def parameters(self) -> Collection[int]:
-        """Those that were chosen."""
+        """The chosen parameters, by index in the bucket."""
         return self._bases.keys()
 
     @property
     def bases(self) -> Iterator[tuple[Matrix, torch.Tensor]]:
-        """L of those that were chosen."""
+        """The chosen matrices, each with its L."""
         return ((self._matrices[index], basis) for index, basis in self._bases.items())
 
     @property
     def numel(self) -> int:
-        """The elements of all R that were chosen."""
+        """The elements of R of all chosen parameters."""
         return sum(self._matrices[i].columns * left.shape[1] for i, left in self._bases.items())
 
     def take_out(self, wire: torch.Tensor) -> None:
@@ -105,9 +105,9 @@ class BucketFactors:
         self._write(self._copies, accumulated)
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
-        """Write w L Rᵀ into the bucket. Returns whether all of it is finite.
+        """Write w L Rᵀ into the bucket. Returns True if all elements are finite.
 
-        scale: what the averages on the wire are multiplied by
+        scale: the scaler's factor, which is on the averages
         """
         finite = passes.finite(wire)
         rights = [
@@ -165,7 +165,7 @@ def _split(wire: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.
 def _as_type(
     tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
 ) -> Iterator[list[torch.Tensor]]:
-    """Give tensors of the types of others, to be set in place of those that have another type."""
+    """Yield the tensors, or, for a dtype unlike `like`'s, an empty one that is copied back."""
     given = [
         one if one.dtype == other.dtype else torch.empty_like(one, dtype=other.dtype)
         for one, other in zip(tensors, like, strict=True)

@@ -48,7 +48,7 @@ class LowRank(EncoderConfig):
     relaxation: float | None = None
     damping: float | None = None
 
-    small: ClassVar[str] = "one dimension, one row"
+    sent_whole: ClassVar[str] = "one dimension, one row"
 
     def check(self) -> None:
         super().check()

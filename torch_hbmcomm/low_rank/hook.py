@@ -15,7 +15,7 @@ from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.error_feedback.state import ErrorFeedbackState, StepHook, run_hook
 from torch_hbmcomm.low_rank.config import LowRank
 from torch_hbmcomm.low_rank.encoder import LowRankEncoder
-from torch_hbmcomm.low_rank.optimizer import MomentumDamper, SecondMomentMender
+from torch_hbmcomm.low_rank.optimizer import MomentumDamper, SecondMomentCorrector
 from torch_hbmcomm.low_rank.rule import layers_of
 from torch_hbmcomm.optimizers import Optimizer
 
@@ -53,15 +53,15 @@ class LowRankState(ErrorFeedbackState[LowRank]):
 
     Memory: the residuals are a copy of the gradients in config.cache_dtype, on their device.
 
-    A parameter whose gradient is zero on all ranks is not sent in that step: with
-    find_unused_parameters, DDP would discard the average of a parameter that no rank used.
+    A parameter whose gradient is zero on all ranks is not sent in that step, because DDP with
+    find_unused_parameters discards the average of a parameter that no rank used.
 
     A gradient that is not finite is sent immediately, and is in .grad on all ranks as without the
-    hook; a RuntimeWarning names it, unless there is a scaler.
+    hook. Without a scaler, a RuntimeWarning names it.
 
     Raises:
-        ValueError, TypeError: a bad argument, or a model or bucket whose gradients cannot be sent
-        RuntimeError: the last backward() did not end, or another rank had a bad argument
+        ValueError, TypeError: a bad argument, or a model or bucket whose gradients cannot be sent.
+        RuntimeError: the last backward() did not end, or another rank had a bad argument.
 
     Threads: DDP's thread calls the hook; call the other methods between iterations.
     """
@@ -88,12 +88,12 @@ class LowRankState(ErrorFeedbackState[LowRank]):
         )
 
     def _watch_steps(self, optimizers: Collection[Optimizer] | None) -> list[StepHook]:
-        self._mender = SecondMomentMender(optimizers)
+        self._corrector = SecondMomentCorrector(optimizers)
         self._damper = MomentumDamper(self._config.damped, optimizers)
-        return [*super()._watch_steps(optimizers), self._mender, self._damper]
+        return [*super()._watch_steps(optimizers), self._corrector, self._damper]
 
     def _new_encoder(self) -> LowRankEncoder:
-        return LowRankEncoder(self._config, self._buckets.parameters, self._mender, self._damper)
+        return LowRankEncoder(self._config, self._buckets.parameters, self._corrector, self._damper)
 
     @staticmethod
     def _layers_of(config: LowRank, shapes: Sequence[Shape]) -> list[Layer]:

@@ -18,22 +18,24 @@ _MOST = 1e32
 class Measures:
     """Numbers by parameter of a bucket.
 
-    moments: sums of the residuals' absolute values, with this step's gradients.
-    gradients: those of this step's gradients.
-    energies: the squared norms of the last columns of R; 0 for what is no matrix or has none yet.
-    sketches: SKETCHED random products of each gradient that is a matrix, and none of the others.
+    residual_sums: L1 sums of the residuals, with this step's gradients.
+    gradients: L1 sums of this step's gradients.
+    energies: the squared norms of the last columns of R; 0 for a vector, or before there is an R.
+    sketches: SKETCHED random products of each gradient that is a matrix; empty for the others.
     """
 
-    moments: Sequence[float]
+    residual_sums: Sequence[float]
     gradients: Sequence[float]
     energies: Sequence[float]
     sketches: Sequence[Sequence[float]]
 
     def pack(self) -> torch.Tensor:
-        """Return the numbers as a tensor of float32, those of matrices last: where the budget is
-        small they have a part of it. Finite ones stay finite, so that only a gradient that is not
-        finite is taken for one."""
-        numbers = [*self.moments, *self.gradients]
+        """Return the numbers as a flat float32 tensor.
+
+        Only matrices have energies and sketches, which cost a part of the budget. Clamps finite
+        numbers to _MOST, so that they stay finite.
+        """
+        numbers = [*self.residual_sums, *self.gradients]
         for energy, sketch in zip(self.energies, self.sketches, strict=True):
             if sketch:
                 numbers += [energy, *sketch]
@@ -41,13 +43,13 @@ class Measures:
         return torch.where(exact.isfinite(), exact.clamp(-_MOST, _MOST), exact).float()
 
     def unpack(self, packed: torch.Tensor) -> Measures:
-        """Return what pack() has made of others of the same parameters."""
+        """Return the measures in a pack() of the same parameters."""
         numbers = iter(packed.tolist())
-        moments = [next(numbers) for _ in self.moments]
+        residual_sums = [next(numbers) for _ in self.residual_sums]
         gradients = [next(numbers) for _ in self.gradients]
         energies: list[float] = []
         sketches: list[list[float]] = []
         for own in self.sketches:
             energies.append(next(numbers) if own else 0.0)
             sketches.append([next(numbers) for _ in own])
-        return Measures(moments, gradients, energies, sketches)
+        return Measures(residual_sums, gradients, energies, sketches)

@@ -1,5 +1,5 @@
 """Optimizers under low-rank approximations: momentum is damped because gradients come late, and
-Adam's second moment is corrected because several arrive together.
+Adam's second moment is corrected because gradients of several steps arrive together.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from torch_hbmcomm.tensors import gradient_strides, same_order
 
 
 class MomentumDamper:
-    """Takes a part of SGD's momentum away, before an optimizer steps, along the directions in which
-    something was sent: momentum of old gradients, which came late, would carry on what new ones
-    have corrected (Lin et al. 2018, *Deep Gradient Compression*, "momentum factor masking", for
-    directions in place of elements). Adam's first moment stays as it is.
+    """Removes a part of SGD's momentum along the directions that were sent, before each step.
+
+    Momentum of delayed gradients would repeat a movement that newer gradients have corrected. This
+    is the "momentum factor masking" of Lin et al. 2018 (*Deep Gradient Compression*), for
+    directions instead of elements. Adam's first moment stays as it is.
 
     Args:
         part: in [0, 1]; 0: momentum stays as it is
-        optimizers: whose steps it watches; None: all of this process
+        optimizers: the watched optimizers; None: all of this process
     """
 
     def __init__(self, part: float, optimizers: Collection[Optimizer] | None = None) -> None:
@@ -58,19 +59,19 @@ class MomentumDamper:
                     write_matrices([matrix], values, [momentum])
 
 
-class SecondMomentMender:
+class SecondMomentCorrector:
     """Keeps Adam's second moment near its value without compression, before an optimizer steps.
 
     Gradients of several steps arrive together. Their square is larger than the sum of the
     gradients' squares, and Adam's steps would be too small. So a part of that square counts. It
     corrects optimizers with two `betas` that keep the moment as `exp_avg_sq`, such as AdamW.
 
-    optimizers: whose steps it watches; None: all of this process.
+    optimizers: the watched optimizers; None: all of this process.
     """
 
     def __init__(self, optimizers: Collection[Optimizer] | None = None) -> None:
         self._parts: dict[int, float] = {}  # by the parameter's id
-        watch_steps(self, before=SecondMomentMender._mend, optimizers=optimizers)
+        watch_steps(self, before=SecondMomentCorrector._correct, optimizers=optimizers)
 
     def add(self, parameter: torch.Tensor, part: float) -> None:
         """Count a part, in (0, 1], of the squares of the parameter's gradient in its next step."""
@@ -79,7 +80,7 @@ class SecondMomentMender:
     def clear(self) -> None:
         self._parts.clear()
 
-    def _mend(self, optimizer: Optimizer, *_: Any) -> None:
+    def _correct(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._parts or _refuses(optimizer):
             return
         scale = getattr(optimizer, "grad_scale", None)  # a GradScaler's, of a fused optimizer
@@ -102,14 +103,13 @@ class SecondMomentMender:
 
 
 def _refuses(optimizer: Optimizer) -> bool:
-    """Return whether a fused optimizer skips its step, as its GradScaler told it."""
+    """Return True if a fused optimizer skips its step, because its GradScaler found an infinity."""
     refused = getattr(optimizer, "found_inf", None)
     return refused is not None and bool(refused.item())
 
 
 def _momentum(optimizer: Optimizer, parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return a parameter's momentum, flat, in its gradient's memory order; None where there is
-    none."""
+    """Return a parameter's momentum, flat, in its gradient's memory order; else None."""
     found = optimizer.state.get(parameter, {}).get("momentum_buffer")
     if (
         isinstance(found, torch.Tensor)

@@ -1,10 +1,10 @@
-"""Products of matrices with the factors of their low-rank approximations, M ≈ L Rᵀ, and bases of
-these.
+"""Tall-skinny products: of matrices with the factors of their low-rank approximations, M ≈ L Rᵀ;
+and bases of the factors.
 
-Lists have one tensor for every matrix, all contiguous and of one type and device: matrices [rows,
-columns]; `lefts`, which are L, [rows, rank]; `rights`, which are Rᵀ, [rank, columns]. float32 in
-the CPU's memory is computed by csrc/low_rank.h, which does all matrices of a list side by side; all
-else by PyTorch.
+Lists have one contiguous tensor for every matrix, all of one dtype and device. Shapes: matrices
+[rows, columns]; `lefts`, which are L, [rows, rank]; `rights`, which are Rᵀ, [rank, columns].
+csrc/low_rank.h computes float32 in the CPU's memory, all matrices of a list in parallel. PyTorch
+computes the rest.
 """
 
 from __future__ import annotations
@@ -55,19 +55,24 @@ def add_to_matrices(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: 
 
 
 def bases(lefts: Tensors) -> Tensors:
-    """Return orthonormal columns that span those of each left, by Householder's reflections: even
-    where columns depend on each other. Each left is finite, with no more columns than rows."""
+    """Return orthonormal columns that span each left's columns, by Householder's reflections.
+
+    Also for linearly dependent columns. REQUIRES: each left is finite, with at most as many columns
+    as rows.
+    """
     if _native(lefts):
-        # Not by torch.linalg.qr(): in a hook it takes longer, and MKL's, called in several threads
-        # at a time, has hung.
+        # Not by torch.linalg.qr(): it takes longer in a hook, and MKL's version has hung when
+        # several threads called it together.
         found: Tensors = native.load().low_rank_bases(lefts)
         return found
     return [torch.linalg.qr(left).Q.contiguous() for left in lefts]
 
 
 def normalize_rows(matrices: Tensors) -> None:
-    """Divide each row by its norm; a row of zeros stays as it is. One whose squares float32 cannot
-    hold becomes zeros if they are too large, and stays if they are too small."""
+    """Divide each row by its norm; a row of zeros stays as it is.
+
+    A row whose squares overflow float32 becomes zeros; a row whose squares underflow stays.
+    """
     if _native(matrices):
         native.load().low_rank_normalize_rows(matrices)
         return

@@ -1,7 +1,7 @@
-"""Chooses the ranks of low-rank approximations: the next byte goes where it takes most energy out
-of the residuals.
+"""Chooses the ranks of low-rank approximations: the next byte goes to the column that takes most
+energy out of the residuals.
 
-Every rank of the group plans alike, from numbers that are equal on all of them.
+Every rank of the group plans alike, from numbers that are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Matrix:
     """A parameter's gradient as a matrix.
 
     width: bytes of an element on the wire.
-    shape: of the gradient, its dimensions in the order of memory.
-    order: the dimensions of the rows and then those of the columns; (): as they lie in memory.
+    shape: the gradient's, its dimensions in the order of memory.
+    order: the dimensions of the rows, then the columns' dimensions; (): the order of memory.
     """
 
     name: str
@@ -53,8 +53,10 @@ class Matrix:
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Rows and columns of the blocks of a gradient, each of which the matrix has transposed, as
-        the kernels of a convolution's output channel; None where its order is another one."""
+        """Rows and columns of the gradient's blocks, each of which the matrix has transposed.
+
+        A block has the kernels of one output channel of a convolution. None for another order.
+        """
         if self.order != (0, *range(2, len(self.shape)), 1):
             return None
         return self.shape[1], math.prod(self.shape[2:])
@@ -67,8 +69,7 @@ class Matrix:
 
 
 def read_matrices(matrices: Sequence[Matrix], flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the elements of each gradient as its matrix; a copy where they lie in another
-    order."""
+    """Return the elements of each gradient as its matrix; a copy if the order differs."""
     found = [
         flat.new_empty(matrix.rows, matrix.columns)
         if matrix.block
@@ -100,11 +101,13 @@ def write_matrices(
 
 
 def matrix_of(name: str, shape: Sequence[int], width: int) -> Matrix | None:
-    """Return a gradient of this shape, its dimensions in the order of memory, as the matrix whose
-    ranks cost least; None where even rank 1 has as many bytes as the whole.
+    """Return a gradient of this shape as the matrix whose ranks cost least.
 
-    Rows and columns share the dimensions between them, also those that do not lie together: of a
-    convolution's 64 x 64 x 3 x 3, each side has 64 x 3.
+    Returns None if even rank 1 has as many bytes as the whole. Rows and columns divide the
+    dimensions between them, adjacent or not: with a convolution's 64 x 64 x 3 x 3, each side has
+    64 x 3.
+
+    shape: the dimensions in the order of memory
     """
     numel = math.prod(shape)
     if numel == 0:
@@ -126,8 +129,7 @@ def matrix_of(name: str, shape: Sequence[int], width: int) -> Matrix | None:
 
 
 def first_ranks(matrices: Sequence[Matrix], budget: float) -> dict[str, int]:
-    """Return the largest rank that all can have within a budget of bytes, for each less where it
-    cannot have so many; at least 0."""
+    """Return the largest common rank within a budget of bytes, at most each matrix's `most`."""
     ranks = dict.fromkeys((matrix.name for matrix in matrices), 0)
     growing = list(matrices)
     while growing and sum(matrix.cost for matrix in growing) <= budget:
@@ -146,14 +148,15 @@ def next_ranks(
 ) -> dict[str, int]:
     """Move each rank by at most one towards equal energy for the bytes of every last column.
 
-    As many as the budget allows have a rank of at least 1: what none has waits.
+    The budget first gives rank 1 to matrices, in the order of energy for bytes; a matrix of rank 0
+    waits.
 
     Args:
-        ranks: of the steps before; a matrix that is not there, as after a checkpoint that sent it
-            whole, had none
-        energies: the squared norm that the last column of each took out of its residual; for rank 0
-            what the first one is expected to take, or math.inf: it has waited too long, and has
-            its turn even beyond the budget
+        ranks: the ranks of the steps before; a missing matrix had rank 0, for example after a
+            checkpoint that sent it whole
+        energies: the squared norm that each last column took out of its residual. For rank 0: the
+            expected energy of a first column, or math.inf after too long a wait, which gives it
+            rank 1 even beyond the budget
         budget: bytes for all together
     """
     planned: dict[str, int] = {}

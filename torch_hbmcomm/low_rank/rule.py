@@ -30,28 +30,28 @@ from torch_hbmcomm.low_rank.config import LowRank
 from torch_hbmcomm.low_rank.measures import SKETCHED, Measures
 from torch_hbmcomm.low_rank.ranks import Matrix, first_ranks, matrix_of, next_ranks
 
-_REPAY = 50
-"""Steps in which bytes beyond the budget, which ranks do not hit, are saved again; at most a whole
-budget in each, where what is always sent exceeds it."""
+_REPAY_STEPS = 50
+"""Steps in which later budgets repay bytes beyond the budget; at most a whole budget in each."""
 
-_SLOW = 0.9
+_GRADIENT_DECAY = 0.9
 """The weight of the steps before in the running mean of a gradient's magnitude, in each step."""
 
-_SIZES = 0.95
-"""The same of the sizes whose quotient size_part() is: each is measured with an error."""
+_SIZE_DECAY = 0.95
+"""The weight of the steps before in size_part()'s running sums: one step's sizes are noisy."""
 
 _LEAST_PART = 0.01
 """The least that size_part() returns: Adam's steps grow tenfold at most."""
 
-_EVERY = 5
-"""Steps between two choices of ranks, over which energies are added up: one step's say little."""
+_CHOICE_STEPS = 5
+"""Steps between two choices of ranks, over which energies are added up: one step's are noisy."""
 
 
 @dataclass
 class _Step:
-    """Findings of one step so far. Bytes: of all gradients, of what no rank changes, sent.
+    """Findings of one step so far.
 
-    ranks: of the first step, chosen bucket by bucket.
+    ranks: the first step's, chosen bucket by bucket.
+    whole: bytes of all gradients. fixed: bytes that no choice of ranks changes. sent: bytes sent.
     """
 
     ranks: dict[str, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class _Step:
     gradients: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, float] = field(default_factory=dict)
     applied: dict[str, float] = field(default_factory=dict)
-    late: dict[str, float] = field(default_factory=dict)
+    overdue: dict[str, float] = field(default_factory=dict)
     whole: int = 0
     fixed: int = 0
     sent: int = 0
@@ -72,12 +72,12 @@ class LowRankRule:
     """Chooses the rank of each matrix for the next step, by its energy and a budget of bytes, and
     keeps the factors R.
 
-    A step is keep() for what is sent and end_bucket() for each bucket, then end_step() or
-    cancel_step(). All ranks of the group are told the same, and choose the same.
+    A step is keep() for sent matrices and end_bucket() for each bucket, then end_step() or
+    cancel_step(). All ranks of the group pass equal arguments, and choose equal ranks.
 
-    waited: steps since a parameter was sent, for those that no rank is left for.
-    late: matrices that go whole in this step, and how many of their gradients wait in the residual:
-        more than can wait where training goes well.
+    waited: steps since a parameter was sent, for matrices of rank 0.
+    overdue: matrices sent whole in this step, by name, with the number of their gradients that
+        waits in the residual: more than usual_max_age.
     """
 
     def __init__(self, config: LowRank) -> None:
@@ -94,21 +94,21 @@ class LowRankRule:
         self.waited: dict[str, int] = {}
         self._gradients: dict[str, float] = {}  # running means of their sums of absolute values
         self._sizes: dict[str, tuple[float, float]] = {}  # running sums: of gradients, of applied
-        self.late: dict[str, float] = {}
+        self.overdue: dict[str, float] = {}
         self._step = _Step()
 
     @property
     def sends_all(self) -> bool:
-        """Whether everything is sent whole in this step."""
+        """True if everything is sent whole in this step."""
         return self._config.ratio == 0 or self._steps < self._config.warmup
 
     @property
     def _share(self) -> float:
         """The part of all bytes that this step is to send.
 
-        The first 1 / (1 - R) steps send R of a gradient more between them, about twice as much as
-        later ones where R is near 1: what a whole first step would take besides, which a warm-up
-        of the learning rate would hardly use. Spread over more steps it helps less.
+        The first 1 / (1 - R) steps together send R of a gradient more, as much as a whole first
+        step would. A warm-up of the learning rate would hardly use a whole first step; spread over
+        more steps the bytes help less.
         """
         ratio = self._config.ratio
         early = round(1 / (1 - ratio))
@@ -123,8 +123,10 @@ class LowRankRule:
         return [self._matrices[shape] for shape in layers.shapes]
 
     def open_bucket(self, layers: BucketLayers) -> None:
-        """Choose the ranks of a bucket's matrices if there are none, as in the first step: with the
-        bucket's part of the budget, since other buckets are not known yet."""
+        """Choose the ranks of a bucket's matrices in the first step.
+
+        Uses the bucket's part of the budget, because later buckets are not known yet.
+        """
         if self._ranks or self.sends_all:
             return
         matrices = [matrix for matrix in self.matrices_in(layers) if matrix is not None]
@@ -133,32 +135,34 @@ class LowRankRule:
 
     def rank(self, matrix: Matrix) -> int:
         """Return the rank in this step; 0: sent whole or waiting."""
-        whole = self.sends_all or matrix.name in self.late
+        whole = self.sends_all or matrix.name in self.overdue
         return 0 if whole else (self._ranks or self._step.ranks).get(matrix.name, 0)
 
     def waits(self, matrix: Matrix) -> bool:
-        """Return whether nothing of a matrix is sent in this step."""
-        return not self.sends_all and matrix.name not in self.late and self.rank(matrix) == 0
+        """Return True if nothing of a matrix is sent in this step."""
+        return not self.sends_all and matrix.name not in self.overdue and self.rank(matrix) == 0
 
     def _energy(self, matrix: Matrix) -> float:
         """Return the squared norm of the last column of R; 0 before there is one."""
         right = self._right(matrix)
         if right.shape[1] == 0:
             return 0.0
-        return passes.moments([right[:, -1].contiguous()], squares=True)[0]
+        return passes.sums_of([right[:, -1].contiguous()], squares=True)[0]
 
     def _right(self, matrix: Matrix) -> torch.Tensor:
-        """Return R; without columns where there is none, or one of another split, as in a
-        checkpoint of a model in another memory format."""
+        """Return R [columns, rank]; without columns if there is none, or one of another split.
+
+        A checkpoint of a model in another memory format has R of another split.
+        """
         none = torch.empty(matrix.columns, 0)
         right = self._rights.get(matrix.name, none)
         return right if right.shape[0] == matrix.columns else none
 
     def size_part(self, matrix: Matrix) -> float:
-        """Return the squared norm of the gradients, averaged over the ranks, as a part of the
-        squared norm of what was applied of them in the same steps before this one; at most 1.
+        """Return the squared norm of averaged gradients over that of applied updates; at most 1.
 
-        It is less than 1 because gradients of several steps are applied together.
+        Both are running sums over the same earlier steps. The quotient is less than 1 because
+        gradients of several steps are applied together.
         """
         gradients, applied = self._sizes.get(matrix.name, (0.0, 0.0))
         return max(_LEAST_PART, gradients / applied) if 0 < gradients < applied else 1.0
@@ -166,7 +170,7 @@ class LowRankRule:
     def measure(
         self,
         layers: BucketLayers,
-        moments: Sequence[float],
+        residual_sums: Sequence[float],
         gradients: Sequence[torch.Tensor],
         sizes: Sequence[float],
         factor: float,
@@ -174,9 +178,9 @@ class LowRankRule:
         """Measure a bucket.
 
         Args:
-            moments: by parameter, of the residuals
-            gradients, sizes: of this step, by parameter, and the sums of their absolute values
-            factor: what gradients are to be multiplied by
+            residual_sums: L1 sums of the residuals, by parameter
+            gradients, sizes: this step's, by parameter, and their L1 sums
+            factor: multiplies gradients
         """
         news = [factor * size for size in sizes]
         in_bucket = self.matrices_in(layers)
@@ -185,14 +189,16 @@ class LowRankRule:
         of_matrices = dict(zip(matrices, drawn, strict=True))
         sketches = [of_matrices.get(i, []) for i in range(len(gradients))]
         energies = [0.0 if one is None else self._energy(one) for one in in_bucket]
-        return Measures(moments, news, energies, sketches)
+        return Measures(residual_sums, news, energies, sketches)
 
     def _sketch(
         self, matrices: Collection[Matrix], gradients: Sequence[torch.Tensor], factor: float
     ) -> list[list[float]]:
-        """Return random products of each gradient, the same ones on every rank: averaged over the
-        ranks, the mean of their squares is, but for chance, the squared norm of the averaged
-        gradient."""
+        """Return SKETCHED random products of each gradient, with equal draws on every rank.
+
+        Averaged over the ranks, the mean of their squares estimates the squared norm of the
+        averaged gradient.
+        """
         values, lefts, rights, signs = [], [], [], []
         for matrix, gradient in zip(matrices, gradients, strict=True):
             wide = torch.promote_types(gradient.dtype, torch.float32)
@@ -229,7 +235,7 @@ class LowRankRule:
 
     def keep(self, matrices: Sequence[Matrix], rights: Sequence[torch.Tensor]) -> None:
         """Keep each R, of which the transpose is given, for the next step."""
-        squares = passes.moments([right.view(-1) for right in rights], squares=True)
+        squares = passes.sums_of([right.view(-1) for right in rights], squares=True)
         for matrix, right, square in zip(matrices, rights, squares, strict=True):
             self._step.rights[matrix.name] = right.T
             self._step.applied[matrix.name] = square * self.relaxation**2
@@ -239,20 +245,20 @@ class LowRankRule:
         layers: BucketLayers,
         measures: Measures | None = None,
         *,
-        told: int,
+        decision_bytes: int,
         sent: int,
     ) -> None:
-        """Take in what a bucket tells of the next step.
+        """Add a bucket's measures and bytes to the step.
 
         Args:
-            measures: averaged over the ranks of the group; None where everything was sent
-            told: bytes that this rank sent to decide
-            sent: bytes that it sent of gradients
+            measures: averaged over the ranks of the group; None if everything was sent
+            decision_bytes: bytes that this rank sent to decide
+            sent: bytes of gradients that this rank sent
         """
         step = self._step
         step.whole += layers.nbytes
-        step.fixed += layers.nbytes + told
-        step.sent += sent + told
+        step.fixed += layers.nbytes + decision_bytes
+        step.sent += sent + decision_bytes
         for index, matrix in enumerate(self.matrices_in(layers)):
             if matrix is None:
                 continue
@@ -260,46 +266,48 @@ class LowRankRule:
             step.fixed -= matrix.nbytes
             step.energies[matrix.name] = 0.0
             if measures is not None:
-                self._take_in(matrix, measures, index)
+                self._take_measures(matrix, measures, index)
 
-    def _take_in(self, matrix: Matrix, measures: Measures, index: int) -> None:
-        """Take in the measures of a matrix."""
+    def _take_measures(self, matrix: Matrix, measures: Measures, index: int) -> None:
+        """Add the measures of a matrix to the step."""
         step = self._step
-        moment, gradient = measures.moments[index], measures.gradients[index]
+        residual, gradient = measures.residual_sums[index], measures.gradients[index]
         energy = measures.energies[index]
         if 0 < gradient < math.inf:
-            self._measure(matrix.name, moment, gradient)
+            self._measure(matrix.name, residual, gradient)
             step.sizes[matrix.name] = _mean_square(measures.sketches[index])
-        if self.waits(matrix) and 0 < moment < math.inf:
+        if self.waits(matrix) and 0 < residual < math.inf:
             step.waited[matrix.name] = self.waited.get(matrix.name, 0) + 1
-            too_long = step.waited[matrix.name] > self._config.usual_max_age - _EVERY
-            energy = math.inf if too_long else _expected_energy(matrix, moment)
+            too_long = step.waited[matrix.name] > self._config.usual_max_age - _CHOICE_STEPS
+            energy = math.inf if too_long else _expected_energy(matrix, residual)
         elif not math.isfinite(energy):
             energy = 0.0
         step.energies[matrix.name] = energy
 
-    def _measure(self, name: str, moment: float, gradient: float) -> None:
+    def _measure(self, name: str, residual: float, gradient: float) -> None:
         """Compare the residual of a matrix with its gradients."""
-        usual = _SLOW * self._gradients.get(name, gradient) + (1 - _SLOW) * gradient
+        usual = (
+            _GRADIENT_DECAY * self._gradients.get(name, gradient) + (1 - _GRADIENT_DECAY) * gradient
+        )
         self._step.gradients[name] = usual
-        if self._config.usual_max_age * usual < moment < math.inf and name not in self.late:
-            self._step.late[name] = moment / usual
+        if self._config.usual_max_age * usual < residual < math.inf and name not in self.overdue:
+            self._step.overdue[name] = residual / usual
 
     def end_step(self) -> None:
         """End the step, and choose the ranks of the next one."""
         step, self._step, sent_all = self._step, _Step(), self.sends_all
         allowed = self._share * step.whole
         if not sent_all:
-            self._owed = min(self._owed + step.sent - allowed, _REPAY * allowed)
+            self._owed = min(self._owed + step.sent - allowed, _REPAY_STEPS * allowed)
         self._steps += 1
         self._rights |= step.rights
-        self.waited, self.late = step.waited, step.late
+        self.waited, self.overdue = step.waited, step.overdue
         self._gradients |= step.gradients
         self._add_sizes(step)
-        budget = self._share * step.whole - step.fixed - self._owed / _REPAY
+        budget = self._share * step.whole - step.fixed - self._owed / _REPAY_STEPS
         matrices = list(step.matrices.values())
-        phase = self._steps % _EVERY
-        if phase != 1:  # in the step after a choice energies are still those of the ranks before
+        phase = self._steps % _CHOICE_STEPS
+        if phase != 1:  # the step after a choice still measures the ranks before
             for name, energy in step.energies.items():
                 self._energies[name] += energy
         if not self._ranks:
@@ -309,12 +317,12 @@ class LowRankRule:
             self._energies.clear()
 
     def _add_sizes(self, step: _Step) -> None:
-        """Take in a step's sizes, but for those of matrices that went whole."""
+        """Add a step's sizes to the running sums, except for matrices that were sent whole."""
         for name, size in step.sizes.items():
             applied = step.applied.get(name, 0.0 if name in step.waited else math.nan)
             if math.isfinite(size + applied):
                 sizes = self._sizes.get(name, (0.0, 0.0))
-                self._sizes[name] = _SIZES * sizes[0] + size, _SIZES * sizes[1] + applied
+                self._sizes[name] = _SIZE_DECAY * sizes[0] + size, _SIZE_DECAY * sizes[1] + applied
 
     def cancel_step(self) -> None:
         """Forget everything since end_step()."""
@@ -322,11 +330,11 @@ class LowRankRule:
 
     def forget_waiting(self) -> None:
         """Forget between two steps which parameters wait: everything was sent by other means."""
-        self.waited, self.late = {}, {}
+        self.waited, self.overdue = {}, {}
         self.cancel_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what load_state_dict() takes, between two steps."""
+        """Return the argument of load_state_dict(), between two steps."""
         return {
             "steps": self._steps,
             "owed": self._owed,
@@ -336,11 +344,11 @@ class LowRankRule:
             "waited": dict(self.waited),
             "gradients": dict(self._gradients),
             "sizes": dict(self._sizes),
-            "late": dict(self.late),
+            "late": dict(self.overdue),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as the rule that was saved."""
+        """Continue as the saved rule."""
         self._steps = int(state["steps"])
         self._owed = float(state["owed"])
         self._ranks = dict(state["ranks"])
@@ -349,7 +357,7 @@ class LowRankRule:
         self.waited = dict(state["waited"])
         self._gradients = dict(state["gradients"])
         self._sizes = dict(state["sizes"])
-        self.late = dict(state["late"])
+        self.overdue = dict(state["late"])
         self.cancel_step()
 
 
@@ -368,10 +376,10 @@ def _approximated(shape: Shape, config: LowRank) -> Matrix | None:
     return matrix_of(shape.name, shape.sizes, shape.width)
 
 
-def _expected_energy(matrix: Matrix, moment: float) -> float:
-    """Return what a column would take of a matrix whose elements are all of one size, and whose
-    directions of one energy."""
-    return moment**2 / (matrix.rows * matrix.columns) / min(matrix.rows, matrix.columns)
+def _expected_energy(matrix: Matrix, residual_sum: float) -> float:
+    """Return the energy of a column, if all elements are of one size, and all directions of equal
+    energy. residual_sum: the L1 sum of the matrix"""
+    return residual_sum**2 / (matrix.rows * matrix.columns) / min(matrix.rows, matrix.columns)
 
 
 def _mean_square(values: Sequence[float]) -> float:

@@ -322,5 +322,5 @@ def test_measures_stay_finite_where_they_are() -> None:
     assert (packed.isfinite() == torch.tensor([True] * 5 + [False, True])).all()
     assert packed[4] == -packed[3] < -1e30 and packed[6] == 3
     found = measures.unpack(measures.pack() * 1000 / 1000)  # as of many ranks
-    assert math.isfinite(found.moments[0]) and math.isnan(found.moments[1])
-    assert found.gradients[0] == math.inf and found.moments[2] == 2
+    assert math.isfinite(found.residual_sums[0]) and math.isnan(found.residual_sums[1])
+    assert found.gradients[0] == math.inf and found.residual_sums[2] == 2

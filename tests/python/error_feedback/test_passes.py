@@ -23,8 +23,8 @@ DOUBLE = (torch.float64, torch.float64)
 SUMS = [*itertools.product(FLOATS, FLOATS), DOUBLE]  # residual, gradient
 PACKINGS = [*SUMS, (torch.float32, torch.float64)]  # wire, residual
 UNPACKINGS = [(buffer, wire) for wire, buffer in PACKINGS]
-PIECE = 32768  # csrc/error_feedback.h
-SIZES = (0, 1, 2, 15, 16, 17, 31, 127, 1021, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7)
+BLOCK = 32768  # csrc/error_feedback.h
+SIZES = (0, 1, 2, 15, 16, 17, 31, 127, 1021, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7)
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0)
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -132,14 +132,14 @@ def test_accumulate_past_the_caches() -> None:
 def test_accumulate_tells_what_is_not_finite_or_all_zero(
     residual: torch.dtype, gradient: torch.dtype
 ) -> None:
-    for size, special in itertools.product((1, 16, 37, PIECE + 1), SPECIAL):
+    for size, special in itertools.product((1, 16, 37, BLOCK + 1), SPECIAL):
         layer = torch.zeros(size, dtype=gradient)
         layer[random.randrange(size)] = special
         found = check_sums([layer], [flat(size, residual)], [flat(size, residual)], 1.0, False)
-        moment, new = found[0].tolist()
+        total, new = found[0].tolist()
         assert (new != 0) == (special != 0)
-        assert math.isfinite(moment) == math.isfinite(special)
-        assert math.isnan(moment) == math.isnan(special)
+        assert math.isfinite(total) == math.isfinite(special)
+        assert math.isnan(total) == math.isnan(special)
 
 
 def test_accumulate_of_many_layers() -> None:
@@ -150,8 +150,8 @@ def test_accumulate_of_many_layers() -> None:
     assert _C.error_feedback_accumulate([], [], [], 1.0, False).shape == (0, 2)
 
 
-def moments(_: Context, seed: int) -> tuple[tuple[str, ...], ...]:
-    """Return the layers' moments, of several types, without and with squares, in hexadecimal."""
+def layer_sums(_: Context, seed: int) -> tuple[tuple[str, ...], ...]:
+    """Return the L1 and L2 sums of layers of several types, in hexadecimal."""
     torch.manual_seed(seed)
     sizes = (5, 32769, 250_001, 77)
     of_all: list[tuple[str, ...]] = []
@@ -171,13 +171,13 @@ def moments(_: Context, seed: int) -> tuple[tuple[str, ...], ...]:
     return tuple(of_all)
 
 
-def test_moments_depend_on_neither_threads_nor_processor() -> None:
+def test_layer_sums_depend_on_neither_threads_nor_processor() -> None:
     seed = seeds.fresh()
     found = set()
     for isa in ("baseline", "avx2", "avx512"):
         process = Pool(1, bare=True, environment={"HBMCOMM_ISA": isa})
         try:
-            found.update(process.run(moments, seed))
+            found.update(process.run(layer_sums, seed))
             assert process.close() == [0]
         except RankFailure as failure:
             if "cannot run" not in str(failure):

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.ranks(1, 2, 3)
 class Halves(EncoderConfig):
     min_numel: int = 2
 
-    small: ClassVar[str] = "one element"
+    sent_whole: ClassVar[str] = "one element"
 
 
 class HalfCode:
@@ -60,8 +60,8 @@ class HalfCode:
             half.zero_()
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
-        places = [self._bucket.layers.place(index) for index in self.parameters]
-        flats = [buffer[begin:end].zero_() for begin, end in places]
+        ranges = [self._bucket.layers.range_of(index) for index in self.parameters]
+        flats = [buffer[begin:end].zero_() for begin, end in ranges]
         for half, part in zip(self._halves(flats), wire.split(self._counts), strict=True):
             half.copy_(part)
         return bool(wire.isfinite().all())
@@ -79,7 +79,7 @@ class HalvesEncoder:
         layers = bucket.layers.layers
         whole = [index for index, layer in enumerate(layers) if layer.always]
         coded = [index for index, layer in enumerate(layers) if not layer.always]
-        return Encoded(whole, HalfCode(bucket, coded, self._steps % 2), bucket.moments, 0)
+        return Encoded(whole, HalfCode(bucket, coded, self._steps % 2), bucket.residual_sums, 0)
 
     def pass_whole(self, layers: BucketLayers) -> None: ...
 

@@ -22,8 +22,8 @@ def layers(*sizes: int) -> list[Layer]:
 
 def decide(rule: DropRule, of: Sequence[Layer], values: Sequence[float]) -> list[bool]:
     """A step with these means of absolute values."""
-    moments = [value * one.numel for one, value in zip(of, values, strict=True)]
-    decisions = rule.decide(of, moments)
+    layer_sums = [value * one.numel for one, value in zip(of, values, strict=True)]
+    decisions = rule.decide(of, layer_sums)
     rule.end_step()
     return decisions
 

@@ -13,7 +13,7 @@ from harness import seeds
 from torch_hbmcomm import native
 from torch_hbmcomm.error_feedback.passes import (
     finite,
-    moments,
+    sums_of,
     transpose_blocks,
     unpack,
     unpack_around,
@@ -178,18 +178,18 @@ def test_more_columns_than_rows_have_no_basis() -> None:
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.float16])
-def test_a_moment_is_the_sum_of_absolute_values(dtype: torch.dtype) -> None:
+def test_sums_of_absolute_values_are_exact(dtype: torch.dtype) -> None:
     for count, size in itertools.product((0, 1, 15, 70_000), (1.0, 6e-5, 1e4)):
         values = (torch.randn(count) * size).to(dtype)
         before = values.clone()
-        (found,) = moments([values])
+        (found,) = sums_of([values])
         assert found == pytest.approx(float(before.double().abs().sum()), rel=1e-12)
-        (found,) = moments([values], squares=True)
+        (found,) = sums_of([values], squares=True)
         assert found == pytest.approx(float(before.double().square().sum()), rel=1e-12)
         assert torch.equal(values, before)
     for broken in (math.nan, math.inf, -math.inf):
         given = torch.ones(3, dtype=dtype), torch.tensor([1.0, broken, 2.0], dtype=dtype)
-        assert [math.isfinite(one) for one in moments(given)] == [True, False]
+        assert [math.isfinite(one) for one in sums_of(given)] == [True, False]
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.float16])

@@ -11,7 +11,7 @@ from harness.hooks import low_rank
 from harness.layer_drop_ddp import Weighted, wrapped
 
 from torch_hbmcomm.low_rank.measures import SKETCHED, Measures
-from torch_hbmcomm.low_rank.optimizer import SecondMomentMender
+from torch_hbmcomm.low_rank.optimizer import SecondMomentCorrector
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -35,8 +35,8 @@ def stepped(kind: dict[str, Any]) -> tuple[torch.optim.Adam, torch.nn.Parameter]
 def test_a_part_of_the_square_counts_once(kind: dict[str, Any]) -> None:
     optimizer, weight = stepped(kind)
     expected = optimizer.state[weight]["exp_avg_sq"].clone()
-    mender = SecondMomentMender()
-    mender.add(weight, 0.5)
+    corrector = SecondMomentCorrector()
+    corrector.add(weight, 0.5)
     for part in (0.5, 1.0):
         weight.grad = torch.rand(6, 5)
         expected = 0.75 * expected + 0.25 * part * weight.grad**2
@@ -49,8 +49,8 @@ def test_a_second_moment_is_never_negative(gradient: float) -> None:
     """Adam takes its root."""
     optimizer, weight = stepped({"foreach": False})
     optimizer.state[weight]["exp_avg_sq"].zero_()
-    mender = SecondMomentMender()
-    mender.add(weight, 0.01)
+    corrector = SecondMomentCorrector()
+    corrector.add(weight, 0.01)
     weight.grad = torch.full((6, 5), gradient)
     optimizer.step()
     assert (optimizer.state[weight]["exp_avg_sq"] >= 0).all()
@@ -61,8 +61,8 @@ def test_gradients_that_a_scaler_has_scaled_count_unscaled() -> None:
     """A fused optimizer unscales them itself."""
     optimizer, weight = stepped({"fused": True})
     expected = optimizer.state[weight]["exp_avg_sq"].clone()
-    mender = SecondMomentMender()
-    mender.add(weight, 0.5)
+    corrector = SecondMomentCorrector()
+    corrector.add(weight, 0.5)
     optimizer.grad_scale = torch.tensor(8.0)  # type: ignore[attr-defined]
     optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
     weight.grad = torch.full((6, 5), 8.0)
@@ -74,8 +74,8 @@ def test_gradients_that_a_scaler_has_scaled_count_unscaled() -> None:
 def test_a_step_that_a_scaler_skips_changes_nothing() -> None:
     optimizer, weight = stepped({"fused": True})
     before = optimizer.state[weight]["exp_avg_sq"].clone()
-    mender = SecondMomentMender()
-    mender.add(weight, 0.5)
+    corrector = SecondMomentCorrector()
+    corrector.add(weight, 0.5)
     optimizer.grad_scale = torch.tensor(8.0)  # type: ignore[attr-defined]
     optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
     optimizer.step()
