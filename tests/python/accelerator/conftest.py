@@ -9,7 +9,7 @@ from harness import SHORT_TIMEOUT, Pool, accelerator
 
 
 @pytest.fixture(scope="module")
-def late_pool(ranks: int) -> Iterator[Pool]:
+def delayed_pool(ranks: int) -> Iterator[Pool]:
     """The pool of a file's tests."""
     shared = Pool(ranks, device=accelerator.DEVICE)
     yield shared
@@ -17,7 +17,7 @@ def late_pool(ranks: int) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def own_late_pool(ranks: int) -> Iterator[Pool]:
+def own_delayed_pool(ranks: int) -> Iterator[Pool]:
     """The pool of one test, which may harm the group; killed at the end."""
     own = Pool(ranks, device=accelerator.NAME)
     yield own
@@ -25,7 +25,7 @@ def own_late_pool(ranks: int) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def impatient_late_pool(ranks: int) -> Iterator[Pool]:
+def short_timeout_delayed_pool(ranks: int) -> Iterator[Pool]:
     """The pool of one test, with a short group timeout; killed at the end."""
     own = Pool(ranks, device=accelerator.NAME, timeout=SHORT_TIMEOUT)
     yield own

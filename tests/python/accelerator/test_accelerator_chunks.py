@@ -38,7 +38,7 @@ CHUNK = 16 << 10
 CHUNKS = 12
 COUNT = CHUNKS * CHUNK // 4  # of float32
 ENVIRONMENT = {"HBMCOMM_DEVICE_CHUNK_BYTES": "16K"}
-# Twins below 64 KiB are PyTorch's, which shows when one is freed early.
+# Host copies below 64 KiB are PyTorch's, which shows when one is freed early.
 SMALL = {"HBMCOMM_DEVICE_CHUNK_BYTES": "4K"}
 SMALL_COUNT = CHUNKS * 1024
 PATIENCE = 60.0  # seconds, for what should take a moment
@@ -86,28 +86,28 @@ def test_random_calls(chunk_pool: Pool) -> None:
         chunk_pool.run(check_random_calls, 2 * COUNT)
 
 
-def await_copies(late: Any, direction: Any, count: int) -> None:
+def await_copies(delayed: Any, direction: Any, count: int) -> None:
     deadline = time.monotonic() + PATIENCE
-    while late.copies(direction) < count:
-        assert time.monotonic() < deadline, f"{late.copies(direction)} copies of {count}"
+    while delayed.copies(direction) < count:
+        assert time.monotonic() < deadline, f"{delayed.copies(direction)} copies of {count}"
         time.sleep(0.001)
 
 
 def check_chunks_go_back_early(context: Context) -> None:
     """Chunks that have come are reduced and go back while the others are still to come."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = torch.zeros(COUNT, device=context.device).fill_(context.rank + 1.0)
-    late.synchronize()
+    delayed.synchronize()
     dist.barrier()
-    before = late.copies(late.Direction.TO_DEVICE)
-    late.allow_copies(late.Direction.TO_HOST, 3)
+    before = delayed.copies(delayed.Direction.TO_DEVICE)
+    delayed.allow_copies(delayed.Direction.TO_HOST, 3)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
-    await_copies(late, late.Direction.TO_DEVICE, before + 3)
+    await_copies(delayed, delayed.Direction.TO_DEVICE, before + 3)
     time.sleep(0.05)
-    assert late.copies(late.Direction.TO_DEVICE) == before + 3
+    assert delayed.copies(delayed.Direction.TO_DEVICE) == before + 3
     assert not work.is_completed()
-    late.allow_copies(late.Direction.TO_HOST, -1)
+    delayed.allow_copies(delayed.Direction.TO_HOST, -1)
     work.wait()
     total = sum(range(1, context.size + 1))
     assert torch.equal(tensor.cpu(), torch.full((COUNT,), float(total)))
@@ -119,22 +119,22 @@ def test_chunks_go_back_while_others_come(chunk_pool: Pool) -> None:
 
 def check_chunks_come_early(context: Context) -> None:
     """Chunks come and are reduced while no result goes back, one operation's after another's."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensors = [
         torch.zeros(COUNT, device=context.device).fill_((context.rank + 1.0) * each)
         for each in (1, 2)
     ]
-    late.synchronize()
+    delayed.synchronize()
     dist.barrier()
-    before = late.copies(late.Direction.TO_HOST)
-    late.allow_copies(late.Direction.TO_DEVICE, 0)
+    before = delayed.copies(delayed.Direction.TO_HOST)
+    delayed.allow_copies(delayed.Direction.TO_DEVICE, 0)
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    await_copies(late, late.Direction.TO_HOST, before + 2 * CHUNKS)
+    await_copies(delayed, delayed.Direction.TO_HOST, before + 2 * CHUNKS)
     for work in works:
         assert work is not None
         assert work.get_future().wait() is not None  # the last copy back is queued
         assert not work.is_completed()
-    late.allow_copies(late.Direction.TO_DEVICE, -1)
+    delayed.allow_copies(delayed.Direction.TO_DEVICE, -1)
     total = sum(range(1, context.size + 1))
     for each, tensor, work in zip((1, 2), tensors, works, strict=True):
         work.wait()
@@ -181,22 +181,22 @@ def test_mismatch(own_chunk_pool: Pool, counts: tuple[int, int], device: str) ->
 
 def check_timeout(context: Context) -> None:
     """The device of rank 0 stops in the middle of an operation."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = torch.ones(SMALL_COUNT, device=context.device)
     dist.all_reduce(tensor)
-    late.synchronize()
+    delayed.synchronize()
     if context.rank == 0:
-        late.allow_copies(late.Direction.TO_HOST, 2)
+        delayed.allow_copies(delayed.Direction.TO_HOST, 2)
     with pytest.raises(
         dist.DistBackendError,
         match=r"whose chunk 3 of 12 has not come from late:0|missing ranks: 0",
     ):
         dist.all_reduce(tensor)
     del tensor
-    assert late.pinned_counts()["freed_in_copy"] == 0
-    late.allow_copies(late.Direction.TO_HOST, -1)
-    late.synchronize()
-    assert late.pinned_counts()["freed_in_copy"] == 0
+    assert delayed.pinned_counts()["freed_in_copy"] == 0
+    delayed.allow_copies(delayed.Direction.TO_HOST, -1)
+    delayed.synchronize()
+    assert delayed.pinned_counts()["freed_in_copy"] == 0
 
 
 @pytest.mark.ranks(2)
@@ -206,21 +206,21 @@ def test_timeout_between_chunks(impatient_chunk_pool: Pool) -> None:
 
 def check_order_after_an_error(context: Context, async_op: bool) -> None:
     """A write after the error stays, though results of the first chunks come later."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = torch.ones(SMALL_COUNT, device=context.device)
     dist.all_reduce(tensor)
-    late.synchronize()
-    late.allow_copies(late.Direction.TO_DEVICE, 0)
+    delayed.synchronize()
+    delayed.allow_copies(delayed.Direction.TO_DEVICE, 0)
     if context.rank == 0:
-        late.allow_copies(late.Direction.TO_HOST, 2)
+        delayed.allow_copies(delayed.Direction.TO_HOST, 2)
     with pytest.raises(dist.DistBackendError):
         work = dist.all_reduce(tensor, async_op=async_op)
         assert work is not None
         work.wait()
     tensor.fill_(7.0)
     time.sleep(0.05)  # for a stream that does not wait
-    late.allow_copies(late.Direction.TO_DEVICE, -1)
-    late.allow_copies(late.Direction.TO_HOST, -1)
+    delayed.allow_copies(delayed.Direction.TO_DEVICE, -1)
+    delayed.allow_copies(delayed.Direction.TO_HOST, -1)
     torch.accelerator.synchronize()
     assert torch.equal(tensor.cpu(), torch.full((SMALL_COUNT,), 7.0))
 
@@ -235,23 +235,23 @@ def test_results_come_before_what_follows_an_error(
 
 def check_lost(context: Context) -> None:
     """The device is lost in the middle of an operation, with copies of both directions queued."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = torch.ones(SMALL_COUNT, device=context.device)
-    late.synchronize()
+    delayed.synchronize()
     dist.barrier()
     if context.rank == 0:
-        before = late.copies(late.Direction.TO_DEVICE)
-        late.allow_copies(late.Direction.TO_HOST, 4)
+        before = delayed.copies(delayed.Direction.TO_DEVICE)
+        delayed.allow_copies(delayed.Direction.TO_HOST, 4)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     if context.rank == 0:
-        await_copies(late, late.Direction.TO_DEVICE, before + 4)
-        late.lose()
-        late.allow_copies(late.Direction.TO_HOST, -1)
+        await_copies(delayed, delayed.Direction.TO_DEVICE, before + 4)
+        delayed.lose()
+        delayed.allow_copies(delayed.Direction.TO_HOST, -1)
     with pytest.raises(RuntimeError, match="the test accelerator is lost"):
         work.wait()
     del tensor, work
-    assert late.pinned_counts()["freed_in_copy"] == 0
+    assert delayed.pinned_counts()["freed_in_copy"] == 0
 
 
 @pytest.mark.ranks(2)
@@ -261,27 +261,27 @@ def test_device_lost_between_chunks(own_chunk_pool: Pool) -> None:
 
 def check_death(context: Context) -> None:
     """Rank 1 dies when a part of the chunks is reduced; no copy of the others loses its buffer."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = torch.ones(SMALL_COUNT, device=context.device)
-    late.synchronize()
+    delayed.synchronize()
     dist.barrier()
-    before = late.copies(late.Direction.TO_DEVICE)
+    before = delayed.copies(delayed.Direction.TO_DEVICE)
     if context.rank == 1:
-        late.allow_copies(late.Direction.TO_HOST, 5)
+        delayed.allow_copies(delayed.Direction.TO_HOST, 5)
     else:
-        late.allow_copies(late.Direction.TO_DEVICE, 1)
+        delayed.allow_copies(delayed.Direction.TO_DEVICE, 1)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     if context.rank == 1:
-        await_copies(late, late.Direction.TO_DEVICE, before + 5)
+        await_copies(delayed, delayed.Direction.TO_DEVICE, before + 5)
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(dist.DistBackendError, match="rank 1"):
         work.wait()
     del tensor, work
-    assert late.pinned_counts()["freed_in_copy"] == 0, "freed with a copy to the device queued"
-    late.allow_copies(late.Direction.TO_DEVICE, -1)
-    late.synchronize()
-    assert late.pinned_counts()["freed_in_copy"] == 0
+    assert delayed.pinned_counts()["freed_in_copy"] == 0, "freed with a copy to the device queued"
+    delayed.allow_copies(delayed.Direction.TO_DEVICE, -1)
+    delayed.synchronize()
+    assert delayed.pinned_counts()["freed_in_copy"] == 0
 
 
 def test_rank_that_dies_between_chunks(own_chunk_pool: Pool) -> None:

@@ -50,13 +50,13 @@ MOVES = moves_in_tiers(
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_move(late_pool: Pool, move: Callable[..., Tensors]) -> None:
-    late_pool.run(check_move, move, limit=240)
+def test_move(delayed_pool: Pool, move: Callable[..., Tensors]) -> None:
+    delayed_pool.run(check_move, move, limit=240)
 
 
 @pytest.mark.parametrize(("reduction", "name"), reductions_in_tiers((all_reduce, "sum")))
-def test_reduction(late_pool: Pool, reduction: Reduction, name: str) -> None:
-    late_pool.run(check_reduction, reduction, name, limit=240)
+def test_reduction(delayed_pool: Pool, reduction: Reduction, name: str) -> None:
+    delayed_pool.run(check_reduction, reduction, name, limit=240)
 
 
 def check_layouts(context: Context) -> None:
@@ -79,8 +79,8 @@ def check_layouts(context: Context) -> None:
     assert scalar.item() == sum(range(context.size))
 
 
-def test_layouts(late_pool: Pool) -> None:
-    late_pool.run(check_layouts)
+def test_layouts(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_layouts)
 
 
 def check_in_place(context: Context) -> None:
@@ -97,8 +97,8 @@ def check_in_place(context: Context) -> None:
     assert_reduced(part.cpu(), reduced([own] * context.size, "sum"), "reduce_scatter_tensor")
 
 
-def test_in_place(late_pool: Pool) -> None:
-    late_pool.run(check_in_place)
+def test_in_place(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_in_place)
 
 
 def check_coalesced(context: Context) -> None:
@@ -117,8 +117,8 @@ def check_coalesced(context: Context) -> None:
         assert_same(output.cpu(), torch.cat(gathered(context, each)), "all_gather")
 
 
-def test_coalesced(late_pool: Pool) -> None:
-    late_pool.run(check_coalesced)
+def test_coalesced(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_coalesced)
 
 
 def check_object_collectives(context: Context) -> None:
@@ -130,5 +130,5 @@ def check_object_collectives(context: Context) -> None:
     dist.destroy_process_group(on_device)
 
 
-def test_object_collectives(late_pool: Pool) -> None:
-    late_pool.run(check_object_collectives)
+def test_object_collectives(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_object_collectives)

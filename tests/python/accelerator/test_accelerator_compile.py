@@ -29,8 +29,8 @@ def check_compiled(context: Context, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("eager", marks=pytest.mark.full)])
-def test_functional_collectives(late_pool: Pool, backend: str) -> None:
-    late_pool.run(check_compiled, backend, limit=240)
+def test_functional_collectives(delayed_pool: Pool, backend: str) -> None:
+    delayed_pool.run(check_compiled, backend, limit=240)
 
 
 def check_compiled_ddp(context: Context, backend: str) -> None:
@@ -46,5 +46,5 @@ def check_compiled_ddp(context: Context, backend: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
-def test_ddp_compiled(late_pool: Pool, backend: str) -> None:
-    late_pool.run(check_compiled_ddp, backend, limit=240)
+def test_ddp_compiled(delayed_pool: Pool, backend: str) -> None:
+    delayed_pool.run(check_compiled_ddp, backend, limit=240)

@@ -16,13 +16,13 @@ import ctypes, sys
 sys.path.insert(0, {str(FOLDER)!r})
 import torch
 from harness import accelerator
-late = accelerator.load()
-late.set_longest_delay(0)
+delayed = accelerator.load()
+delayed.set_longest_delay(0)
 side = torch.Stream(device="late")
 tensor = torch.zeros(1000, device="late")
 host = torch.empty(1000, pin_memory=True)
-late.synchronize()
-late.hold()
+delayed.synchronize()
+delayed.hold()
 """
 
 
@@ -44,7 +44,7 @@ with side:
     host.copy_(tensor, non_blocking=True)
 side.synchronize()
 assert host[0].item() == 0.0
-late.release()
+delayed.release()
 """,
         0,
     ),
@@ -52,14 +52,14 @@ late.release()
         """
 with side:
     host.zero_()
-late.release()
-late.synchronize()
+delayed.release()
+delayed.synchronize()
 with side:
-    late.hold()
+    delayed.hold()
     host.copy_(tensor.fill_(7.0), non_blocking=True)
 assert host[0].item() == 0.0
 with side:
-    late.release()
+    delayed.release()
 side.synchronize()
 assert host[0].item() == 7.0
 """,
@@ -67,16 +67,16 @@ assert host[0].item() == 7.0
     ),
     "memory that another stream still uses, not recorded": (
         """
-late.release()
+delayed.release()
 tensor.fill_(7.0)
-late.synchronize()
+delayed.synchronize()
 with side:
-    late.hold()
+    delayed.hold()
     host.copy_(tensor, non_blocking=True)
 del tensor
-late.synchronize()
+delayed.synchronize()
 with side:
-    late.release()
+    delayed.release()
 side.synchronize()
 assert host[0].item() != 7.0
 """,
@@ -84,17 +84,17 @@ assert host[0].item() != 7.0
     ),
     "the same, recorded": (
         """
-late.release()
+delayed.release()
 tensor.fill_(7.0)
-late.synchronize()
+delayed.synchronize()
 with side:
-    late.hold()
+    delayed.hold()
     host.copy_(tensor, non_blocking=True)
 tensor.record_stream(side)
 del tensor
-late.synchronize()
+delayed.synchronize()
 with side:
-    late.release()
+    delayed.release()
 side.synchronize()
 assert host[0].item() == 7.0
 """,
@@ -102,28 +102,28 @@ assert host[0].item() == 7.0
     ),
     "pinned memory that is written to while a copy reads it": (
         """
-late.release()
+delayed.release()
 with side:
-    late.hold()
+    delayed.hold()
     tensor.copy_(host, non_blocking=True)
 host.copy_(tensor, non_blocking=True)
-assert late.pinned_counts()["reused_in_copy"] == 1
+assert delayed.pinned_counts()["reused_in_copy"] == 1
 with side:
-    late.release()
+    delayed.release()
 """,
         0,
     ),
     "memory that is no longer pinned while a copy uses it": (
         """
-calls = ctypes.CDLL(late.__file__)
+calls = ctypes.CDLL(delayed.__file__)
 block = torch.empty(1000)
 address = ctypes.c_void_p(block.data_ptr())
 assert calls.lateHostRegister(address, ctypes.c_size_t(4000), 1) == 0
-assert block.is_pinned() and late.pinned_counts()["registered"] == 1
+assert block.is_pinned() and delayed.pinned_counts()["registered"] == 1
 block.copy_(tensor, non_blocking=True)
 assert calls.lateHostUnregister(address) == 0
-assert late.pinned_counts()["freed_in_copy"] == 1
-late.release()
+assert delayed.pinned_counts()["freed_in_copy"] == 1
+delayed.release()
 """,
         0,
     ),
@@ -131,8 +131,8 @@ late.release()
         """
 host.copy_(tensor, non_blocking=True)
 del host
-assert late.pinned_counts()["freed_in_copy"] == 1
-late.release()
+assert delayed.pinned_counts()["freed_in_copy"] == 1
+delayed.release()
 """,
         0,
     ),

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 pytestmark = [beyond_gloo, pytest.mark.ranks(2)]
 
-COUNT = 10_000  # below 64 KiB: the twins are PyTorch's, which shows when one is freed early
+COUNT = 10_000  # below 64 KiB: the host copies are PyTorch's, which shows when one is freed early
 
 
 def check_devices(context: Context) -> None:
@@ -42,17 +42,17 @@ def check_devices(context: Context) -> None:
     dist.barrier()
 
 
-def test_another_device(late_pool: Pool) -> None:
-    late_pool.run(check_devices)
+def test_another_device(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_devices)
 
 
 def check_capture(context: Context) -> None:
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = torch.ones(4, device=context.device)
-    late.set_capturing(True)
+    delayed.set_capturing(True)
     with pytest.raises(ValueError, match="the current stream of late:0 records a graph"):
         dist.all_reduce(tensor)
-    late.set_capturing(False)
+    delayed.set_capturing(False)
     dist.all_reduce(tensor)
     assert tensor.cpu().tolist() == [context.size] * 4
 
@@ -60,85 +60,85 @@ def check_capture(context: Context) -> None:
 @pytest.mark.skipif(
     not hasattr(torch.Stream, "is_capturing"), reason="this PyTorch cannot tell of a capture"
 )
-def test_graph_capture(late_pool: Pool) -> None:
-    late_pool.run(check_capture)
+def test_graph_capture(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_capture)
 
 
 def check_untold_capture(context: Context) -> None:
     """PyTorch 2.12 raises for a device that does not say whether a stream records a graph."""
-    late = accelerator.load()
-    late.tell_of_captures(False)
+    delayed = accelerator.load()
+    delayed.tell_of_captures(False)
     tensor = torch.ones(4, device=context.device)
     dist.all_reduce(tensor)
-    late.tell_of_captures(True)
+    delayed.tell_of_captures(True)
     assert tensor.cpu().tolist() == [context.size] * 4
 
 
-def test_device_that_does_not_tell_of_captures(late_pool: Pool) -> None:
-    late_pool.run(check_untold_capture)
+def test_device_that_does_not_tell_of_captures(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_untold_capture)
 
 
 def check_no_pinned_memory(context: Context) -> None:
-    late = accelerator.load()
+    delayed = accelerator.load()
     for count in (4, 3_000_001):  # alone, and in the segment
         tensor = torch.ones(count, device=context.device)
-        late.fail_pinned(True)
+        delayed.fail_pinned(True)
         with pytest.raises(
             torch.OutOfMemoryError, match="no memory on the host, pinned for late:0"
         ):
             dist.all_reduce(tensor)
-        late.fail_pinned(False)
+        delayed.fail_pinned(False)
         dist.all_reduce(tensor)
         assert torch.equal(tensor.cpu(), torch.full((count,), float(context.size)))
 
 
-def test_out_of_pinned_memory(late_pool: Pool) -> None:
-    late_pool.run(check_no_pinned_memory)
+def test_out_of_pinned_memory(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_no_pinned_memory)
 
 
 def check_timeout(context: Context) -> None:
     """The device of one rank does not come to the operation: each rank knows why, from itself or
     from the one that was first to time out."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = torch.ones(COUNT, device=context.device)
     dist.all_reduce(tensor)
     if context.rank == 0:
-        late.hold()
+        delayed.hold()
     tensor.fill_(1.0)
     with pytest.raises(
         dist.DistBackendError, match=r"whose input has not come from late:0|missing ranks: 0"
     ):
         dist.all_reduce(tensor)
     del tensor
-    counts = late.pinned_counts()
+    counts = delayed.pinned_counts()
     assert counts["freed_in_copy"] == 0
-    late.release()
-    late.synchronize()
-    assert late.pinned_counts()["freed_in_copy"] == 0
+    delayed.release()
+    delayed.synchronize()
+    assert delayed.pinned_counts()["freed_in_copy"] == 0
 
 
-def test_timeout_while_the_device_is_late(impatient_late_pool: Pool) -> None:
-    impatient_late_pool.run(check_timeout)
+def test_timeout_while_the_device_is_late(short_timeout_delayed_pool: Pool) -> None:
+    short_timeout_delayed_pool.run(check_timeout)
 
 
 def check_lost(context: Context) -> None:
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = torch.ones(COUNT, device=context.device)
     dist.all_reduce(tensor)
     dist.barrier()
     if context.rank == 0:
-        late.lose()
+        delayed.lose()
     with pytest.raises(RuntimeError, match="the test accelerator is lost"):
         dist.all_reduce(tensor)
-    assert late.pinned_counts()["freed_in_copy"] == 0
+    assert delayed.pinned_counts()["freed_in_copy"] == 0
 
 
-def test_lost_device(own_late_pool: Pool) -> None:
-    own_late_pool.run(check_lost)
+def test_lost_device(own_delayed_pool: Pool) -> None:
+    own_delayed_pool.run(check_lost)
 
 
 def check_death(context: Context) -> None:
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = torch.ones(COUNT, device=context.device)
     dist.all_reduce(tensor)
     if context.rank == 1:
@@ -149,19 +149,19 @@ def check_death(context: Context) -> None:
     with pytest.raises(dist.DistBackendError, match="rank 1"):
         for _ in range(1000):
             dist.all_reduce(tensor)
-    late.synchronize()
-    assert late.pinned_counts()["freed_in_copy"] == 0
+    delayed.synchronize()
+    assert delayed.pinned_counts()["freed_in_copy"] == 0
 
 
-def test_rank_that_dies(own_late_pool: Pool) -> None:
+def test_rank_that_dies(own_delayed_pool: Pool) -> None:
     with pytest.raises(RankFailure) as caught:
-        own_late_pool.run(check_death)
+        own_delayed_pool.run(check_death)
     assert caught.value.kinds == {1: DIED}, str(caught.value)
 
 
 def check_death_of_a_peer(context: Context) -> None:
     """Messages to and from a rank that dies, with their copies under way."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensors = [torch.ones(count, device=context.device) for count in (COUNT, 3_000_001)]
     for tensor in tensors:
         dist.all_reduce(tensor)
@@ -180,11 +180,11 @@ def check_death_of_a_peer(context: Context) -> None:
                 work = call(torch.ones(3_000_001, device=context.device), 1)
                 assert work is not None
                 work.wait()
-    late.synchronize()
-    assert late.pinned_counts()["freed_in_copy"] == 0
+    delayed.synchronize()
+    assert delayed.pinned_counts()["freed_in_copy"] == 0
 
 
-def test_peer_that_dies(own_late_pool: Pool) -> None:
+def test_peer_that_dies(own_delayed_pool: Pool) -> None:
     with pytest.raises(RankFailure) as caught:
-        own_late_pool.run(check_death_of_a_peer)
+        own_delayed_pool.run(check_death_of_a_peer)
     assert caught.value.kinds == {1: DIED}, str(caught.value)

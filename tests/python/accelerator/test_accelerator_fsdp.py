@@ -66,5 +66,5 @@ def check_fsdp(context: Context, make: Any, options: dict[str, Any], tolerance: 
         pytest.param(odd_net, {}, 1e-5, id="odd shapes", marks=pytest.mark.full),
     ],
 )
-def test_fsdp(late_pool: Pool, make: Any, options: dict[str, Any], tolerance: float) -> None:
-    late_pool.run(check_fsdp, make, options, tolerance)
+def test_fsdp(delayed_pool: Pool, make: Any, options: dict[str, Any], tolerance: float) -> None:
+    delayed_pool.run(check_fsdp, make, options, tolerance)

@@ -112,8 +112,8 @@ def check_hook(context: Context, kind: str, options: dict[str, Any]) -> None:
     ],
     ids=["low rank", "damped", "damped, bfloat16", "bytes"],
 )
-def test_error_feedback(late_pool: Pool, kind: str, options: dict[str, Any]) -> None:
-    late_pool.run(check_hook, kind, options)
+def test_error_feedback(delayed_pool: Pool, kind: str, options: dict[str, Any]) -> None:
+    delayed_pool.run(check_hook, kind, options)
 
 
 def check_passes(context: Context) -> None:
@@ -166,26 +166,26 @@ def check_passes(context: Context) -> None:
         torch.testing.assert_close(buffer_there.cpu(), buffer, rtol=0, atol=0, equal_nan=True)
 
 
-def test_passes(late_pool: Pool) -> None:
+def test_passes(delayed_pool: Pool) -> None:
     for _ in range(3):
-        late_pool.run(check_passes)
+        delayed_pool.run(check_passes)
 
 
-def check_moments(context: Context) -> None:
+def check_sums(context: Context) -> None:
     """Also sums that float32 does not hold."""
     for size in (1.0, 1e38):
         given = [size * torch.randn(count, generator=context.generator) for count in (300, 0, 70)]
-        found = passes.moments([each.clamp(-3e38, 3e38).to(context.device) for each in given])
-        assert found == pytest.approx(passes.moments([each.clamp(-3e38, 3e38) for each in given]))
+        found = passes.sums_of([each.clamp(-3e38, 3e38).to(context.device) for each in given])
+        assert found == pytest.approx(passes.sums_of([each.clamp(-3e38, 3e38) for each in given]))
 
 
-def test_moments(late_pool: Pool) -> None:
-    late_pool.run(check_moments)
+def test_layer_sums_equal_the_cpus(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_sums)
 
 
 def check_async_hook(context: Context) -> None:
     """Exactly once: plain SGD's replicas on the CPU and on the device end with the same weights."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     group = dist.new_group(pg_options=hbmcomm.Options(parameter_server="auto"), backend="hbm")
     start = model_of(context)
     batch = random_numbers(context, (8, 40), torch.float32)
@@ -212,7 +212,7 @@ def check_async_hook(context: Context) -> None:
     for ours, theirs in zip(ends[1], ends[0], strict=True):
         torch.testing.assert_close(ours, theirs)
     assert not torch.equal(ends[0][0], next(start.parameters()).detach())
-    assert late.pinned_counts()["reused_in_copy"] == 0
+    assert delayed.pinned_counts()["reused_in_copy"] == 0
     with pytest.raises(ValueError, match="resync_every with parameters on late:0"):
         fresh = DistributedDataParallel(
             model_of(context).to(context.device), process_group=group, broadcast_buffers=False
@@ -221,12 +221,12 @@ def check_async_hook(context: Context) -> None:
     dist.destroy_process_group(group)
 
 
-def test_async_hook(late_pool: Pool) -> None:
-    late_pool.run(check_async_hook)
+def test_async_hook(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_async_hook)
 
 
 def check_rebuilt_buckets(context: Context) -> None:
-    """DDP builds its buckets anew after the first step: those of before have no twin any more."""
+    """DDP rebuilds its buckets after the first step, which frees the first host copies."""
     group = dist.new_group(pg_options=hbmcomm.Options(parameter_server="auto"), backend="hbm")
     model = model_of(context).to(context.device)
     ddp = DistributedDataParallel(
@@ -238,17 +238,17 @@ def check_rebuilt_buckets(context: Context) -> None:
     for _ in range(3):
         batch = random_numbers(context, (8, 40), torch.float32).to(context.device)
         train(ddp, [batch], momentum=0.0)
-        twins = state._exchange._twins
-        first = first or set(twins)
-    assert set(twins) != first, "the buckets are those of the first step"
-    names = [name for bucket in twins for name in bucket]
+        copies = state._exchange._host_copies
+        first = first or set(copies)
+    assert set(copies) != first, "the buckets are those of the first step"
+    names = [name for bucket in copies for name in bucket]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     state.close()
     dist.destroy_process_group(group)
 
 
-def test_twins_of_buckets_that_are_no_more_go(late_pool: Pool) -> None:
-    late_pool.run(check_rebuilt_buckets)
+def test_host_copies_of_replaced_buckets_are_freed(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_rebuilt_buckets)
 
 
 def check_async_hook_without_pinned_memory(context: Context) -> None:
@@ -258,8 +258,8 @@ def check_async_hook_without_pinned_memory(context: Context) -> None:
     assert log_path(context.folder, context.rank).read_text().count(said) == 1
 
 
-def test_async_hook_without_pinned_memory(own_late_pool: Pool) -> None:
-    own_late_pool.run(check_async_hook_without_pinned_memory)
+def test_async_hook_without_pinned_memory(own_delayed_pool: Pool) -> None:
+    own_delayed_pool.run(check_async_hook_without_pinned_memory)
 
 
 def test_a_copy_back_that_fails_reaches_who_waits() -> None:

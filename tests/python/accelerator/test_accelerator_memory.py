@@ -1,4 +1,4 @@
-"""Twins of an accelerator's tensors in the segment that the ranks of a node share."""
+"""Host copies of an accelerator's tensors in the segment that the ranks of a node share."""
 
 from __future__ import annotations
 
@@ -22,61 +22,61 @@ def in_segment(context: Context) -> int:
     return int(backend.memory_stats()["segment.in_use_bytes"])
 
 
-def check_twins(context: Context) -> None:
-    """Large twins lie in the segment, pinned by registering; one block serves one after another."""
-    late = accelerator.load()
+def check_host_copies(context: Context) -> None:
+    """Large host copies are in the segment, pinned by registering, and reuse one block."""
+    delayed = accelerator.load()
     tensor = torch.zeros(LARGE // 4, device=context.device).fill_(context.rank + 1.0)
-    before, counts = in_segment(context), late.pinned_counts()
+    before, counts = in_segment(context), delayed.pinned_counts()
     dist.all_reduce(tensor)
-    held, after = in_segment(context), late.pinned_counts()
+    held, after = in_segment(context), delayed.pinned_counts()
     assert held - before >= LARGE
     assert after["registered"] == counts["registered"] + 1
     assert after["allocated"] == counts["allocated"], "PyTorch's pinned memory was used too"
     for _ in range(5):
-        late.synchronize()
+        delayed.synchronize()
         torch.accelerator.synchronize()
         dist.broadcast(tensor, 0)
     # A block may still be on its way back when the next one is taken.
     assert in_segment(context) <= held + LARGE, "a block that no copy uses is not taken again"
     total = sum(range(1, context.size + 1))
     assert torch.equal(tensor.cpu(), torch.full((LARGE // 4,), float(total)))
-    assert late.pinned_counts()["freed_in_copy"] == 0
+    assert delayed.pinned_counts()["freed_in_copy"] == 0
 
 
-def test_twins_in_the_segment(late_pool: Pool) -> None:
-    late_pool.run(check_twins)
+def test_large_host_copies_are_in_the_segment(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_host_copies)
 
 
 def check_current_device(context: Context) -> None:
     """Pinning touches no device but the group's."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     group = dist.new_group(backend="hbm")
-    before = late.pinned_under(0)
+    before = delayed.pinned_under(0)
     for count in (100, 150_000):  # in PyTorch's pinned memory, and in the segment
         tensor = torch.ones(count, device="late:1")
         dist.all_reduce(tensor, group=group)
         assert torch.equal(tensor.cpu(), torch.full((count,), float(context.size)))
-    assert late.current_device() == 0
-    assert late.pinned_under(0) == before
-    assert late.pinned_under(1) >= 2
+    assert delayed.current_device() == 0
+    assert delayed.pinned_under(0) == before
+    assert delayed.pinned_under(1) >= 2
     dist.destroy_process_group(group)
 
 
-def test_pinning_is_under_the_groups_device(late_pool: Pool) -> None:
-    late_pool.run(check_current_device)
+def test_pinning_is_under_the_groups_device(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_current_device)
 
 
 def check_small(context: Context) -> None:
-    late = accelerator.load()
-    before = late.pinned_counts()
+    delayed = accelerator.load()
+    before = delayed.pinned_counts()
     dist.all_reduce(torch.ones(100, device=context.device))
-    after = late.pinned_counts()
+    after = delayed.pinned_counts()
     assert after["registered"] == before["registered"]
     assert after["allocated"] == before["allocated"] + 1
 
 
-def test_small_twins_are_pytorchs(late_pool: Pool) -> None:
-    late_pool.run(check_small)
+def test_host_copies_below_64_kib_are_pytorchs(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_small)
 
 
 def receives_until_none_is_left(group: dist.ProcessGroup, peer: int, taken: list[Any]) -> None:
@@ -90,12 +90,12 @@ def receives_until_none_is_left(group: dist.ProcessGroup, peer: int, taken: list
 
 def check_staging_is_kept(context: Context) -> None:
     """Other threads take all staging memory that they get while a large operation goes on."""
-    late = accelerator.load()
-    late.set_longest_delay(0)
+    delayed = accelerator.load()
+    delayed.set_longest_delay(0)
     peer = 1 - context.rank
     other = dist.new_group(backend="hbm")
     tensor = torch.full((1 << 20,), context.rank + 1.0, device=context.device)
-    late.allow_copies(late.Direction.TO_HOST, 0)
+    delayed.allow_copies(delayed.Direction.TO_HOST, 0)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     taken: list[Any] = []
@@ -110,7 +110,7 @@ def check_staging_is_kept(context: Context) -> None:
     thieves = [threading.Thread(target=take) for _ in range(4)]
     for thief in thieves:
         thief.start()
-    late.allow_copies(late.Direction.TO_HOST, -1)
+    delayed.allow_copies(delayed.Direction.TO_HOST, -1)
     try:
         work.wait()
     finally:
@@ -141,18 +141,18 @@ def test_staging_memory_is_kept_from_chunk_to_chunk(ranks: int) -> None:
 
 
 def check_pageable(context: Context) -> None:
-    late = accelerator.load()
-    late.pin_nothing()
+    delayed = accelerator.load()
+    delayed.pin_nothing()
     for count in (10, LARGE // 4, 4 * LARGE // 4):
         tensor = torch.full((count,), context.rank + 1.0, device=context.device)
         dist.all_reduce(tensor)
         dist.broadcast(tensor, 0)
         total = sum(range(1, context.size + 1))
         assert torch.equal(tensor.cpu(), torch.full((count,), float(total)))
-    assert late.pinned_counts()["allocated"] == late.pinned_counts()["registered"] == 0
+    assert delayed.pinned_counts()["allocated"] == delayed.pinned_counts()["registered"] == 0
     said = "tensors on late:0 are copied by way of pageable memory"
     assert log_path(context.folder, context.rank).read_text().count(said) == 1
 
 
-def test_no_pinned_memory(own_late_pool: Pool) -> None:
-    own_late_pool.run(check_pageable)
+def test_no_pinned_memory(own_delayed_pool: Pool) -> None:
+    own_delayed_pool.run(check_pageable)

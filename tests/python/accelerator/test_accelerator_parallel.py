@@ -49,8 +49,8 @@ def hybrid(context: Context, backend: str, device: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.ranks(4)
-def test_hybrid_sharding(late_pool: Pool) -> None:
-    late_pool.run(check, hybrid, limit=240)
+def test_hybrid_sharding(delayed_pool: Pool) -> None:
+    delayed_pool.run(check, hybrid, limit=240)
 
 
 def tensor_parallel(context: Context, backend: str, device: str) -> list[torch.Tensor]:
@@ -65,5 +65,5 @@ def tensor_parallel(context: Context, backend: str, device: str) -> list[torch.T
 
 
 @pytest.mark.ranks(2)
-def test_tensor_parallel(late_pool: Pool) -> None:
-    late_pool.run(check, tensor_parallel, limit=240)
+def test_tensor_parallel(delayed_pool: Pool) -> None:
+    delayed_pool.run(check, tensor_parallel, limit=240)

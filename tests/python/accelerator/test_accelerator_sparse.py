@@ -102,14 +102,14 @@ def check_all_reduce(context: Context) -> None:
             assert_same_sparse(tensor, reduced_by_gloo(context, data), name)
 
 
-def test_all_reduce(late_pool: Pool) -> None:
-    late_pool.run(check_all_reduce)
+def test_all_reduce(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_all_reduce)
 
 
 def check_queued(context: Context) -> None:
     """What is queued before and after is ordered with it, the host never waits for the device, and
     one operation sees the result of the one before."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     backend = device_backend(context)
     data = random_sparse(context, 3000)
     expected = reduced_by_gloo(context, data)
@@ -118,42 +118,42 @@ def check_queued(context: Context) -> None:
     tensor = on_device(context, data)
     tensor._values().zero_()
     values = data._values().pin_memory()
-    late.synchronize()
-    before = late.synchronizations()
+    delayed.synchronize()
+    before = delayed.synchronizations()
     tensor._values().copy_(values, non_blocking=True)
     works = [backend.allreduce([tensor], asynchronous()) for _ in range(3)]
     for work in works:
         work.wait()
     seen = tensor._values().clone().mul_(2.0)
-    assert late.synchronizations() == before, "the host waited for the device"
+    assert delayed.synchronizations() == before, "the host waited for the device"
     assert torch.equal(seen.cpu(), 2 * expected.coalesce().values())
     assert_same_sparse(tensor, expected)
 
 
-def test_queued_before_and_after(late_pool: Pool) -> None:
-    late_pool.run(check_queued)
+def test_queued_before_and_after(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_queued)
 
 
 def check_issue_does_not_block(context: Context) -> None:
-    late = accelerator.load()
+    delayed = accelerator.load()
     data = random_sparse(context, 100)
     tensor = on_device(context, data)
-    late.hold()
+    delayed.hold()
     work = device_backend(context).allreduce([tensor], asynchronous())
     assert not work.is_completed()
-    late.release()
+    delayed.release()
     work.wait()
     assert_same_sparse(tensor, reduced_by_gloo(context, data))
 
 
-def test_issue_does_not_block(late_pool: Pool) -> None:
-    late_pool.run(check_issue_does_not_block)
+def test_issue_does_not_block(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_issue_does_not_block)
 
 
 def check_memory(context: Context) -> None:
     """Results that are dropped while a stream still reads them, the one that issued the operation
     or another that waited for it: their memory is not given to the next result."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     backend = device_backend(context)
     issuing, other = torch.accelerator.current_stream(), torch.Stream(device=context.device)
     kept = []
@@ -164,30 +164,30 @@ def check_memory(context: Context) -> None:
         reader, writer = (other, issuing) if index % 2 else (issuing, other)
         with reader:
             work.wait()
-            late.hold()
+            delayed.hold()
             kept.append((reduced_by_gloo(context, data), tensor._values().clone()))
         del tensor, work
         with writer:
             backend.allreduce([on_device(context, -data)]).wait()  # of the same size
         with reader:
-            late.release()
+            delayed.release()
     torch.accelerator.synchronize()
     for expected, seen in kept:
         assert torch.equal(seen.cpu(), expected.coalesce().values())
     gc.collect()
-    counts = late.pinned_counts()
+    counts = delayed.pinned_counts()
     assert counts["freed_in_copy"] == 0
     assert counts["reused_in_copy"] == 0
 
 
-def test_memory_in_use(late_pool: Pool) -> None:
-    late_pool.run(check_memory)
+def test_memory_in_use(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_memory)
 
 
 def check_polled(context: Context) -> None:
     """The stream that issued an operation may use the result when is_completed() says that it is
     there, without a wait(): it keeps the memory too."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     backend = device_backend(context)
     data = random_sparse(context, 300)
     expected = reduced_by_gloo(context, data).coalesce().values()
@@ -195,17 +195,17 @@ def check_polled(context: Context) -> None:
     work = backend.allreduce([tensor], asynchronous())
     while not work.is_completed():
         time.sleep(0.001)
-    late.hold()
+    delayed.hold()
     seen = tensor._values().clone()
     del tensor, work
     with torch.Stream(device=context.device):
         backend.allreduce([on_device(context, -data)]).wait()  # of the same size
-    late.release()
+    delayed.release()
     assert torch.equal(seen.cpu(), expected)
 
 
-def test_result_that_is_polled_for(late_pool: Pool) -> None:
-    late_pool.run(check_polled)
+def test_result_that_is_polled_for(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_polled)
 
 
 def check_future(context: Context) -> None:
@@ -216,20 +216,20 @@ def check_future(context: Context) -> None:
     assert torch.equal(doubled.wait().cpu(), 2 * expected)
 
 
-def test_future(late_pool: Pool) -> None:
-    late_pool.run(check_future)
+def test_future(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_future)
 
 
 def check_refused(context: Context) -> None:
     """Before anything is sent: the group goes on."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     backend = device_backend(context)
     dist.all_reduce(torch.ones(4, device=context.device))  # from now on the group works on late:0
     data = random_sparse(context, 20)
     tensor = on_device(context, data)
-    late.set_device(1)
+    delayed.set_device(1)
     elsewhere = copied_to(data, "late:1")
-    late.set_device(0)
+    delayed.set_device(0)
     product = dist.AllreduceOptions()
     product.reduceOp = reduce_op("product")
     registered = r"(?s)'c10d::allreduce_' .* only available for .*SparseCPU, SparseCUDA"
@@ -242,16 +242,16 @@ def check_refused(context: Context) -> None:
     with pytest.raises(ValueError, match=r"is on late:1, and group .* works on late:0"):
         backend.allreduce([elsewhere])
     if hasattr(torch.Stream, "is_capturing"):
-        late.set_capturing(True)
+        delayed.set_capturing(True)
         with pytest.raises(ValueError, match="the current stream of late:0 records a graph"):
             backend.allreduce([tensor])
-        late.set_capturing(False)
+        delayed.set_capturing(False)
     backend.allreduce([tensor]).wait()
     assert_same_sparse(tensor, reduced_by_gloo(context, data))
 
 
-def test_refused(late_pool: Pool) -> None:
-    late_pool.run(check_refused)
+def test_refused(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_refused)
 
 
 def check_no_pinned_memory(context: Context) -> None:
@@ -267,12 +267,12 @@ def check_no_pinned_memory(context: Context) -> None:
         device_backend(context).allreduce([tensor]).wait()
 
 
-def test_out_of_pinned_memory(own_late_pool: Pool) -> None:
-    own_late_pool.run(check_no_pinned_memory)
+def test_out_of_pinned_memory(own_delayed_pool: Pool) -> None:
+    own_delayed_pool.run(check_no_pinned_memory)
 
 
 def check_death(context: Context) -> None:
-    late = accelerator.load()
+    delayed = accelerator.load()
     backend = device_backend(context)
     data = random_sparse(context, 300)
     backend.allreduce([on_device(context, data)]).wait()
@@ -284,12 +284,12 @@ def check_death(context: Context) -> None:
     with pytest.raises(dist.DistBackendError, match="rank 1"):
         for _ in range(1000):
             backend.allreduce([on_device(context, data)]).wait()
-    late.synchronize()
-    assert late.pinned_counts()["freed_in_copy"] == 0
+    delayed.synchronize()
+    assert delayed.pinned_counts()["freed_in_copy"] == 0
 
 
 @pytest.mark.ranks(2)
-def test_rank_that_dies(own_late_pool: Pool) -> None:
+def test_rank_that_dies(own_delayed_pool: Pool) -> None:
     with pytest.raises(RankFailure) as caught:
-        own_late_pool.run(check_death)
+        own_delayed_pool.run(check_death)
     assert caught.value.kinds == {1: DIED}, str(caught.value)

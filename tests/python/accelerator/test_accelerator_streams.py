@@ -28,60 +28,60 @@ def mine(context: Context, value: float = 1.0) -> torch.Tensor:
 
 def check_producers_and_consumers(context: Context) -> None:
     """Neither side is waited for by the host: every step is queued behind the one before."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = mine(context)
-    before = late.synchronizations()
+    before = delayed.synchronizations()
     for step in range(20):
         dist.all_reduce(tensor)
         seen = tensor.clone()  # a consumer
         tensor.fill_(context.rank + 1.0).mul_(step + 2.0)  # the next producer
-        assert late.synchronizations() == before, "the host waited for the device"
+        assert delayed.synchronizations() == before, "the host waited for the device"
         expected = total(context, 1 if step == 0 else step + 1)
         assert torch.equal(seen.cpu(), torch.full((COUNT,), float(expected)))
-        before = late.synchronizations()
+        before = delayed.synchronizations()
 
 
-def test_queued_before_and_after(late_pool: Pool) -> None:
-    late_pool.run(check_producers_and_consumers)
+def test_queued_before_and_after(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_producers_and_consumers)
 
 
 def check_issue_does_not_block(context: Context) -> None:
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = torch.zeros(COUNT, device=context.device)
-    late.hold()  # nothing that this stream is given happens from here on
+    delayed.hold()  # nothing that this stream is given happens from here on
     tensor.fill_(context.rank + 1.0)
     works = [dist.all_reduce(tensor, async_op=True), dist.broadcast(tensor, 0, async_op=True)]
     assert not any(work.is_completed() for work in works if work is not None)
-    late.release()
+    delayed.release()
     for work in works:
         assert work is not None
         work.wait()
     assert torch.equal(tensor.cpu(), torch.full((COUNT,), total(context)))
 
 
-def test_issue_does_not_block(late_pool: Pool) -> None:
-    late_pool.run(check_issue_does_not_block)
+def test_issue_does_not_block(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_issue_does_not_block)
 
 
 def check_wait_blocks_the_stream_alone(context: Context) -> None:
     """wait() returns while the device has not the result yet, and what is queued then sees it."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     tensor = mine(context)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     other = torch.Stream(device=context.device)
     with other:
-        before = late.synchronizations()
+        before = delayed.synchronizations()
         work.wait()
         seen = tensor.clone()
-        assert late.synchronizations() == before
+        assert delayed.synchronizations() == before
         other.synchronize()
         assert work.is_completed()
         assert torch.equal(seen.cpu(), torch.full((COUNT,), total(context)))
 
 
-def test_wait_blocks_the_current_stream(late_pool: Pool) -> None:
-    late_pool.run(check_wait_blocks_the_stream_alone)
+def test_wait_blocks_the_current_stream(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_wait_blocks_the_stream_alone)
 
 
 def check_in_a_row(context: Context) -> None:
@@ -95,8 +95,8 @@ def check_in_a_row(context: Context) -> None:
     assert torch.equal(tensor.cpu(), torch.full((COUNT,), expected))
 
 
-def test_in_a_row_on_one_tensor(late_pool: Pool) -> None:
-    late_pool.run(check_in_a_row)
+def test_in_a_row_on_one_tensor(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_in_a_row)
 
 
 def check_many_tensors(context: Context) -> None:
@@ -109,14 +109,14 @@ def check_many_tensors(context: Context) -> None:
         )
 
 
-def test_many_at_once(late_pool: Pool) -> None:
-    late_pool.run(check_many_tensors)
+def test_many_at_once(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_many_tensors)
 
 
 def check_memory_in_use(context: Context) -> None:
     """Tensors that are dropped while copies of them are under way: their memory is not given to
     others, and the host's is not freed."""
-    late = accelerator.load()
+    delayed = accelerator.load()
     kept = []
     for index in range(30):
         tensor = mine(context, index + 1)
@@ -131,31 +131,31 @@ def check_memory_in_use(context: Context) -> None:
     for expected, seen in kept:
         assert torch.equal(seen.cpu(), torch.full((COUNT,), expected))
     gc.collect()
-    counts = late.pinned_counts()
+    counts = delayed.pinned_counts()
     assert counts["freed_in_copy"] == 0
     assert counts["reused_in_copy"] == 0
 
 
-def test_memory_in_use(late_pool: Pool) -> None:
-    late_pool.run(check_memory_in_use)
+def test_memory_in_use(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_memory_in_use)
 
 
 def check_memory_comes_back(context: Context) -> None:
-    late = accelerator.load()
+    delayed = accelerator.load()
 
     def run() -> int:
         for _ in range(10):
             dist.all_reduce(mine(context))
-        late.synchronize()
-        counts = late.pinned_counts()
+        delayed.synchronize()
+        counts = delayed.pinned_counts()
         return int(counts["in_use"] + counts["registered"])
 
     first = run()
     assert run() <= first + 2, "pinned memory piles up"
 
 
-def test_host_memory_comes_back(late_pool: Pool) -> None:
-    late_pool.run(check_memory_comes_back)
+def test_host_memory_comes_back(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_memory_comes_back)
 
 
 def check_future(context: Context) -> None:
@@ -171,8 +171,8 @@ def check_future(context: Context) -> None:
     assert work.get_future().wait()[0].cpu()[0].item() == total(context)
 
 
-def test_future(late_pool: Pool) -> None:
-    late_pool.run(check_future)
+def test_future(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_future)
 
 
 def check_messages(context: Context) -> None:
@@ -195,8 +195,8 @@ def check_messages(context: Context) -> None:
         work.wait()
 
 
-def test_messages_keep_their_order(late_pool: Pool) -> None:
-    late_pool.run(check_messages)
+def test_messages_keep_their_order(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_messages)
 
 
 def check_batched(context: Context) -> None:
@@ -209,8 +209,8 @@ def check_batched(context: Context) -> None:
     assert_same(other.cpu(), gathered(context, data)[peer], "batched")
 
 
-def test_batched_messages(late_pool: Pool) -> None:
-    late_pool.run(check_batched)
+def test_batched_messages(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_batched)
 
 
 def check_side_stream(context: Context) -> None:
@@ -225,5 +225,5 @@ def check_side_stream(context: Context) -> None:
         assert torch.equal(seen.cpu(), torch.full((COUNT,), total(context, 3)))
 
 
-def test_issued_under_another_stream(late_pool: Pool) -> None:
-    late_pool.run(check_side_stream)
+def test_issued_under_another_stream(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_side_stream)

@@ -44,8 +44,8 @@ def check_ddp(context: Context) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_ddp(late_pool: Pool) -> None:
-    late_pool.run(check_ddp)
+def test_ddp(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_ddp)
 
 
 def check_functional(context: Context) -> None:
@@ -58,8 +58,8 @@ def check_functional(context: Context) -> None:
     torch.testing.assert_close(summed.cpu(), torch.stack(everyone).sum(0))
 
 
-def test_functional_collectives(late_pool: Pool) -> None:
-    late_pool.run(check_functional)
+def test_functional_collectives(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_functional)
 
 
 def check_meshes(context: Context) -> None:
@@ -77,8 +77,8 @@ def check_meshes(context: Context) -> None:
     dist.destroy_process_group(mixed)
 
 
-def test_meshes_and_mixed_groups(late_pool: Pool) -> None:
-    late_pool.run(check_meshes)
+def test_meshes_and_mixed_groups(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_meshes)
 
 
 def check_split(context: Context) -> None:
@@ -92,8 +92,8 @@ def check_split(context: Context) -> None:
     assert tensor.cpu().tolist() == [len(own)] * 3
 
 
-def test_split(late_pool: Pool) -> None:
-    late_pool.run(check_split)
+def test_split(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_split)
 
 
 def check_benchmark(context: Context) -> None:
@@ -107,6 +107,6 @@ def check_benchmark(context: Context) -> None:
     assert len(gpu.issues(device, groups, 4096)["hbm"]) == 20
 
 
-def test_benchmark(late_pool: Pool) -> None:
+def test_benchmark(delayed_pool: Pool) -> None:
     """The calls that benchmarks.gpu times work."""
-    late_pool.run(check_benchmark)
+    delayed_pool.run(check_benchmark)
