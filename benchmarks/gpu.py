@@ -167,7 +167,7 @@ def measure_rank(rounds: int, sizes: list[int]) -> dict[str, dict[str, Samples]]
         take(f"all_reduce {size}", all_reduces(device, by_name, size))
     take(f"chunks of {_CHUNKED}", chunk_sizes(device, _CHUNKS, _CHUNKED))
     found = issues(device, by_name, 16 << 20)
-    rows["issue"] = {name: Samples(beside=samples) for name, samples in found.items()}
+    rows["issue"] = {name: Samples(interleaved=samples) for name, samples in found.items()}
     take("ddp", training_steps(device, by_name))
     leave()
     return rows
@@ -189,7 +189,7 @@ def slowest(ranks: list[dict[str, dict[str, Samples]]]) -> list[Measurement]:
             everyone = [rank[row][name] for rank in ranks]
             samples[name] = Samples(
                 one.calls,
-                [max(each) for each in zip(*(s.beside for s in everyone), strict=True)],
+                [max(each) for each in zip(*(s.interleaved for s in everyone), strict=True)],
                 [max(each) for each in zip(*(s.alone for s in everyone), strict=True)],
             )
         found += measurements({"row": row}, samples)

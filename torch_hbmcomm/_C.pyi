@@ -10,20 +10,19 @@ class Options:
     """Options of a process group.
 
     Args:
-        memory: where staging memory and tensors of the group come from: "preferred" (the closest
-            high-bandwidth node, DDR when it is full or absent), "bind" (an error instead),
-            "interleave" (over the high-bandwidth nodes) or "ddr". Default: HBMCOMM_MEMORY, else
-            "preferred".
-        transport: how the ranks reach one another: "auto" (shared memory within a node, MPI between
-            nodes), "shm" (shared memory; a group over several nodes is refused) or "mpi" (MPI
-            between all ranks, on one node too, staged in the memory of `memory`). Default:
-            HBMCOMM_NODE, else "auto". Must be the same on every rank.
+        memory: the policy of the group's staging memory and tensors. "preferred": the closest
+            high-bandwidth node, or DDR if it is full or absent. "bind": an error instead.
+            "interleave": over the high-bandwidth nodes. "ddr": ordinary memory. Default:
+            HBMCOMM_MEMORY, else "preferred".
+        transport: how the ranks reach one another. "auto": shared memory within a node, MPI between
+            nodes. "shm": shared memory; a group over several nodes is refused. "mpi": MPI between
+            all ranks, on one node too, staged in the memory of `memory`. Default: HBMCOMM_NODE,
+            else "auto". Must be the same on every rank.
         staging_bytes: bound of the memory that messages over MPI are staged in. Default:
             HBMCOMM_STAGING_BYTES, else 1 GiB. Must be the same on every rank.
         reduce_threads: threads, 1 to 64, that share large reductions and copies of tensors in
-            segments within a node; never more than the processors that this process may use,
-            divided by the ranks of its machine. Results have the same bits for any number. Default:
-            HBMCOMM_REDUCE_THREADS, else 1.
+            segments within a node. At most the usable processors over the ranks of this machine.
+            Results have the same bits for any number. Default: HBMCOMM_REDUCE_THREADS, else 1.
         parameter_server: memory boxes that the group is given, as smb.of(group): "auto" is one
             that rank 0 serves while the group lives, of HBMCOMM_BOX_MEMORY (default: half of the
             machine's memory); "smb://host:port[,host:port...]" or "smb+unix:///path" are boxes that
@@ -71,7 +70,7 @@ class ProcessGroupHbm(Backend):
     ) -> torch.Tensor: ...
     def get_error(self) -> ErrorType: ...
     def drop_batch(self) -> None: ...
-    # For what is set up beside the group, see csrc/pg_hbm.h.
+    # For a resource of the group, such as its memory boxes: see csrc/pg_hbm.h.
     def gather_texts(self, step: str, tell: Callable[[], str]) -> list[str]: ...
     def networks(self) -> list[str]: ...
     def attach(self, resource: _GroupResource) -> None: ...

@@ -3,9 +3,9 @@
     import torch.distributed as dist
     dist.init_process_group("hbm")  # nothing to import: PyTorch finds the installed package
 
-This module holds what goes beyond torch.distributed's own names. Importing it registers the backend
-where PyTorch does not do so by itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0), now or when PyTorch is
-imported. Nothing native is loaded until the first group is made or a name that needs it is used.
+This module holds the names that torch.distributed lacks. Importing it registers the backend if
+PyTorch does not do so by itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0), now or when PyTorch is imported.
+The native module is loaded when the first group is made, or a name that needs it is used.
 `smb`, the memory box, needs no PyTorch.
 """
 

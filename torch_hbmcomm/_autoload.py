@@ -1,8 +1,10 @@
-"""Registers the backend "hbm" when torch is imported (entry point torch.backends), and when this
-package is: where the former is switched off, and for an accelerator that has come since. Loads
-nothing native unless HBMCOMM_ALLOCATOR asks for it, and puts hbm in the place of another backend
-where HBMCOMM_INSTEAD_OF says so. A wrong value of either is an error of the first use of hbm, since
-programs without hbm run `import torch` too."""
+"""Registers the backend "hbm" when torch is imported (entry point torch.backends).
+
+The import of this package registers again, for an accelerator that PyTorch knows since, or if the
+entry point is switched off. Loads the native module only if HBMCOMM_ALLOCATOR asks for it, and
+replaces another backend if HBMCOMM_INSTEAD_OF names it. The first use of hbm raises for a wrong
+value of either variable, since programs without hbm run `import torch` too.
+"""
 
 from __future__ import annotations
 

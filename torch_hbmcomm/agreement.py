@@ -29,17 +29,18 @@ def together(
     except Exception as raised:
         error = raised
         own = caller, None, f"{type(error).__name__}: {error}"
-    told: list[tuple[str, T, str]] = [own] * dist.get_world_size(group)  # type: ignore[list-item]
-    dist.all_gather_object(told, own, group=group)
-    for rank, (other, _, _) in enumerate(told):
-        if other != told[0][0]:
+    ranks = dist.get_world_size(group)
+    outcomes: list[tuple[str, T, str]] = [own] * ranks  # type: ignore[list-item]
+    dist.all_gather_object(outcomes, own, group=group)
+    for rank, (other, _, _) in enumerate(outcomes):
+        if other != outcomes[0][0]:
             raise ValueError(
-                f"rank 0 of the group makes {told[0][0]}, and rank {rank} makes {other}: all ranks "
-                "of a group make the same"
+                f"rank 0 of the group makes {outcomes[0][0]}, and rank {rank} makes {other}: all "
+                "ranks of a group make the same"
             ) from error
     if error is not None:
         raise error
-    for rank, (_, _, words) in enumerate(told):
+    for rank, (_, _, words) in enumerate(outcomes):
         if words:
             raise RuntimeError(f"rank {rank} of the group cannot take part: {words}")
-    return [result for _, result, _ in told]
+    return [result for _, result, _ in outcomes]

@@ -1,4 +1,4 @@
-"""Makes process groups: what init_process_group("hbm") and new_group(backend="hbm") call."""
+"""Makes process groups, for init_process_group("hbm") and new_group(backend="hbm")."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
     """Make the backend of one group, which calls itself `name`, for torch.distributed
     (extended_api).
 
-    Raises ValueError for options of another backend and for a wrong environment variable,
-    DistBackendError when a rank does not come
-    before the timeout, and RuntimeError when MPI is missing or does not fit. A memory box that the
-    options ask for may raise what smb.Server and smb.connect do.
+    Raises:
+        ValueError: options of another backend, or a wrong environment variable.
+        DistBackendError: a rank did not come before the timeout.
+        RuntimeError: MPI is missing or does not fit.
+        Exception: an error of smb.Server or smb.connect, if the options ask for a memory box.
     """
     ranks = distributed_options.global_ranks_in_group
     rank = distributed_options.group_rank

@@ -1,4 +1,4 @@
-"""bf16_hook: gradients that travel as bfloat16.
+"""bf16_hook: sends gradients as bfloat16.
 
 DDP compares the hook's annotations with classes, so they must not be strings: this module does
 without `from __future__ import annotations`.
@@ -18,9 +18,10 @@ def bf16_hook(
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket over the ranks of the model's group, as bfloat16; None is the default one.
 
-    Register it with ``ddp.register_comm_hook(group, bf16_hook)``. It does what PyTorch's
-    bf16_compress_hook does, which DDP refuses where there is no GPU. What rounding takes away is
-    lost; low_rank_hook with LowRank(ratio=0, wire_dtype=torch.bfloat16) keeps it for the next step.
+    Register it with ``ddp.register_comm_hook(group, bf16_hook)``. It is PyTorch's
+    bf16_compress_hook for machines without a GPU, where DDP refuses PyTorch's own. Rounding errors
+    are lost; low_rank_hook with LowRank(ratio=0, wire_dtype=torch.bfloat16) keeps them for the next
+    step.
     """
     chosen = chosen_group(group)
     buffer = bucket.buffer()
@@ -28,7 +29,7 @@ def bf16_hook(
     work = dist.all_reduce(narrow, group=chosen, async_op=True)
 
     def widen(future: torch.futures.Future[Any]) -> torch.Tensor:
-        future.value()  # raises what the allreduce did
+        future.value()  # raises the allreduce's error
         return buffer.copy_(narrow)
 
     done: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)

@@ -26,7 +26,7 @@ def backend_creator(distributed_options: Any) -> Any:
 
 
 def _end_attempt(distributed_options: Any, why: str) -> None:
-    """Tell the other ranks, as csrc/bootstrap/gather.h does."""
+    """Publish the error to the other ranks, as csrc/bootstrap/gather.h does."""
     members = distributed_options.global_ranks_in_group
     # A process that has no native module has formed no group, so this is its first attempt.
     key = f"hbm/rendezvous1/{members[0] if members else 0}/given_up"
@@ -36,7 +36,7 @@ def _end_attempt(distributed_options: Any, why: str) -> None:
 
 
 def _reached_limit(error: Exception) -> str:
-    """Return which limit of the process keeps a file from being loaded; empty if none does."""
+    """Return the limit of the process that keeps a file from being loaded; empty if none does."""
     try:
         os.close(os.dup(2))
     except OSError:

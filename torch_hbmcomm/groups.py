@@ -35,11 +35,11 @@ def monitored_barrier(
         wait_all_ranks: name every missing rank, instead of the first
 
     Raises:
-        DistBackendError: on every rank, with one verdict that names the missing ones: at the first
-            timeout of a rank that came, and on ranks that come later immediately; immediately for a
-            rank that has died, with `wait_all_ranks` as soon as all others have come
-        DistNetworkError: the c10d store is gone
-        ValueError: the group's CPU backend is not hbm
+        DistBackendError: on every rank, with one verdict that names the missing ranks. The first
+            timeout of a waiting rank decides it; later ranks raise immediately. A death decides it
+            immediately, or with `wait_all_ranks` once all live ranks have come.
+        DistNetworkError: the c10d store is gone.
+        ValueError: the group's CPU backend is not hbm.
     """
     backend = hbm_backend(chosen_group(group), "monitored_barrier")
     backend.monitored_barrier(
@@ -55,7 +55,7 @@ def split_group(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> dist.ProcessGroup | None:
-    """Split a group into disjoint smaller ones.
+    """Split a group into disjoint smaller groups.
 
     It is torch.distributed.split_group, which in PyTorch 2.13 refuses backends outside of PyTorch.
     Only the ranks of one new group wait for each other.
@@ -63,9 +63,9 @@ def split_group(
     Args:
         parent_pg: an hbm group, every rank of which calls; None means the default group
         split_ranks: for each new group, its ranks in `parent_pg`
-        timeout: of the new groups; None means that of `parent_pg`
-        pg_options: torch_hbmcomm.Options of the new groups; None means those of `parent_pg`
-        group_desc: of the new groups
+        timeout: for operations in the new groups; None inherits from `parent_pg`
+        pg_options: torch_hbmcomm.Options for the new groups; None inherits from `parent_pg`
+        group_desc: the new groups' description
 
     Returns:
         the new group that this rank is in, or None
@@ -128,7 +128,7 @@ def form_group(
 def chosen_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Return the group; None means the default one.
 
-    Raises ValueError when there is no default group, TypeError for what is no group.
+    Raises ValueError if there is no default group, TypeError if `group` is not a group.
     """
     chosen = dist.group.WORLD if group is None else group
     if chosen is None:
@@ -141,8 +141,10 @@ def chosen_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def hbm_backend(group: dist.ProcessGroup, needed_for: str) -> Any:
-    """Return the group's backend for CPU tensors. Raises ValueError when it is not hbm, saying what
-    it was needed for."""
+    """Return the group's backend for CPU tensors. Raises ValueError if it is not hbm.
+
+    needed_for: the function that needs it, for the error
+    """
     backend = cpu_backend(group)
     if not is_hbm(group):
         raise ValueError(
@@ -212,9 +214,9 @@ class HookState:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled, nor can the "
-            "DistributedDataParallel model that has it: PyTorch registers no communication hook "
-            "with the copy. Copy or save the model inside, as in copy.deepcopy(ddp.module) or "
+            f"{type(self).__name__} cannot be copied or pickled, alone or with its "
+            "DistributedDataParallel model: the copy would lack the communication hook. Copy or "
+            "save the model inside, as in copy.deepcopy(ddp.module) or "
             "torch.save(ddp.module.state_dict(), path); to train the copy, wrap it and register "
             "a hook with a new state. A checkpoint has the state's state_dict()"
         )

@@ -1,9 +1,9 @@
-"""Puts hbm in Gloo's place: what HBMCOMM_INSTEAD_OF=gloo does.
+"""Replaces Gloo by hbm, for HBMCOMM_INSTEAD_OF=gloo.
 
-Every group that a program asks of Gloo for CPU tensors is a group of hbm. Its name stays "gloo",
-for programs that look; its class is ProcessGroupHbm, and c10d knows it as a backend of its type
-CUSTOM, since c10d takes what has the type GLOO for an object of its own class.
-docs/process-group.md lists what is replaced in PyTorch for that.
+Every group that a program asks of Gloo for CPU tensors is a group of hbm. The group's name stays
+"gloo", for programs that check it; its class is ProcessGroupHbm. c10d knows the backend by the type
+CUSTOM, because c10d casts a backend of the type GLOO to its own class. docs/process-group.md lists
+the replaced functions of PyTorch.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def take_the_place_of(backend: str) -> None:
 
 
 def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Put `function` in the place of one of PyTorch's, which becomes its first argument. Nothing
-    happens where this release of PyTorch has none of that name."""
+    """Replace a function of PyTorch's by `function`, whose first argument is the original. Does
+    nothing if this release of PyTorch has no function of that name."""
     original = getattr(owner, name, None)
     if original is None:
         return
@@ -68,8 +68,8 @@ def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 
 def _create(distributed_options: Any, group_options: Any) -> Any:
-    """Make the backend of one group. Options of another backend than hbm are for other devices, or
-    ignored, as PyTorch ignores those of Gloo."""
+    """Make the backend of one group. Ignores options of other backends, which may be for other
+    devices; PyTorch ignores Gloo's options, too."""
     create = backend_creator(distributed_options)
     _say_once()
     options = group_options if isinstance(group_options, load().Options) else None
@@ -103,7 +103,7 @@ def _new_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _new_group_of_gloo(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Form a group as PyTorch does; warn if hbm was to take its place, but under a wrong name."""
+    """Form a group as PyTorch does; warn if HBMCOMM_INSTEAD_OF names a wrong backend."""
     asked = inspect.signature(original).bind(*args, **kwargs).arguments["backend"]
     config = distributed_c10d.BackendConfig(dist.Backend(asked))
     if config.get_device_backend_map().get("cpu") == _GLOO:
@@ -120,7 +120,7 @@ def _warn_of_gloo() -> None:
 
 
 def _stays(device: str) -> bool:
-    """Return whether Gloo keeps the tensors of such devices: of the GPUs that the machine has."""
+    """Return True if Gloo keeps such devices, as it keeps the GPUs of this machine."""
     module = getattr(torch, device, None)
     return device != "cpu" and (module is None or module.device_count() > 0)
 
@@ -194,7 +194,7 @@ def _set_sequence_number(original: Callable[..., None], group: dist.ProcessGroup
 def _set_timeout(
     original: Callable[..., None], timeout: timedelta, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Set the timeout of a group's backends; PyTorch 2.13's own looks for the class of Gloo's."""
+    """Set the timeout of a group's backends; PyTorch 2.13's own checks for Gloo's class."""
     chosen = distributed_c10d._get_default_group() if group is None else group
     if isinstance(chosen, dist.ProcessGroup) and _stands_in(chosen):
         chosen.set_timeout(timeout)
@@ -203,7 +203,7 @@ def _set_timeout(
 
 
 def _ddp_logging_data(original: Callable[..., Any], model: DistributedDataParallel) -> Any:
-    """Return what DDP logs, with what it logs of a Gloo with default options."""
+    """Return DDP's logging data, with the fields of a Gloo with default options."""
     data = original(model)
     if _stands_in(model.process_group):
         data["backend_name"] = _GLOO

@@ -58,17 +58,16 @@ def _limits(groups: str) -> list[int]:
         else:
             continue
         group = top / path.lstrip("/")
-        for folder in [group, *group.parents][: len(group.parts) - len(top.parts) + 1]:
+        for directory in [group, *group.parents][: len(group.parts) - len(top.parts) + 1]:
             # A container may see less of the hierarchy than the path tells; no limit is "max".
-            text = (folder / name).read_text().strip() if (folder / name).exists() else "max"
+            text = (directory / name).read_text().strip() if (directory / name).exists() else "max"
             if text != "max":
                 found.append(int(text))
     return found
 
 
 def addresses() -> list[str]:
-    """Return the IPv4 addresses at which other machines may reach this one: those of its interfaces
-    but the loopback, in the kernel's order."""
+    """Return this machine's IPv4 addresses, except 127.*, in interface order."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
@@ -76,6 +75,6 @@ def addresses() -> list[str]:
             try:
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
             except OSError:
-                continue  # it has no address
+                continue  # the interface has no address
             found.append(socket.inet_ntoa(answer[20:24]))
     return [address for address in found if not address.startswith("127.")]

@@ -1,4 +1,4 @@
-"""Tensors and arrays in high-bandwidth memory, and what memory this machine has.
+"""Tensors and arrays in high-bandwidth memory, and facts about this machine's memory.
 
     import torch_hbmcomm as hbmcomm
 
@@ -90,7 +90,7 @@ class SegmentStats:
     """The largest page that the kernel gave."""
 
 
-Segment = SegmentStats  # its public name; smb.Segment is the memory box's
+Segment = SegmentStats  # the public name; smb.Segment is the memory box's
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def available() -> bool:
 
 
 def info() -> Info:
-    """Find out what memory this machine has. Takes milliseconds: nothing is remembered."""
+    """Return the facts about this machine's memory. Takes milliseconds; does not cache."""
     found: dict[str, Any] = _native().memory_info()
     found["nodes"] = tuple(Node(**node) for node in found["nodes"])
     found["segments"] = tuple(SegmentStats(**segment) for segment in found["segments"])
@@ -134,8 +134,10 @@ def info() -> Info:
 
 
 def place_large_tensors_in_segment() -> None:
-    """Do what HBMCOMM_ALLOCATOR=segment does: from now on, PyTorch's CPU allocator places tensors
-    of 64 KiB and more in this process' shared segment, under the policy that HBMCOMM_MEMORY names.
+    """Make PyTorch's CPU allocator place tensors in this process' shared segment, from now on.
+
+    Tensors of 64 KiB and more, under the policy that HBMCOMM_MEMORY names, as with
+    HBMCOMM_ALLOCATOR=segment.
 
     Raises RuntimeError when another library has replaced PyTorch's CPU allocator.
     """
@@ -194,10 +196,10 @@ def empty_numpy(
 
 
 def where(memory: torch.Tensor | np.ndarray[Any, Any]) -> dict[int, int]:
-    """Return, by NUMA node, the bytes of a CPU tensor or NumPy array that lie on it now.
+    """Return, by NUMA node, the bytes of a CPU tensor or NumPy array that are there now.
 
-    Pages that have never been written lie nowhere, so the sum may be less than the size. For a
-    strided view, all bytes between its first and its last one count.
+    Pages that have never been written are on no node, so the sum may be less than the size. For a
+    strided view, all bytes from the first to the last element count.
     """
     import numpy as np
     import torch
@@ -229,7 +231,7 @@ def bind(
     ``core`` gives each local rank a core, ``numa`` a NUMA node, ``none`` changes nothing; all stay
     within the CPUs that the process is allowed. Arguments that are None come from ``HBMCOMM_BIND``
     (default ``none``), ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` (set by torchrun; default 0 and 1).
-    Call it before memory is allocated. Returns what was bound, in words.
+    Call it before memory is allocated. Returns a description of the binding.
 
     Raises ValueError for a bad argument and for more ranks than cores under ``core``.
     """

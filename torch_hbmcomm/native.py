@@ -1,8 +1,8 @@
 """Loads the native module that fits the running PyTorch.
 
 The layout of c10d's classes changes between PyTorch's minor releases, so a module built for another
-one would not fail cleanly but corrupt memory. The package has a folder for each release that it was
-built for, as in torch_2_13, with the module _C for it.
+release would corrupt memory. The package has a directory for each release that it was built for,
+as in torch_2_13, with its module _C.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from torch_hbmcomm.version import __version__
 def load() -> ModuleType:
     """Return the module torch_hbmcomm._C.
 
-    Raises ImportError naming the cause and what to install: another PyTorch, a system library that
-    is missing, or an extension that was never built.
+    Raises ImportError naming the cause and the remedy: another PyTorch, a missing system library,
+    or an extension that was never built.
     """
     found = torch.__version__.partition("+")[0]
     major, minor = found.split(".")[:2]
     package = os.path.dirname(os.path.abspath(__file__))
-    folder = os.path.join(package, f"torch_{major}_{minor}")
-    if not any(os.path.exists(f"{folder}/_C{suffix}") for suffix in EXTENSION_SUFFIXES):
+    directory = os.path.join(package, f"torch_{major}_{minor}")
+    if not any(os.path.exists(f"{directory}/_C{suffix}") for suffix in EXTENSION_SUFFIXES):
         # Imported here, as a rank that starts has no use for it.
         from torch_hbmcomm.native_advice import what_is_missing
 
         raise ImportError(what_is_missing(package, found))
     _bound_arenas()
     _keep_to_own_processor()
-    places = sys.modules["torch_hbmcomm"].__path__
-    if folder not in places:
-        places.insert(0, folder)
+    paths = sys.modules["torch_hbmcomm"].__path__
+    if directory not in paths:
+        paths.insert(0, directory)
     import torch_hbmcomm._C as native
 
     process_end.loaded.append(native)
-    if process_end.ended:  # meanwhile, on another thread
+    if process_end.ended:  # on another thread, during the import
         native.end_interpreter(here=False)
     _require_fit(native, package, found)
     native.set_mpi_search_path(_mpi_directories())
@@ -53,8 +53,8 @@ def load() -> ModuleType:
 
 
 def _require_fit(native: ModuleType, package: str, found: str) -> None:
-    """Raise ImportError for a module that was built for another PyTorch than its folder says, or
-    from other sources than the Python files beside it."""
+    """Raise ImportError for a module built for another PyTorch than its directory says, or from
+    another version than the Python files."""
     built = native.build_info()
     same_torch = built["torch_version"].split(".")[:2] == found.split(".")[:2]
     if same_torch and built["version"] == __version__:
@@ -73,16 +73,18 @@ def _bound_arenas() -> None:
 
 
 def _keep_to_own_processor() -> None:
-    """Have hwloc, by which memkind looks for high-bandwidth memory, leave out what it would run on
-    each processor in turn to find out: on a busy machine the thread waits for a turn on each, and
-    the kernel's files tell all that memkind asks for."""
+    """Disable hwloc's x86 component, which runs code on each processor in turn.
+
+    memkind uses hwloc to find high-bandwidth memory. On a busy machine the thread would wait for
+    each processor, and the kernel's files have everything that memkind needs.
+    """
     os.environ.setdefault("HWLOC_COMPONENTS", "-x86")
     if not os.path.isdir("/sys/devices/system/cpu"):
         os.environ.setdefault("HWLOC_HIDE_ERRORS", "2")  # hwloc prints that there is no /sys
 
 
 def _mpi_directories() -> list[str]:
-    """Return where PyPI's mpich puts its libraries: beside the Python that installed it, or in the
-    folder "local" there, as Debian's Python has it."""
+    """Return the library directories of PyPI's mpich: in Python's prefix, or below "local" there,
+    as in Debian's Python."""
     roots = dict.fromkeys([sys.prefix, sys.base_prefix])
     return [os.path.join(root, *local, "lib") for root in roots for local in ((), ("local",))]

@@ -11,20 +11,23 @@ from torch_hbmcomm.version import __version__
 
 
 def releases(package: Path) -> list[str]:
-    """Return the minor releases of PyTorch, as in "2.13", for which `package`, the folder of an
+    """Return the minor releases of PyTorch, as in "2.13", for which `package`, the directory of an
     installed torch_hbmcomm, has modules that this Python can load; the oldest first."""
-    folders = [folder for folder in package.glob("torch_*") if _has_module(folder)]
-    versions = sorted([int(part) for part in folder.name.split("_")[1:]] for folder in folders)
+    directories = [directory for directory in package.glob("torch_*") if _has_module(directory)]
+    versions = sorted(
+        [int(part) for part in directory.name.split("_")[1:]] for directory in directories
+    )
     return [".".join(map(str, version)) for version in versions]
 
 
-def _has_module(folder: Path) -> bool:
-    return any((folder / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+def _has_module(directory: Path) -> bool:
+    return any((directory / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
 
 
-def what_is_missing(folder: str, found: str) -> str:
-    """Return what the package in `folder` lacks for the PyTorch found, and what to install."""
-    package = Path(folder)
+def what_is_missing(directory: str, found: str) -> str:
+    """Describe the module that the package in `directory` lacks for the PyTorch found, and the
+    remedy."""
+    package = Path(directory)
     minor = ".".join(found.split(".")[:2])
     served = releases(package)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -52,11 +55,11 @@ def what_is_missing(folder: str, found: str) -> str:
     )
 
 
-def what_differs(built: Mapping[str, str], folder: str, found: str) -> str:
-    """Return why a module in `folder`, which says that it was `built` so, serves neither the
-    PyTorch found nor the Python files there, and what to do."""
+def what_differs(built: Mapping[str, str], directory: str, found: str) -> str:
+    """Describe why the module in `directory` does not fit the PyTorch found, or the Python files
+    there, and the remedy. built: the module's build_info()"""
     again = "uninstall and install torch_hbmcomm again"
-    if _is_checkout(Path(folder)):
+    if _is_checkout(Path(directory)):
         again = "rebuild it"
     if built["torch_version"].split(".")[:2] != found.split(".")[:2]:
         return (
@@ -65,7 +68,7 @@ def what_differs(built: Mapping[str, str], folder: str, found: str) -> str:
         )
     return (
         f"torch_hbmcomm's native module is of version {built['version']}, and the Python files "
-        f"in {folder} are of {__version__}, as after another version of "
+        f"in {directory} are of {__version__}, as after another version of "
         f"hbmcomm-box was installed over torch_hbmcomm: {again}, without hbmcomm-box"
     )
 

@@ -1,8 +1,8 @@
-"""init_method="mpi://": the launcher (mpiexec, srun --mpi=pmi2) tells each process its rank.
+"""init_method="mpi://": each process gets its rank from the launcher (mpiexec, srun --mpi=pmi2).
 
-MPI is initialised here, through the launcher's PMI. Rank 0 then serves a TCPStore, as c10d needs
-one, and tells the others its address over MPI. Set MASTER_ADDR where rank 0's host name does not
-resolve to an address that the other nodes reach, and MASTER_PORT to choose the port.
+MPI is initialised here, through the launcher's PMI. Rank 0 then serves a TCPStore for c10d, and
+broadcasts its address over MPI. Set MASTER_ADDR if rank 0's host name does not resolve to an
+address that the other nodes reach, and MASTER_PORT to choose the port.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from torch_hbmcomm.native import load
 
-_PATIENCE = timedelta(seconds=2)  # for the other ranks to end, before MPI is left as it is
+_FINALIZE_TIMEOUT = timedelta(seconds=2)  # for the other ranks to end; then MPI is not finalised
 
-# Where launchers write the number of processes that they started.
+# Variables in which launchers write the number of processes that they started.
 _SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 
 _store: TCPStore | None = None  # the job's: it serves every group until the process ends
@@ -35,22 +35,23 @@ def rendezvous(
 ) -> Iterator[tuple[Store, int, int]]:
     """Yield (store, rank, world size), as torch.distributed's rendezvous handlers do.
 
-    Raises ValueError for a URL with anything behind mpi://, and RuntimeError when MPI cannot be
-    initialised or a rank does not come before the timeout, when the launcher did not tell MPI of
-    the ranks, or when the store is out of reach.
+    Raises:
+        ValueError: the URL has anything behind mpi://.
+        RuntimeError: MPI cannot be initialised, or a rank did not come before the timeout.
+        RuntimeError: the launcher's PMI is not the MPI library's, or the store is out of reach.
     """
     global _store, _groups
     target, _question_mark, query = url.removeprefix("mpi://").partition("?")
     if target or any(not part.endswith("=-1") for part in query.split("&") if part):
         raise ValueError(
-            f'init_method="{url}": nothing may follow mpi://, and neither rank nor world_size be '
-            "given: the launcher knows them"
+            f'init_method="{url}": leave out everything behind mpi://, and rank and world_size: '
+            "the launcher sets them"
         )
     native = load()
     rank, size = native.mpi_launched(timeout)
     _require_launcher(size, native.mpi_info())
     if _store is None:
-        atexit.register(native.mpi_finalize, _PATIENCE)
+        atexit.register(native.mpi_finalize, _FINALIZE_TIMEOUT)
         _store = _serve(native, timeout) if rank == 0 else _join(native, timeout)
     _groups += 1
     store = PrefixStore(f"mpi{_groups}", _store)
@@ -69,7 +70,7 @@ def _require_launcher(size: int, library: dict[str, str]) -> None:
         f'init_method="mpi://": {name}={count} processes were started, but MPI knows of this one '
         f"alone: the launcher does not speak the PMI of {library['version']} "
         f"({library['library']}). Start with that library's mpiexec or, for MPICH, with "
-        "`srun --mpi=pmi2`; or name the launcher's MPI in HBMCOMM_MPI_LIB; under torchrun leave "
+        "`srun --mpi=pmi2`; or name the launcher's MPI in HBMCOMM_MPI_LIB. Under torchrun leave "
         'init_method out (see docs/running.md, "Which MPI library")'
     )
 
@@ -99,8 +100,8 @@ def _join(native: Any, timeout: timedelta) -> TCPStore:
     except dist.DistError as error:
         raise RuntimeError(
             f"rank 0's store at {host}:{address['port']} is out of reach from "
-            f"{socket.gethostname()}; set MASTER_ADDR to an address of rank 0's node that this "
-            f"node reaches (and MASTER_PORT to a port that is open): {error}"
+            f"{socket.gethostname()}. Set MASTER_ADDR to an address of rank 0's node that this "
+            f"node reaches (and MASTER_PORT to an open port): {error}"
         ) from error
 
 

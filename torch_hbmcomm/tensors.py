@@ -11,11 +11,12 @@ from torch import nn
 def check_fills_memory(
     kind: str, name: str, tensor: torch.Tensor, *, any_device: bool = False
 ) -> None:
-    """Check that a tensor can travel as one range of memory.
+    """Check that a tensor can be sent as one range of memory.
 
-    Raises TypeError for what is no dense tensor, or is not on the CPU unless `any_device`;
-    ValueError where the elements do not fill a range of memory. kind: "parameter" or the like, for
-    the message.
+    Raises TypeError for a tensor that is not dense, or not on the CPU unless `any_device`;
+    ValueError if the elements do not fill a range of memory.
+
+    kind: such as "parameter", for the message
     """
     if not (any_device or tensor.is_cpu) or tensor.layout != torch.strided:
         raise TypeError(
@@ -30,7 +31,7 @@ def check_fills_memory(
 
 
 def fills_memory(tensor: torch.Tensor) -> bool:
-    """Return true if the elements fill a range of memory, each in a place of its own."""
+    """Return true if the elements fill a range of memory, each at an address of its own."""
     expected = 1
     for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1:
@@ -45,8 +46,8 @@ def check_dense(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(
-                f"{name} is an embedding with sparse gradients, and only dense ones travel: give "
-                "it sparse=False"
+                f"{name} is an embedding with sparse gradients, and only dense gradients are sent: "
+                "give it sparse=False"
             )
 
 
@@ -98,7 +99,7 @@ class Orders:
             raise ValueError(
                 f"{name} of shape {list(shape)} had strides {list(strides)} when the hook's state "
                 f"was made, and has shape {list(parameter.shape)} and strides "
-                f"{list(parameter.stride())} now: what was sent and what waits would be permuted. "
+                f"{list(parameter.stride())} now: earlier gradients would be permuted. "
                 + _BEFORE_WRAPPING
             )
 
@@ -142,9 +143,9 @@ def _other_orders(shape: torch.Size) -> list[tuple[int, ...]]:
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Return whether all elements are finite.
+    """Return True if all elements are finite.
 
-    Their sum tells in one fast pass, but may overflow; then each is looked at.
+    The sum shows it in one fast pass, but may overflow; then each element is checked.
     """
     wide = torch.float32 if values.dtype.itemsize == 2 else None
     return bool(values.sum(dtype=wide).isfinite()) or bool(values.isfinite().all())

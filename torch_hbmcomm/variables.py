@@ -15,7 +15,7 @@ VARIABLES = {
     "HBMCOMM_BIND": "CPUs of each rank: none (the default), core or numa",
     "HBMCOMM_BOX": "address of the memory box that C programs use (smb.h)",
     "HBMCOMM_BOX_MEMORY": "bytes of the box that parameter_server=auto makes (half the machine's)",
-    "HBMCOMM_BOX_SEAL": "0: boxes and their clients do not sign what tcp carries (1, they do)",
+    "HBMCOMM_BOX_SEAL": "0: boxes and their clients do not authenticate tcp's data (1: they do)",
     "HBMCOMM_BOX_TRANSPORT": "how C programs reach it: auto (the default), shm, tcp or verbs",
     "HBMCOMM_HEARTBEAT_TIMEOUT": "seconds that another machine may not answer (the timeout)",
     "HBMCOMM_INSTEAD_OF": "gloo: groups that a program asks of Gloo are groups of hbm",
@@ -38,7 +38,7 @@ VARIABLES = {
     "HBMCOMM_TEST_SLURM_PORTS": "three ports of the tests' Slurm cluster (chosen)",
     "HBMCOMM_TOKEN": "the token of a memory box; before HBMCOMM_TOKEN_FILE",
     "HBMCOMM_TOKEN_FILE": "file with the token of a memory box (~/.config/hbmcomm/token)",
-    "HBMCOMM_TORCH": "folders of unpacked wheels of PyTorch that a build has an extension for",
+    "HBMCOMM_TORCH": "directories of unpacked wheels of PyTorch that a build has an extension for",
     "HBMCOMM_VERBS_LIB": "path of libhbm_verbs.so, the box's transport over RDMA",
     "HBMCOMM_WITHOUT_TORCH": "1: a build has the memory box alone",
 }

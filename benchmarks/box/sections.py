@@ -114,7 +114,7 @@ def _link(plan: BoxPlan, findings: Findings) -> None:
                 f"the link, by its counter"
             )
             found = interleave(contenders, min(_LINK_ROUNDS, plan.rounds))
-            found["link"] = Samples(beside=[_link_time(plan, size)])
+            found["link"] = Samples(interleaved=[_link_time(plan, size)])
             findings.add(measurements(row_of("link", operation, size), found))
 
 

@@ -77,10 +77,10 @@ def _pass(passes: Peer, bounds: Program, plan: Plan, threads: int) -> Iterator[M
     contenders: dict[str, Timed] = {who: partial(_run, passes, who) for who in (_ACCUMULATE, _ADD)}
     contenders[_TRIAD] = bounds.timed("run")
     for who, samples in interleave(contenders, plan.passes).items():
-        median = statistics.median(samples.beside)
+        median = statistics.median(samples.interleaved)
         values = {"pass_ms": median / 1e3, "gb_s": size / median / 1e3}
         case = f"{threads} thread{'s' if threads > 1 else ''}"
-        yield row(NAME, case, who, values, [one / 1e3 for one in samples.beside])
+        yield row(NAME, case, who, values, [one / 1e3 for one in samples.interleaved])
 
 
 def _run(passes: Peer, who: str, samples: int, calls: int) -> list[float]:

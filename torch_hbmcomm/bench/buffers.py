@@ -1,4 +1,4 @@
-"""The tensors that a rank communicates with, and what they hold after each collective."""
+"""The tensors that a rank communicates with, and their contents after each collective."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -14,7 +14,7 @@ class Buffers:
     They hold zeros that were written, so that reducing in place never leaves the ordinary numbers
     and no two pages are the kernel's one zero page.
 
-    empty: `torch.empty`, `torch_hbmcomm.memory.empty`, or the like.
+    empty: `torch.empty`, `torch_hbmcomm.memory.empty`, or another function with their arguments.
     """
 
     def __init__(self, empty: Callable[..., torch.Tensor], size: int, dtype: str, ranks: int):
@@ -40,7 +40,7 @@ class Buffers:
         return self._zeros(self.size // self._ranks)
 
     def shares(self) -> list[torch.Tensor]:
-        """The views of `whole`, one for each rank."""
+        """Return the views of `whole`, one for each rank."""
         return list(self.whole.chunk(self._ranks))
 
     def fill(self, value: int) -> None:
@@ -54,11 +54,10 @@ class Buffers:
 
 
 def check(collective: str, call: Callable[[], object], buffers: Buffers) -> None:
-    """Call a collective once where each rank's buffers hold its rank + 1, and check the outcome: a
-    contender that is fast because it does nothing is noticed before it is timed. All ranks call
-    it.
+    """Call a collective once with each rank's buffers at rank + 1, and check the outcome.
 
-    Raises RuntimeError for a wrong outcome; otherwise leaves zeros.
+    All ranks call it, before a contender is timed. Raises RuntimeError for a wrong outcome;
+    otherwise leaves zeros.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     buffers.fill(rank + 1)

@@ -1,9 +1,10 @@
-"""The collectives beside Gloo, MPI and others, in one set of ranks; each start in fresh processes.
+"""The collectives against Gloo, MPI and others, in one set of ranks; each start in fresh processes.
 
-A size is that of the larger buffer of a rank: the whole tensor of allreduce, broadcast, reduce and
-sendrecv; the gathered side of allgather and gather; the scattered side of scatter and
-reduce_scatter; either side of alltoall. Rank 0 is the root. Operators are sums. sendrecv is a
-ping-pong of the pairs (0, 1), (2, 3), ...: one call is both ways; an odd last rank idles.
+A size is the larger buffer of a rank, in bytes. That is the whole tensor of allreduce, broadcast,
+reduce and sendrecv, and either side of alltoall. It is the gathered side of allgather and gather,
+and the scattered side of scatter and reduce_scatter. Rank 0 is the root. Operators are sums.
+sendrecv is a ping-pong of the pairs (0, 1), (2, 3), ...: one call is both ways; an odd last rank
+idles.
 
 "startup" is the time from nothing to the end of a first collective, in fresh processes that have
 imported torch. It and "barrier" have 0 bytes.
@@ -56,7 +57,7 @@ from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 T = TypeVar("T")
 
 _LARGE = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
-SMALL = (8, 512, 4 * KIB, 16 * KIB, 64 * KIB)
+_LATENCY_SIZES = (8, 512, 4 * KIB, 16 * KIB, 64 * KIB)
 _STARTUP = {"collective": "startup", "dtype": "float32", "bytes": 0}
 
 
@@ -76,7 +77,7 @@ class Collective:
 COLLECTIVES = {
     collective.name: collective
     for collective in (
-        Collective("allreduce", (*SMALL, 256 * KIB, *_LARGE, 256 * MIB)),
+        Collective("allreduce", (*_LATENCY_SIZES, 256 * KIB, *_LARGE, 256 * MIB)),
         Collective("broadcast"),
         Collective("reduce"),
         Collective("allgather", divided=True),
@@ -122,7 +123,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CollectivesPlan:
-    """A choice of what to measure.
+    """A choice of contenders and rows.
 
     contenders: the first is compared with the others.
     sizes: None gives each collective its own.
@@ -171,16 +172,15 @@ class CollectivesPlan:
 
 
 def chosen(kind: str, asked: str, known: Mapping[str, T]) -> list[T]:
-    """Return those of the names, separated by commas, or all. Raises ValueError for a name that
-    does not exist."""
+    """Return the entries of the names in `asked`, separated by commas, or all. Raises ValueError
+    for an unknown name."""
     found = list(known) if asked == "all" else report.names(asked)
     check_names(kind, found, known)
     return [known[name] for name in found]
 
 
 def run(plan: CollectivesPlan, unavailable: dict[str, str]) -> Result:
-    """Measure. Leaves out who is unavailable. Raises RuntimeError when nobody is left or a rank
-    fails."""
+    """Measure the available contenders. Raises RuntimeError if there is none or a rank fails."""
     contenders = [one for one in plan.contenders if one.name not in unavailable]
     if not contenders:
         raise RuntimeError("no contender can run here")

@@ -28,10 +28,10 @@ class Contender(ABC):
     """One way of doing collectives. It is pickled to each rank; its calls come in this order.
 
     name: as in the command line and in every report.
-    about: what it is, in a line.
-    zero_copy: whether its buffers come from `torch_hbmcomm.memory`, or are plain tensors.
-    reference: True for one that does not do the whole job, and shows what that would cost.
-    dtypes: the element types that it takes.
+    about: a description in a line.
+    zero_copy: True: buffers come from `torch_hbmcomm.memory`; False: plain tensors.
+    reference: True: does not do the whole job, and shows the cost of the rest.
+    dtypes: the supported element types.
     """
 
     name: str
@@ -46,19 +46,18 @@ class Contender(ABC):
         return None
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
-        """Return whether it takes part in that row: in all of the public collectives, unless it
-        says otherwise."""
+        """Return True if the contender takes part in that row; by default in all collectives."""
         return collective in COLLECTIVE_CALLS and dtype in self.dtypes
 
     @abstractmethod
     def open(self) -> None:
-        """Get ready beside other contenders, in a process whose default group is up. All ranks call
-        it."""
+        """Get ready, in a process whose default group is up, next to other contenders. All ranks
+        call it."""
 
     @abstractmethod
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        """Return the loop, once its outcome has been checked. All ranks call it. REQUIRES: open();
-        it offers the cell."""
+        """Return the loop, once its outcome has been checked. All ranks call it. REQUIRES: open(),
+        and offers() of the cell."""
 
 
 class PythonContender(Contender):
@@ -101,7 +100,7 @@ def group_of_all(backend: str, node: str | None = None) -> dist.ProcessGroup:
 class TorchBackend(PythonContender):
     """A backend of torch.distributed.
 
-    starts: whether it is measured from nothing to a first collective, too.
+    starts: True: also measured from nothing to a first collective.
     """
 
     starts: bool = True
@@ -141,7 +140,7 @@ class Hbm(TorchBackend):
     def __init__(self, name: str, about: str, zero_copy: bool = False, node: str | None = None):
         super().__init__(name, about, "hbm")
         self.zero_copy = zero_copy
-        self.starts = zero_copy or node is not None  # where tensors lie changes no start
+        self.starts = zero_copy or node is not None  # plain tensors start alike
         self._node = node
 
     def why_unavailable(self) -> str | None:
@@ -196,7 +195,7 @@ def _reduce(group: dist.ProcessGroup, buffers: Buffers) -> Call:
 
 
 def _function(name: str, before: str) -> Callable[..., object]:
-    """Return a function of torch.distributed by its name, or by that of earlier releases."""
+    """Return a function of torch.distributed by its name, or by its name in earlier releases."""
     found: Callable[..., object] = getattr(dist, name, None) or getattr(dist, before)
     return found
 

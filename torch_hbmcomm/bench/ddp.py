@@ -1,9 +1,9 @@
 """Training steps under DistributedDataParallel, over several backends in the same processes.
 
-A step is zero_grad, forward, backward with gradients averaged, and SGD. Beside it the same step
-without communication (`no_sync`) is measured, and the allreduce of the gradients alone: what the
-step takes longer than the first, against the second, tells how much of the communication hides
-behind the backward pass.
+A step is zero_grad, forward, backward with gradients averaged, and SGD. Two more things are
+measured: the same step without communication (`no_sync`), and the allreduce of the gradients alone.
+"Communication adds" is the first difference; its quotient by the allreduce shows the part of the
+communication that the backward pass hides.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from torch_hbmcomm.bench.result import (
 from torch_hbmcomm.bench.rounds import Samples, Timed, timed
 from torch_hbmcomm.sizes import MIB
 
-# Backend, HBMCOMM_NODE, and where the buffers of the allreduce alone lie.
+# Backend, HBMCOMM_NODE, and the allocator of the buffers of the allreduce alone.
 CONTENDERS: dict[str, tuple[str, str | None, Callable[..., torch.Tensor]]] = {
     "hbm": ("hbm", None, memory.empty),
     "hbm-mpi": ("hbm", OVER_MPI, torch.empty),
@@ -62,7 +62,7 @@ def _layers(count: int, width: int) -> nn.Module:
     return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
 
 
-# The two ends between which real models lie.
+# Two extremes; real models are between them.
 MODELS = {
     model.name: model
     for model in (
@@ -84,7 +84,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class DdpPlan:
-    """A choice of what to measure; the others are compared with the first contender.
+    """A choice of contenders and models; the others are compared with the first contender.
 
     Raises ValueError for a name that does not exist or a count below its least.
     """
@@ -147,7 +147,7 @@ def _measure_model(
     )
     for name, phases in everyone.items() if len(contenders) > 1 else ():
         for phase, own in take_turns(phases, rounds, alone=()).items():
-            found[f"{name}/{phase}"].alone = own.beside
+            found[f"{name}/{phase}"].alone = own.interleaved
     return {(name, phase): found[f"{name}/{phase}"] for name in contenders for phase in PHASES}
 
 

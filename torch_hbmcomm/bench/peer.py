@@ -1,7 +1,7 @@
-"""Processes that take part in a benchmark: each does one thing at a time, when it is told to.
+"""Processes that take part in a benchmark, each controlled by the parent, one call at a time.
 
-They talk over a Unix socket, a line of JSON each way. A peer that waits sleeps in the kernel, and
-takes nothing from the one that is being measured.
+They talk over a Unix socket, a line of JSON each way. A waiting peer sleeps in the kernel, and
+takes no time from the measured process.
 """
 
 import json
@@ -18,14 +18,14 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-_START_SECONDS = 180  # one that fails ends, which is seen at once; importing PyTorch may take long
+_START_SECONDS = 180  # importing PyTorch may take long; a failed start is noticed earlier
 _ANSWER_SECONDS = 180
 _END_SECONDS = 10
-_LEAVE_SECONDS = 2  # of a peer whose parent is gone, whatever it waits for
+_LEAVE_SECONDS = 2  # until a peer ends whose parent is gone, even in a wait
 
 
 class PeerFailed(RuntimeError):
-    """A peer did not start, ended early, or could not do what it was told."""
+    """A peer did not start, ended early, or a called method raised."""
 
 
 class Peer:
@@ -37,7 +37,7 @@ class Peer:
         self._lines = connection.makefile("rw")
 
     def ask(self, method: str, /, **arguments: Any) -> Any:
-        """Call the peer's method of that name, and return what it returns."""
+        """Call the peer's method of that name, and return its result."""
         self.tell(method, **arguments)
         return self.answer()
 
@@ -80,17 +80,17 @@ def peers(
     """Start the peers of one command, in the order of their ranks; they end with the context.
 
     role: the module that they run.
-    launcher: the words that stand before the command: of another namespace, or of several ranks.
-    arguments: of the module, which sys.argv has from 2 on.
+    launcher: the words before the command: of another namespace, or of several ranks.
+    arguments: the module's arguments, in sys.argv from 2 on.
     """
     with ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hbmcomm-bench-")))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hbmcomm-bench-")))
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(place / "s"))
+        listener.bind(str(directory / "s"))
         listener.listen(count)
-        log = place / "log"
+        log = directory / "log"
         process = subprocess.Popen(
-            [*launcher, sys.executable, "-m", role, str(place / "s"), *arguments],
+            [*launcher, sys.executable, "-m", role, str(directory / "s"), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=stack.enter_context(log.open("wb")),
             stderr=subprocess.STDOUT,
@@ -129,7 +129,7 @@ def _accepted(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process, which the end of its connection has told to end."""
+    """Wait for a process whose connection has ended. Kills it after _END_SECONDS."""
     try:
         process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -143,9 +143,9 @@ def _tail(log: Path) -> str:
 
 
 def obey(actor: object, rank: int = 0) -> None:
-    """Run the peer's end: do with `actor` what the parent tells, until the parent closes or ends.
+    """Run the peer's end: call the methods of `actor` for the parent, until the parent closes.
 
-    Soon after that the process ends even if `actor` is at work, as in a wait for another peer.
+    Soon afterwards the process ends even if `actor` is at work, as in a wait for another peer.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])

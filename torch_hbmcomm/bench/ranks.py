@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class RankFailed(RuntimeError):
-    """A rank ended with an error; the message is that of the first rank to fail."""
+    """A rank ended with an error; the message is the error of the first rank to fail."""
 
 
 def launch(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -77,7 +77,7 @@ def slowest(of_ranks: Sequence[Samples]) -> Samples:
     is."""
     return Samples(
         of_ranks[0].calls,
-        [max(times) for times in zip(*(one.beside for one in of_ranks), strict=True)],
+        [max(times) for times in zip(*(one.interleaved for one in of_ranks), strict=True)],
         [max(times) for times in zip(*(one.alone for one in of_ranks), strict=True)],
     )
 

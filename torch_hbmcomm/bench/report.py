@@ -1,4 +1,4 @@
-"""A result on the terminal or in a file: tables, notes, and what the commands have in common."""
+"""A result on the terminal or in a file: tables, notes, and the commands' common options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Json = Annotated[
 
 
 def say(what: str) -> None:
-    """Tell the user on a terminal what is measured next."""
+    """Tell the user on a terminal the next thing to be measured."""
     if sys.stderr.isatty():
         typer.echo(f"measuring {what} ...", err=True)
 
@@ -77,10 +77,10 @@ def rows(found: Sequence[Measurement], *without: str) -> list[Row]:
 
 
 def table_of(title: str, headings: Sequence[str], lines: bool = False) -> Table:
-    """Make a table of numbers beside names, which are in the first column."""
+    """Make a table of numbers, with names in the first column."""
     table = Table(title=title, title_justify="left", show_lines=lines)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left")
+    for column, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if column else "left")
     return table
 
 
@@ -95,10 +95,10 @@ def compared(
     """Make a table with a line for each row and a column for each contender.
 
     Args:
-        headings: columns before the contenders, and what makes their entries
+        headings: columns before the contenders, each with the function of its entries
         entry: makes the entry of a contender
-        order: of contenders; those that it lacks come last, as they were measured
-        more: columns after the contenders
+        order: contenders in order; others come last, in the order of measurement
+        more: columns after the contenders, each with the function of its entries
     """
     taking_part = list(dict.fromkeys(one.contender for one in found))
     columns = [name for name in order if name in taking_part]
@@ -125,11 +125,10 @@ def times(found: Measurement) -> str:
 
 
 def compared_with(found: Measurement, subject: Measurement | None, reference: bool) -> Text:
-    """Format its times, and how many times the subject's median they are; red where that is below
-    1.
+    """Format times, and the median over the subject's median; red if below 1.
 
-    Where it does worse beside the others, the last line is of it alone: its time, and how many
-    times that is the subject's beside the others.
+    If interleaving slows the contender, append its time alone, and that over the subject's
+    interleaved median.
     """
     text = Text(times(found))
     if found is subject:
@@ -153,7 +152,7 @@ def rate(section: Section, found: Measurement) -> float:
 
 
 def speed(section: Section) -> Callable[[Row, Measurement], Text]:
-    """Return what makes the entries of a section that is shown in GB/s, or else in times."""
+    """Return the function of a section's entries, which are in GB/s or in times."""
 
     def entry(row: Row, found: Measurement) -> Text:
         if section.streams == 0:
@@ -180,8 +179,8 @@ def notes(result: Result) -> Iterator[Text]:
     disturbed = dict.fromkeys(one.contender for one in result.measurements if one.disturbed)
     if disturbed:
         yield Text(
-            f"alone: measured by itself, where that is better by a tenth or more than beside the "
-            f"others ({', '.join(disturbed)})"
+            f"alone: measured by itself, if that is better by a tenth or more than interleaved "
+            f"({', '.join(disturbed)})"
         )
     for name, about in result.contenders.items():
         if about:

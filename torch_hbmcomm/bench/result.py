@@ -2,8 +2,8 @@
 
     {"benchmark": name,
      "machine": {"cpu", "cores", "python", "torch", "torch_hbmcomm", "time"},
-     "plan": {"ranks", "rounds", ...}, "sections": {name: what it compares},
-     "contenders": {name: what it is}, "references": [name, ...], "unavailable": {who: why},
+     "plan": {"ranks", "rounds", ...}, "sections": {name: description},
+     "contenders": {name: description}, "references": [name, ...], "unavailable": {name: cause},
      "notes": [text, ...],
      "measurements": [
          {..., "contender", "calls_per_sample", "n", "minimum_us", "lower_quartile_us",
@@ -16,7 +16,7 @@ single call (rounds.py says when it is several), on the slowest rank if there ar
 record keeps the statistics of the "n" samples (summary.py), not the samples. Their unit is in the
 names. "p99_us" needs 200 samples. "alone_..." is of rounds without the other contenders. "values"
 and "curves" are further findings; their names end in the unit. References do not do the whole job,
-and show what that would cost. "unavailable" names contenders, cells ("mpich, bfloat16") and
+and show the cost of the rest. "unavailable" names contenders, cells ("mpich, bfloat16") and
 sections. "torch_hbmcomm" is null in a tree that is not installed, and "torch" without PyTorch.
 """
 
@@ -40,8 +40,8 @@ from torch_hbmcomm.bench.rounds import Samples
 from torch_hbmcomm.bench.summary import Summary
 from torch_hbmcomm.version import __version__
 
-_ALONE = "alone_"  # begins the names of what was measured alone
-_WORSE = 1.1  # times as long beside the others as alone: more than noise
+_ALONE = "alone_"  # prefix of names for rounds without the others
+_WORSE = 1.1  # the interleaved time over the time alone: more than noise
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ def sampled(
 
 
 def measurements(of: Mapping[str, Any], found: Mapping[str, Samples]) -> list[Measurement]:
-    """Make the measurements of one row from what interleave() returned."""
+    """Make the measurements of one row from the result of interleave()."""
     return [
-        sampled(of, name, one.beside, alone=one.alone, calls_per_sample=one.calls)
+        sampled(of, name, one.interleaved, alone=one.alone, calls_per_sample=one.calls)
         for name, one in found.items()
     ]
 
@@ -195,9 +195,9 @@ class Unavailable(RuntimeError):
 class Findings:
     """Measurements, filled while sections are measured.
 
-    progress: told what comes next.
-    unavailable: what was not measured, and why.
-    notes: what else the reader should know.
+    progress: called with the name of each next step.
+    unavailable: the cause by the name of each part that was not measured.
+    notes: further texts for the reader.
     """
 
     progress: Callable[[str], None] = lambda what: None
@@ -216,12 +216,11 @@ class Findings:
 class Section:
     """A part of a run.
 
-    about: what it compares, in a line.
+    about: a description in a line.
     measure: measures by the plan. Raises Unavailable, or PeerFailed when one of ours fails.
     streams: how many times its bytes an operation moves through memory, for a section that is shown
     in GB/s; 0: shown as times.
-    columns: those of its table after the contenders: headings, and what makes their entries for a
-    row.
+    columns: the table's columns after the contenders, by heading: functions of a row.
     """
 
     name: str
@@ -272,7 +271,7 @@ def run(
 
 @contextmanager
 def left_out_if_it_fails(who: str, findings: Findings, ours: bool = False) -> Iterator[None]:
-    """Note why somebody fails, instead of raising Unavailable or PeerFailed; but raise for ours."""
+    """Note Unavailable or PeerFailed as the cause for `who`, instead of raising, unless `ours`."""
     try:
         yield
     except (Unavailable, PeerFailed) as error:

@@ -1,13 +1,12 @@
 """Contenders take turns, and every call is timed by itself.
 
-A sample is a single call. Only calls shorter than BATCH_SECONDS, of which reading the clock would
-be a part that matters, are timed in batches that take so long, and a sample is their mean. A mean
-of longer calls would hide that a backend takes sometimes 0.1 ms and sometimes 0.8 ms, as Gloo does
-where its threads have to be woken.
+A sample is a single call. Calls shorter than BATCH_SECONDS are timed in batches of that length,
+because reading the clock would count, and a sample is a batch's mean. A mean of longer calls would
+hide their spread: Gloo takes 0.1 ms or 0.8 ms if its threads must be woken.
 
-Contenders that follow one another in a round also disturb one another: threads of one that spin or
-wake up late take time from the next. So each is measured alone as well, in rounds that have no
-other.
+Contenders that follow one another in a round also disturb one another: threads that spin or wake up
+late take time from the next contender. So each contender is measured alone as well, in rounds
+without the others.
 """
 
 import gc
@@ -22,7 +21,7 @@ from itertools import repeat
 BATCH_SECONDS = 10e-6
 MOST_SAMPLES = 20  # of a turn
 _TURN_SECONDS = 10e-3  # long against the skew with which ranks leave a barrier
-_FEW, _MANY = 3, 30  # calls that tell how long one takes, slow or fast
+_FEW, _MANY = 3, 30  # trial calls, for slow and for fast calls
 _SLOW = 100_000  # nanoseconds
 
 Timed = Callable[[int, int], Sequence[float]]
@@ -35,13 +34,13 @@ threads back to work."""
 class Samples:
     """Microseconds a call of one contender.
 
-    beside: in rounds with the others.
-    alone: in rounds without, if there were any.
-    calls: in each sample; 1 but for short calls.
+    interleaved: in rounds with the other contenders.
+    alone: in rounds without the others, if there were any.
+    calls: the calls in each sample; 1, or more for short calls.
     """
 
     calls: int = 1
-    beside: list[float] = field(default_factory=list)
+    interleaved: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
 
 
@@ -73,14 +72,15 @@ def interleave(
     agree: Callable[[int], int] = int,
     most_samples: int = MOST_SAMPLES,
 ) -> dict[str, Samples]:
-    """Measure all contenders beside one another, then some of them alone.
+    """Measure all contenders interleaved, then some of them alone.
 
     Args:
         rounds: in each, every contender has a turn
-        alone: those that are measured alone, too, in as many turns; None: all, if there are several
-        barrier: comes before each turn; ranks that measure together meet there
-        agree: makes of the numbers of all ranks one, the same for all
-        most_samples: of a turn
+        alone: the contenders also measured alone, for `rounds` turns; None: all, if there are
+            several
+        barrier: called before each turn; ranks that measure together meet there
+        agree: makes one number, equal on all ranks, from each rank's
+        most_samples: the most samples of a turn
     """
     turns = {name: _turn(found, barrier, agree, most_samples) for name, found in contenders.items()}
     samples = {name: Samples(calls=calls) for name, (_, calls) in turns.items()}
@@ -90,7 +90,7 @@ def interleave(
         for _ in range(rounds):
             for name, found in contenders.items():
                 barrier()
-                samples[name].beside += found(*turns[name])
+                samples[name].interleaved += found(*turns[name])
         for name, found in contenders.items():
             for _ in range(rounds if name in alone else 0):
                 barrier()

@@ -1,7 +1,7 @@
 """The command `hbmcomm`: one file for each subcommand. It calls the library, never the reverse.
 
-A subcommand is imported when it is asked for, and torch inside the commands that need it, so that
-`hbmcomm --help` is quick and `hbmcomm serve` serves at once.
+A subcommand is imported on demand, and torch inside the commands that need it, so that
+`hbmcomm --help` and the start of `hbmcomm serve` are quick.
 """
 
 import importlib

@@ -28,7 +28,7 @@ app = typer.Typer(help="Measure against Gloo, MPI and others, in one run.", no_a
 def _moved_plot(asked: bool) -> None:
     if asked:
         typer.echo(
-            "hbmcomm bench: plots are made of what --json writes, in a checkout of the repository: "
+            "hbmcomm bench: plots are made of --json's file, in a checkout of the repository: "
             "python -m benchmarks.plot RESULT.json PLOT.png",
             err=True,
         )
@@ -55,7 +55,7 @@ def collectives(
     json: Json = None,
     png: Png = False,
 ) -> None:
-    """Median, minimum and mean time of single calls of each collective.
+    """Measure the median, minimum and mean time of single calls of each collective.
 
     Contenders take turns in one run, and each is measured alone, too; ratios are of medians. The
     table startup is init_process_group and a first collective in fresh processes. The exit
@@ -99,7 +99,7 @@ def ddp(
     rounds: Rounds = 21,
     json: Json = None,
 ) -> None:
-    """Time of a training step under DistributedDataParallel, and what communication adds.
+    """Measure a training step under DistributedDataParallel, and the time for communication.
 
     The same model trains over each contender in the same processes, which take turns and are then
     measured alone: one model is bound by communication, one by compute. Ratios are of medians.
@@ -153,11 +153,11 @@ def box(
     json: Json = None,
     png: Png = False,
 ) -> None:
-    """The memory box on this machine, through its Python client.
+    """Measure the memory box on this machine, through its Python client.
 
     Sections: shm, tcp, verbs (an RDMA device), accumulate, latency, clients and store. The exit
-    status never depends on a time. Everything takes some minutes. What the box is compared with
-    is measured in a checkout of the repository: python -m benchmarks.box.
+    status never depends on a time. Everything takes some minutes. A checkout of the repository
+    also measures the box against others: python -m benchmarks.box.
     """
     check_file(json)
     from torch_hbmcomm.bench import box as measured

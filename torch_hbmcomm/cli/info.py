@@ -1,4 +1,4 @@
-"""`hbmcomm info`: what is on this machine, and how each was found."""
+"""`hbmcomm info`: shows this machine's hardware and libraries, and how each was found."""
 
 import json as json_module
 from typing import Annotated
@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torch_hbmcomm.cli.probes import Finding, ProbeState, look
+from torch_hbmcomm.cli.probes import Finding, ProbeState, run_probes
 
 _STYLES = {ProbeState.OK: "", ProbeState.WARNING: "yellow", ProbeState.BROKEN: "red"}
 _NO_PID = (
     "hbmcomm info: there is no --pid any more; /proc/PID/numa_maps shows where a process's "
-    "segments lie (lines with memfd:hbmcomm-POLICY), `numastat -p PID` all of its memory"
+    "segments are (lines with memfd:hbmcomm-POLICY), `numastat -p PID` all of its memory"
 )
 
 
@@ -28,7 +28,7 @@ def info(
     if pid is not None:
         typer.echo(_NO_PID, err=True)
         raise typer.Exit(2)
-    findings = look()
+    findings = run_probes()
     usable = all(finding.state is not ProbeState.BROKEN for finding in findings)
     if json:
         typer.echo(json_module.dumps(_document(findings, usable), indent=1))

@@ -100,8 +100,8 @@ class Metrics:
 class _HttpServer(ThreadingMixIn, WSGIServer):
     """Answers each connection in a thread of its own.
 
-    There are at most 16, of 10 s each: the oldest is closed for a new one, so that those who never
-    send a request keep nobody else from the box.
+    There are at most 16, of 10 s each. A new connection closes the oldest one, so silent clients
+    do not block others.
     """
 
     daemon_threads = True
@@ -166,7 +166,7 @@ class _Box(Collector):
         )
         yield GaugeMetricFamily(
             "hbmcomm_box_fragmentation",
-            "Of the free addresses: 0 none, towards 1 in small pieces.",
+            "Of the free addresses: 0 none, towards 1 in small blocks.",
             value=stats["pool"]["fragmentation"],
         )
         for name, text in _COUNTS.items():

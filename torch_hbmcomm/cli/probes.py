@@ -1,8 +1,8 @@
-"""Probes: each looks at one thing and says what is there, how it was found and what to do if it is
-not there.
+"""Probes: each checks one thing, and returns its value, the source of the fact, and the remedy if
+the thing is absent.
 
-No probe needs a process group. A probe raises ImportError when it needs the extension and there is
-none, RuntimeError or ValueError when the library names a cause; look() makes findings of these.
+No probe needs a process group. A probe raises ImportError if it needs an extension that is absent,
+RuntimeError or ValueError if the library names a cause; run_probes() turns these into findings.
 """
 
 import importlib
@@ -149,7 +149,7 @@ def mpi() -> Finding:
         return _broken(
             "mpi",
             str(error),
-            "HBMCOMM_MPI_LIB, beside this Python, the system",
+            "HBMCOMM_MPI_LIB, next to this Python, the system",
             "pip install mpich, or name a library in HBMCOMM_MPI_LIB (docs/running.md)",
         )
     value = f"{found['version']}\n{found['library']} (ABI: {found['abi']})"
@@ -206,7 +206,7 @@ def box_token() -> Finding:
     try:
         found = token.find(None)
     except (OSError, ValueError) as error:
-        remedy = "mend the file, or start a box with `hbmcomm serve`, which makes a missing one"
+        remedy = "fix the file, or start a box with `hbmcomm serve`, which makes a missing one"
         return Finding("box_token", str(error), found_by, ProbeState.WARNING, remedy)
     there = bool(found.text)
     return Finding(
@@ -259,24 +259,24 @@ def _extension() -> ModuleType:
     return native
 
 
-def look() -> list[Finding]:
+def run_probes() -> list[Finding]:
     """Run all probes, in the order in which people read their findings."""
-    return [_look(probe) for probe in PROBES]
+    return [_run(probe) for probe in PROBES]
 
 
-def _look(probe: Callable[[], Finding]) -> Finding:
+def _run(probe: Callable[[], Finding]) -> Finding:
     try:
         return probe()
     except ImportError:
-        cause, remedy = "unknown: the extension finds it", "mend the row torch first"
+        cause, remedy = "unknown: the extension finds it", "fix the row torch first"
     except (RuntimeError, ValueError) as error:
-        cause, remedy = str(error), "mend the cause that is named"
+        cause, remedy = str(error), "fix the cause that is named"
     return _broken(probe.__name__, cause, "torch_hbmcomm._C", remedy)
 
 
 def _needs_box(name: str) -> Finding:
     value = "unknown: the module of the memory box finds it"
-    return Finding(name, value, "torch_hbmcomm._smb", ProbeState.WARNING, "mend the row box first")
+    return Finding(name, value, "torch_hbmcomm._smb", ProbeState.WARNING, "fix the row box first")
 
 
 def _broken(

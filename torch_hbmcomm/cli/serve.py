@@ -59,11 +59,11 @@ def serve(
         ),
     ] = None,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Let everybody in who can connect.")
+        bool, typer.Option("--no-token", help="Admit every client that can connect.")
     ] = False,
     no_seal: Annotated[
         bool,
-        typer.Option("--no-seal", help="Do not sign what TCP carries; clients have to say so too."),
+        typer.Option("--no-seal", help="Do not authenticate TCP's data; clients set it too."),
     ] = False,
     unix: Annotated[
         Path | None,
@@ -72,7 +72,7 @@ def serve(
     no_unix: Annotated[bool, typer.Option("--no-unix", help="No Unix socket, so no shm.")] = False,
     verbs: Annotated[Verbs, typer.Option(help="RDMA; auto: if there is a device.")] = Verbs.auto,
     lease: Annotated[
-        float, typer.Option(min=0.1, help="Seconds; a client silent for longer is let go.")
+        float, typer.Option(min=0.1, help="Seconds; a client silent for longer is released.")
     ] = 30.0,
     most_clients: Annotated[int, typer.Option(min=1)] = 4096,
     smallest_block: Annotated[str, typer.Option(help="A power of two.")] = "4KiB",
@@ -104,7 +104,7 @@ def serve(
         try:
             address = None if metrics is None else _metrics_address(metrics)
             if no_token:
-                token = tokens.Token("", "none: everybody who can connect is let in")
+                token = tokens.Token("", "none: every client that can connect is admitted")
             elif token_file is not None:
                 token = tokens.read_or_create(token_file)
             else:

@@ -129,8 +129,8 @@ class BucketFactors:
         apart = {i: one for i, one in found.items() if one.data_ptr() != parts[i].data_ptr()}
         self._write(apart, parts)
         if finite:
-            kept = [right / (scale * self._rule.relaxation) for right in rights]
-            self._rule.keep([self._matrices[index] for index in self._bases], kept)
+            next_rights = [right / (scale * self._rule.relaxation) for right in rights]
+            self._rule.keep([self._matrices[index] for index in self._bases], next_rights)
         return finite
 
     def _accumulated(self, indices: Iterable[int]) -> list[torch.Tensor]:

@@ -149,8 +149,8 @@ def test_turns_are_taken_in_rounds() -> None:
 
     found = interleave({"a": takes("a", 1e6), "b": takes("b", 5e3)}, rounds=3)
     assert turns[2:] == ["a", "b"] * 3 + ["a"] * 3 + ["b"] * 3  # beside one another, then alone
-    assert (found["a"].beside, found["a"].alone) == ([1e6] * 3, [1e6] * 3)
-    assert found["b"].beside == [5e3] * 6, "a turn has as many samples as fit"
+    assert (found["a"].interleaved, found["a"].alone) == ([1e6] * 3, [1e6] * 3)
+    assert found["b"].interleaved == [5e3] * 6, "a turn has as many samples as fit"
     assert not interleave({"a": takes("a", 1.0)}, rounds=1)["a"].alone, "it was alone"
 
 

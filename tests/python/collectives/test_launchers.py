@@ -115,7 +115,7 @@ dist.init_process_group("hbm", init_method="mpi://", rank=0, world_size=2)
 """
     finished = run(mpiexec_code(ranks, code))
     assert finished.code != 0
-    assert "the launcher knows them" in finished.output, finished.output
+    assert "the launcher sets them" in finished.output, finished.output
 
 
 @pytest.mark.ranks(2)
