@@ -33,7 +33,7 @@ from harness.segments import mappings  # noqa: E402
 
 RANKS = 3
 GROWTH = 16 << 20  # bytes of resident memory that allocators and caches may take over hours
-PATIENCE = timedelta(seconds=120)
+TIMEOUT = timedelta(seconds=120)
 WARM_UP = 20  # cycles before the first count
 ROUNDS = 60  # of mixed work before it, at least, so that every size has been met
 IDLE = 3.0  # seconds in which a group's idle threads end
@@ -69,7 +69,7 @@ def count() -> Count:
 def form(context: Context, name: str) -> None:
     url = f"file://{context.folder}/{context.seed}-{name}"
     dist.init_process_group(
-        "hbm", init_method=url, rank=context.rank, world_size=context.size, timeout=PATIENCE
+        "hbm", init_method=url, rank=context.rank, world_size=context.size, timeout=TIMEOUT
     )
 
 
@@ -96,7 +96,7 @@ def mix(context: Context, minutes: float) -> tuple[Count, Count]:
     """Run random collectives on groups that come and go, each beside Gloo's."""
     return_large_blocks()
     form(context, "mixed")
-    gloo = dist.new_group(backend="gloo", timeout=PATIENCE)
+    gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
     for _ in range(ROUNDS):
         round_of_work(context.shared_random, context.generator, gloo)
     work_for(context, minutes / 10, gloo)
@@ -119,7 +119,7 @@ def work_for(context: Context, minutes: float, gloo: dist.ProcessGroup) -> None:
 def round_of_work(
     choices: random.Random, generator: torch.Generator, gloo: dist.ProcessGroup
 ) -> None:
-    group = dist.new_group(timeout=PATIENCE)
+    group = dist.new_group(timeout=TIMEOUT)
     for _ in range(choices.randrange(1, 8)):
         elements = choices.choice([1, 7, 1000, 65_536, 1_000_003])
         ours = torch.randint(-9, 9, (elements,), generator=generator).to(

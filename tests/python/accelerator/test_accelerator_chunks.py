@@ -41,7 +41,7 @@ ENVIRONMENT = {"HBMCOMM_DEVICE_CHUNK_BYTES": "16K"}
 # Host copies below 64 KiB are PyTorch's, which shows when one is freed early.
 SMALL = {"HBMCOMM_DEVICE_CHUNK_BYTES": "4K"}
 SMALL_COUNT = CHUNKS * 1024
-PATIENCE = 60.0  # seconds, for what should take a moment
+WAIT_SECONDS = 60.0  # for quick events
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_random_calls(chunk_pool: Pool) -> None:
 
 
 def await_copies(delayed: Any, direction: Any, count: int) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + WAIT_SECONDS
     while delayed.copies(direction) < count:
         assert time.monotonic() < deadline, f"{delayed.copies(direction)} copies of {count}"
         time.sleep(0.001)

@@ -179,7 +179,7 @@ def test_srun_ends_a_job_whose_rank_fails(cluster: str) -> None:
     job = (sys.executable, JOB_SCRIPT, *OVER_MPI, "--fail-rank", "1")
     finished = srun(cluster, "--ntasks=2", "--mpi=pmi2", "--kill-on-bad-exit=1", *job)
     assert finished.code != 0
-    assert "this rank was told to fail" in finished.output, finished.output
+    assert "this rank fails as requested" in finished.output, finished.output
 
 
 @with_slurm

@@ -24,7 +24,7 @@ from harness.deaths import (
     Call,
     Fate,
     Job,
-    assert_told,
+    assert_notified,
     report,
     served_by_rank_0,
 )
@@ -114,7 +114,7 @@ OPERATIONS: dict[Call, str] = {
 def test_death_in_the_middle(size: int, call: Call) -> None:
     victim = size // 2
     survivors = Job(size).run(call, Fate(victim))
-    assert_told(survivors, victim, SOON_ON_THE_NODE, OPERATIONS[call])
+    assert_notified(survivors, victim, SOON_ON_THE_NODE, OPERATIONS[call])
     assert len({survivor.text for survivor in survivors}) == 1, survivors
 
 
@@ -130,7 +130,7 @@ def test_death_in_the_middle(size: int, call: Call) -> None:
 def test_the_error_has_the_number(ranks: int, victim: int, call: Call) -> None:
     """A rank that dies before its 30th operation is missed in that one."""
     survivors = Job(ranks).run(call, Fate(victim, turn=30))
-    assert_told(survivors, victim, SOON_ON_THE_NODE, r"allreduce #30 \(SUM\)")
+    assert_notified(survivors, victim, SOON_ON_THE_NODE, r"allreduce #30 \(SUM\)")
     assert len({survivor.text for survivor in survivors}) == 1, survivors
 
 
@@ -140,13 +140,13 @@ def test_the_error_has_the_number(ranks: int, victim: int, call: Call) -> None:
 )
 def test_death_of_the_rank_that_serves_the_store(ranks: int, call: Call) -> None:
     survivors = Job(ranks).run(call, Fate(0), served_by_rank_0())
-    assert_told(survivors, 0, SOON_ON_THE_NODE, OPERATIONS[call])
+    assert_notified(survivors, 0, SOON_ON_THE_NODE, OPERATIONS[call])
 
 
 @pytest.mark.ranks(3)
 def test_child_that_outlives_the_dead_rank(ranks: int) -> None:
     survivors = Job(ranks).run(all_reduce_small, Fate(1, leaves_child=True))
-    assert_told(survivors, 1, SOON_ON_THE_NODE, "allreduce")
+    assert_notified(survivors, 1, SOON_ON_THE_NODE, "allreduce")
 
 
 # Several nodes, and MPI everywhere.
@@ -173,7 +173,7 @@ OVER_MPI = {"HBMCOMM_NODE": "mpi"}
 def test_death_on_another_node(layout: str, victim: int, call: Call) -> None:
     victim %= len(layout)
     survivors = Job(len(layout), layout).run(call, Fate(victim))
-    assert_told(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
+    assert_notified(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
 
 
 def last_rank_stays_away(folder: Path, call: Call, rank: int, size: int) -> None:
@@ -213,7 +213,7 @@ def all_gather_large(rank: int, size: int) -> None:
 def test_a_late_rank_does_not_hide_a_death(job: Job, call: Call, tmp_path: Path) -> None:
     """Rank 1 has all that rank 0 has sent, and waits for rank 2, which computes; rank 0 dies."""
     waiting, _ = job.run(partial(last_rank_stays_away, tmp_path, call), Fate(0))
-    assert_told([waiting], 0, SOON_ELSEWHERE, rf"#2 .*{LARGE} float32")
+    assert_notified([waiting], 0, SOON_ELSEWHERE, rf"#2 .*{LARGE} float32")
 
 
 def ring_while_rank_2_is_stopped(folder: Path, rank: int, size: int) -> None:
@@ -238,7 +238,7 @@ def test_who_failed_for_a_death_elsewhere_is_not_named(tmp_path: Path) -> None:
     """Rank 1 hears from rank 0 that rank 3 has died, and leaves before its neighbour looks."""
     call = partial(ring_while_rank_2_is_stopped, tmp_path)
     survivors = Job(4, "baac").run(call, Fate(3))
-    assert_told(survivors, 3, 2 * SOON_ELSEWHERE, "send|recv")
+    assert_notified(survivors, 3, 2 * SOON_ELSEWHERE, "send|recv")
     assert survivors[1].text == survivors[2].text
 
 
@@ -252,7 +252,7 @@ def test_who_failed_for_a_death_elsewhere_is_not_named(tmp_path: Path) -> None:
 )
 def test_death_over_mpi(victim: int, call: Call) -> None:
     survivors = Job(3, environment=OVER_MPI).run(call, Fate(victim))
-    assert_told(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
+    assert_notified(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
 
 
 @pytest.mark.parametrize("layout", cases(["ab", "aab", "aabb"], quick=["aab"]))
@@ -261,7 +261,7 @@ def test_child_does_not_hide_a_death_on_another_node(layout: str) -> None:
     victim = layout.index("b")
     fate = Fate(victim, leaves_child=True)
     survivors = Job(len(layout), layout).run(all_reduce_small, fate)
-    assert_told(survivors, victim, SOON_ELSEWHERE, "allreduce")
+    assert_notified(survivors, victim, SOON_ELSEWHERE, "allreduce")
 
 
 @pytest.mark.parametrize(

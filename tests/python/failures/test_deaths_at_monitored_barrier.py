@@ -22,7 +22,7 @@ from harness.deaths import (
     SOON_ON_THE_NODE,
     Fate,
     Job,
-    assert_told,
+    assert_notified,
     report,
     served_by_rank_0,
 )
@@ -120,7 +120,7 @@ def pass_monitored_barrier(rank: int, size: int) -> None:
 def test_does_not_wait_for_the_dead(layout: str, victim: int) -> None:
     survivors = Job(3, layout).run(pass_monitored_barrier, Fate(victim))
     bound = SOON_ON_THE_NODE if layout == "aaa" else SOON_ELSEWHERE
-    assert_told(survivors, victim, bound, r"^monitored_barrier of group \S+: rank")
+    assert_notified(survivors, victim, bound, r"^monitored_barrier of group \S+: rank")
     reached = "successfully reached monitoredBarrier, but received errors while waiting"
     for survivor in survivors:
         if survivor.rank == 0:  # Gloo's words

@@ -1,7 +1,7 @@
 """Test harness of the process group: pools of ranks, reference results, scripts run as users do.
 
-A test sends a module-level function to every rank of a pool (`pool.run(function, *arguments)`). It
-is called there with a `Context` first, and what it returns comes back as a list by rank.
+A test sends a module-level function to every rank of a pool (`pool.run(function, *arguments)`).
+Each rank calls the function with a `Context` first; the results come back as a list by rank.
 """
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from harness.context import BACKEND, SHORT_TIMEOUT, Context, all_world_sizes
 from harness.pool import Pool, RankFailure
 
-# For what the stand-in cannot do (HBMCOMM_TEST_BACKEND=gloo).
+# For tests that the stand-in cannot pass (HBMCOMM_TEST_BACKEND=gloo).
 beyond_gloo = pytest.mark.skipif(BACKEND == "gloo", reason="Gloo cannot do this")
 
 __all__ = [

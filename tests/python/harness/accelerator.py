@@ -18,7 +18,7 @@ from torch.utils import backend_registration
 from torch_hbmcomm import _autoload
 
 NAME = "late"
-# What tests of any accelerator run on: HBMCOMM_TEST_DEVICE names a real one.
+# The device of tests of any accelerator: HBMCOMM_TEST_DEVICE names a real one.
 DEVICE = os.environ.get("HBMCOMM_TEST_DEVICE") or NAME
 _BUILD = Path(__file__).resolve().parents[3] / "build"
 
@@ -39,7 +39,7 @@ def load() -> Any:
 
 
 def _add_streams(module: Any) -> None:
-    """Give the device's module what FSDP2 asks of one such as torch.cuda."""
+    """Add the names of torch.cuda that FSDP2 uses to the device's module."""
 
     def stream(stream: torch.Stream) -> AbstractContextManager[Any]:
         return stream
@@ -54,7 +54,7 @@ def _module() -> Any:
     major, minor = torch.__version__.split(".")[:2]
     tag = sys.implementation.cache_tag
     name = f"accelerator/torch_{major}_{minor}/late_accelerator{EXTENSION_SUFFIXES[0]}"
-    # In the Makefile's folder, or that of scripts/test_torch.sh, which comes after it.
+    # In the Makefile's directory, or in the later one of scripts/test_torch.sh.
     built = sorted(_BUILD.glob(f"{tag}*/{name}"))
     if not built:
         raise FileNotFoundError(

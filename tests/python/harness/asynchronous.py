@@ -38,7 +38,7 @@ def two_boxes(lease: float = 30.0) -> Iterator[list[str]]:
 
 
 class Weighted(nn.Module):
-    """The sum of its parameters, weighted by what it is called with: its gradients."""
+    """A model that returns the sum of its parameters, weighted by its inputs: its gradients."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def hooked(
     ddp_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[tuple[Weighted, DistributedDataParallel, torch.optim.SGD, hbmcomm.AsyncState]]:
-    """A model, wrapped and hooked, with SGD at a rate of 1. `options` are AsyncState's."""
+    """Yield a model, wrapped and hooked, with SGD at a rate of 1. `options` are AsyncState's."""
     with ExitStack() as resources:
         model = Weighted()
         ddp = wrapped(model, **ddp_options or {})

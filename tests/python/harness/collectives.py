@@ -43,7 +43,8 @@ def finish(work: Any) -> None:
 
 
 def matrix(context: Context, dtypes: list[torch.dtype]) -> Iterator[tuple[torch.dtype, int, bool]]:
-    """Each dtype with each small size, every other one asynchronous; a few dtypes with more."""
+    """Yield each dtype with each size up to a few KiB, alternately asynchronous; a few dtypes with
+    more."""
     usable = supported(dtypes)
     cases = list(itertools.product(usable, SMALL_SIZES))
     cases += [(dtype, MEDIUM_SIZE) for dtype in (torch.int64, torch.bfloat16) if dtype in usable]
@@ -54,8 +55,8 @@ def matrix(context: Context, dtypes: list[torch.dtype]) -> Iterator[tuple[torch.
             yield torch.float32, size, context.shared_random.random() < 0.5
 
 
-# Moves. Each takes this rank's data, whose first dimension counts elements, and returns what the
-# rank got. Over the backend under test it runs on the dtype, over Gloo on the elements' bytes.
+# Moves. Each takes this rank's data, whose first dimension counts elements, and returns the rank's
+# result. Over the backend under test it runs on the dtype, over Gloo on the elements' bytes.
 
 
 def broadcast(context: Context, group: Group, data: torch.Tensor, async_op: bool) -> Tensors:
@@ -162,11 +163,11 @@ def check_move(context: Context, move: Callable[..., Tensors]) -> None:
         assert_same(got_bits, expected_bits, what)
 
 
-# Reductions. Each takes this rank's data and returns what the rank got.
+# Reductions. Each takes this rank's data and returns the rank's result.
 
 
 def all_reduce(context: Context, data: torch.Tensor, op: Any, async_op: bool) -> torch.Tensor:
-    if data.dtype.is_complex:  # torch.distributed itself refuses some of what has a meaning
+    if data.dtype.is_complex:  # torch.distributed itself refuses some meaningful operators
         options = dist.AllreduceOptions()
         options.reduceOp, options.asyncOp = op, async_op
         _get_default_group().allreduce([data], options).wait()
@@ -202,7 +203,7 @@ Reduction = Callable[[Context, torch.Tensor, Any, bool], torch.Tensor]
 def moves_in_tiers(
     moves: Collection[Callable[..., Tensors]], quick: Collection[Callable[..., Tensors]]
 ) -> list[ParameterSet]:
-    """Parameters of check_move(), those that are not in `quick` for the full tier."""
+    """Return parameters of check_move(); parameters outside `quick` are for the full tier."""
     return [
         pytest.param(move, id=move.__name__, marks=() if move in quick else pytest.mark.full)
         for move in moves
@@ -210,8 +211,8 @@ def moves_in_tiers(
 
 
 def reductions_in_tiers(quick: tuple[Reduction, str]) -> list[ParameterSet]:
-    """Parameters of check_reduction(): every reduction and operator, all but `quick` for the full
-    tier."""
+    """Return parameters of check_reduction(): every reduction and operator. All except `quick` are
+    for the full tier."""
     return [
         pytest.param(
             reduction,
@@ -241,7 +242,7 @@ def check_reduction(
     name: str,
     reference: Callable[[list[torch.Tensor], str], torch.Tensor] = reduced,
 ) -> None:
-    """Checks that each rank gets what `reference` makes of all ranks' data."""
+    """Check that each rank gets the result of `reference` for all ranks' data."""
     cases = list(matrix(context, operands_of(name)))
     inputs, results = [], []
     for dtype, size, async_op in cases:

@@ -19,7 +19,7 @@ SHORT_TIMEOUT = 1.0  # seconds; of an impatient pool's group
 
 
 def all_world_sizes() -> tuple[int, ...]:
-    """The world sizes to test: all, or the one that HBMCOMM_TEST_RANKS names."""
+    """Return the world sizes to test: all, or the one in HBMCOMM_TEST_RANKS."""
     chosen = os.environ.get("HBMCOMM_TEST_RANKS")
     return (int(chosen),) if chosen else WORLD_SIZES
 
@@ -32,7 +32,7 @@ class Context:
     size: int
     gloo: dist.ProcessGroup | None  # None in a bare pool, whose ranks have no group yet
     folder: Path  # shared by the ranks of the pool, private to it
-    seed: int  # the same on every rank, new for every call
+    seed: int  # equal on every rank, new for every call
     device: str = "cpu"  # of the tensors that tests of any device use
     shared_random: random.Random = field(init=False)  # draws the same values on every rank
     own_random: random.Random = field(init=False)  # draws other values on every rank

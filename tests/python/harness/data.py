@@ -36,12 +36,12 @@ LARGE_SIZES = [300_000, 1_500_000]  # of float32: more than one staging chunk
 
 
 def supported(wanted: Sequence[torch.dtype]) -> list[torch.dtype]:
-    """`wanted`, or what Gloo has of it when Gloo stands in for the backend under test."""
+    """Return `wanted`, or Gloo's part of it if Gloo stands in for the backend under test."""
     return [d for d in wanted if BACKEND != "gloo" or d in _GLOO_DTYPES]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor: equality of bytes is the only one that all dtypes have."""
+    """Return the bytes of a tensor: all dtypes can be compared by bytes."""
     if tensor.numel() == 0:  # may have strides that cannot be viewed
         return torch.empty(0, dtype=torch.uint8)
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -78,12 +78,12 @@ def random_numbers(
 
 
 def placed(context: Context, tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of `tensor` on the context's device, which may still be on its way there."""
+    """Return a copy of `tensor` on the context's device; the copy may still be in flight."""
     return tensor.to(context.device).clone()
 
 
 def gathered(context: Context, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Every rank's tensor (same shape and dtype everywhere), by way of Gloo."""
+    """Return every rank's tensor (of equal shape and dtype), by way of Gloo."""
     mine = bits(tensor)
     everyone = [torch.empty_like(mine) for _ in range(context.size)]
     if mine.numel():
@@ -115,7 +115,7 @@ def shared_out(context: Context, tensors: Sequence[torch.Tensor]) -> list[list[t
 
 
 def assert_same(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """Equality of bits, with the first difference in the message."""
+    """Assert equality of bits, with the first mismatch in the message."""
     assert actual.dtype == expected.dtype, f"{what}: dtype {actual.dtype}, not {expected.dtype}"
     assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, not {expected.shape}"
     found, wanted = bits(actual), bits(expected)

@@ -1,8 +1,8 @@
-"""A job in which one rank ends or stops, and what the others saw of it.
+"""A job in which one rank ends or stops, and the errors of the others.
 
 The ranks are forked from the pools' warm process. Each forms a group and repeats an operation until
-that fails; the victim dies, or stops, meanwhile. The survivors then destroy their group and leave
-by the ordinary way out.
+the operation fails, because the victim dies or stops. The survivors then destroy their group and
+exit normally.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from harness.pool import processes
 LIMIT = 120.0  # seconds, for a whole job
 EXIT_SECONDS = 60.0
 
-# Seconds, twenty times what docs/failures.md promises: 100 ms and one second.
+# Seconds, twenty times the bounds of docs/failures.md: 100 ms and one second.
 SOON_ON_THE_NODE = 2.0
 SOON_ELSEWHERE = 20.0
 
@@ -63,8 +63,12 @@ class Survivor:
 
 @dataclass
 class Job:
-    """`layout`, if any, names each rank's node, as in harness.nodes. `timeout` is that of every
-    operation but the first. `hurried` is a rank whose timeout ends 50 ms before the others'."""
+    """A job of ranks.
+
+    layout: names each rank's node, as in harness.nodes
+    timeout: for every operation except the first
+    hurried: a rank whose timeout ends 50 ms before the others'
+    """
 
     size: int
     layout: str = ""
@@ -140,7 +144,7 @@ def _first_words(ranks: list[BaseProcess], pipes: list[Connection]) -> dict[int,
 
 
 def _stacks(process: BaseProcess) -> str:
-    """What its threads do, where there is a debugger."""
+    """Return the stacks of the process, if there is a debugger."""
     if shutil.which("gdb") is None:
         return ""
     command = ["gdb", "--batch", "-p", str(process.pid), "-ex", "thread apply all backtrace 24"]
@@ -198,7 +202,7 @@ def report(survivors: list[Survivor]) -> None:
         )
 
 
-def assert_told(survivors: list[Survivor], victim: int, bound: float, operation: str) -> None:
+def assert_notified(survivors: list[Survivor], victim: int, bound: float, operation: str) -> None:
     report(survivors)
     for survivor in survivors:
         assert survivor.kind == "DistBackendError", survivor

@@ -12,7 +12,7 @@ from harness.data import assert_same, placed, random_numbers
 
 
 def check_random_calls(context: Context, largest: int) -> None:
-    """Collectives of up to `largest` elements: the bits of the same group's on the CPU."""
+    """Check that collectives of up to `largest` elements give the same bits as on the CPU."""
     late = accelerator.load()
     draw = context.shared_random
     late.set_longest_delay(draw.choice([0, 50, 300]))

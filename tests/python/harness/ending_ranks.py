@@ -41,7 +41,7 @@ TIMEOUT = timedelta(seconds=100)
 LARGE = 300_000  # elements: more than one message between nodes
 FORMING = ("forming", "meeting")  # states: rank 0 leaves before it has a group
 MOST_SECONDS = 0.05  # between the state and the end: other moments in other runs
-MOST_SECONDS_TO_FORM = 0.3  # the same for FORMING: MPI_Init is within
+MOST_SECONDS_TO_FORM = 0.3  # for FORMING, which includes MPI_Init
 MANY = 300  # operations
 SERVER = """
 import sys

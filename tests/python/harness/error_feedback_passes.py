@@ -1,8 +1,8 @@
-"""The native passes of error feedback in plain PyTorch: what they mean and must give.
+"""The native passes of error feedback in plain PyTorch, as a reference.
 
 Each has the arguments, the effects and the result of its counterpart
-`torch_hbmcomm._C.error_feedback_*` (csrc/error_feedback.h), bit for bit; only a moment is added up
-in another order.
+`torch_hbmcomm._C.error_feedback_*` (csrc/error_feedback.h), bit for bit; only sums are added up in
+another order.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def unpack(wire: Tensor, buffer: Tensor, begins: Sequence[int], counts: Sequence
     return bool(apart.isfinite().all())
 
 
-def threshold(representatives: Sequence[float], sizes: Sequence[int], ratio: float) -> float:
-    infinite = [math.inf if math.isnan(value) else value for value in representatives]
+def threshold(scores: Sequence[float], sizes: Sequence[int], ratio: float) -> float:
+    infinite = [math.inf if math.isnan(value) else value for value in scores]
     taken = 0
-    for representative, size in sorted(zip(infinite, sizes, strict=True)):
+    for score, size in sorted(zip(infinite, sizes, strict=True)):
         taken += size
         if taken > ratio * sum(sizes):
-            return representative
+            return score
     return -1.0
 
 

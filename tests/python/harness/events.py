@@ -1,4 +1,4 @@
-"""Messages between the ranks of a pool beside the group that is tested: by files."""
+"""Messages between the ranks of a pool outside the tested group: by files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tell(context: Context, event: str) -> None:
 
 
 def await_rank(context: Context, event: str, rank: int, limit: float = 60) -> None:
-    """Wait until that rank has told so."""
+    """Wait until that rank has published the event."""
     deadline = time.monotonic() + limit
     while not _file(context, event, rank).exists():
         assert time.monotonic() < deadline, f"rank {rank} has not {event}"

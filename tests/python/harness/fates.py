@@ -1,7 +1,7 @@
 """Ranks that a test starts, stops and kills one by one.
 
-Each is a process of its own, forked from the pools' warm one, with a pipe to the test: what its
-function returns, or the error that it raises, comes back as a `Said`.
+Each rank is a process, forked from the pools' warm process, with a pipe to the test. The result or
+the error of its function comes back as a `Said`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT = 60.0  # seconds that a rank has to say what it is asked for
 
 @dataclass(frozen=True)
 class Said:
-    """What a rank returned, or the class and text of the error that ended it."""
+    """A rank's result, or the class and text of the error that ended the rank."""
 
     value: Any
     error: str
@@ -81,12 +81,12 @@ class Ranks:
         return time.monotonic()
 
     def tell(self, *ranks: int) -> None:
-        """Lets a rank that waits for a message go on."""
+        """Let a rank that waits for a message continue."""
         for rank in ranks:
             self._pipes[rank].send("go on")
 
     def hear(self, *ranks: int, limit: float = LIMIT) -> list[Any]:
-        """The next message of each of these ranks: what it sent, or at its end a Said."""
+        """Return the next message of each of these ranks; at a rank's end, a Said."""
         deadline = time.monotonic() + limit
         said: dict[int, Any] = {}
         for rank in ranks:

@@ -11,7 +11,7 @@ import torch_hbmcomm as hbmcomm
 from harness.context import Context
 from torch_hbmcomm import smb
 
-TIMEOUT = 120.0  # seconds, of the groups; an error that all ranks are told comes much faster
+TIMEOUT = 120.0  # seconds, of the groups; a published error comes much faster
 SOON = 60.0
 
 
@@ -27,7 +27,7 @@ def form(context: Context, parameter_server: str | None, turn: int = 0) -> None:
 
 
 def count_together(context: Context, box: smb.Box, group: dist.ProcessGroup | None = None) -> None:
-    """Every rank adds to one cell, and all see the sum."""
+    """Add to one cell on every rank, and check that all see the sum."""
     cell = box.alloc(8, key="together", temporary=True)
     cell.fetch_add(0, dist.get_rank(group) + 1)
     dist.barrier(group)

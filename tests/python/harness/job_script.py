@@ -1,4 +1,4 @@
-"""The script of the bootstrap tests: forms the group as told, uses it, prints one line a rank."""
+"""The script of the bootstrap tests: forms the group, uses it, and prints one line a rank."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     if arguments.mpi4py_first:
-        # MPICH keeps a singleton's file in /dev/shm until MPI_Finalize, which mpi4py calls at exit:
-        # a launcher that ends this rank because the other has failed must let it get there.
+        # MPICH keeps a singleton's file in /dev/shm until MPI_Finalize, which mpi4py calls at exit.
+        # A launcher that ends this rank because the other rank failed must wait for that.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # exiting already
         from mpi4py import MPI
@@ -41,7 +41,7 @@ def main() -> None:
         dist.all_reduce(data)
         assert (data == size * (size + 1) / 2).all(), data
     if rank == arguments.fail_rank:
-        raise RuntimeError("this rank was told to fail")
+        raise RuntimeError("this rank fails as requested")
     if arguments.fail_rank >= 0:
         dist.all_reduce(torch.ones(1))  # the failed rank never joins
     print(f"rank {rank} of {size} done", flush=True)

@@ -55,7 +55,7 @@ class Job:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(ProcessLookupError):  # all of it has ended
+        with contextlib.suppress(ProcessLookupError):  # all processes have ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -71,7 +71,7 @@ class Job:
 
 
 def assert_done(finished: Finished, ranks: int) -> None:
-    """The job script ended well, on each of so many ranks."""
+    """Assert that the job script ended well on each of `ranks` ranks."""
     assert finished.code == 0, finished.output
     for rank in range(ranks):
         assert finished.output.count(f"rank {rank} of {ranks} done") == 1, finished.output
@@ -87,12 +87,12 @@ def run_code(code: str, limit: float = 120, **extra: str) -> Finished:
 
 
 def torchrun(ranks: int, *arguments: str) -> list[str | Path]:
-    """The command that runs the job script with `ranks` ranks on this machine."""
+    """Return the command that runs the job script with `ranks` ranks on this machine."""
     return [BIN / "torchrun", "--standalone", f"--nproc-per-node={ranks}", JOB_SCRIPT, *arguments]
 
 
 def by_hand(ranks: int, *arguments: str) -> list[str | Path]:
-    """The command that runs it without a launcher, which would take longer to start than a rank."""
+    """Return the command that runs the job script without a launcher, which starts faster."""
     shell = f"""
 export WORLD_SIZE={ranks} MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()}
 rank=0

@@ -30,7 +30,7 @@ def drop(**options: Any) -> hbmcomm.LayerDrop:
 
 
 class Layered(nn.Module):
-    """Layers of several sizes and types, and what is always sent."""
+    """Layers of several sizes and types, and parameters that are always sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,14 +68,14 @@ def waiting(ps: ParameterServer, model: nn.Module) -> Weights:
     ps._wait_for_exchange()
     ahead = {name: torch.zeros_like(value) for name, value in weights(model).items()}
     for shard, part in ps._replica._parts.items():
-        for span, place in packed_ranges(shard.spans):
+        for span, inside in packed_ranges(shard.spans):
             name = ps._layout.tensors[span.tensor].name
             if name in ahead:
                 at = slice(span.start, span.stop)
                 own = model.get_parameter(name).detach().flatten()[at]
-                ahead[name].flatten()[at] = own - part.base[place]
+                ahead[name].flatten()[at] = own - part.base[inside]
                 if part.rest is not None:
-                    ahead[name].flatten()[at] += part.rest[place]
+                    ahead[name].flatten()[at] += part.rest[inside]
     return ahead
 
 
@@ -94,7 +94,7 @@ def assert_equal(found: Weights, expected: Weights) -> None:
 
 
 def in_box(boxes: Boxes, **options: Any) -> Weights:
-    """The weights, as one finds them who comes late."""
+    """Return the weights that a late worker takes."""
     model = Layered()
     with parameter_server(boxes, model, rule=Downpour("sum"), **options):
         return weights(model)

@@ -1,4 +1,4 @@
-"""A model with given gradients, and what layer dropping makes of them, written down once more."""
+"""A model with given gradients, and a second implementation of layer dropping."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SHAPES = [(7,), (61, 101), (3, 5, 7), (80, 80), (1,), (97, 89), (5000,), (41, 7,
 
 
 class Weighted(nn.Module):
-    """The sum of its parameters, weighted by what it is called with: its gradients. None: the
-    parameter is not used."""
+    """A model that returns the sum of its parameters, weighted by its inputs: its gradients. None:
+    the parameter is not used."""
 
     def __init__(
         self, dtype: torch.dtype = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES
@@ -51,7 +51,7 @@ def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
 
 @dataclass
 class Paper:
-    """The paper's worker for all ranks at once: what each step yields, from everyone's gradients.
+    """The paper's worker for all ranks together: the result of each step, from all gradients.
 
     Layers are the parameters. Decisions as LayerDropState documents them.
     """

@@ -1,6 +1,6 @@
 """Layer dropping on the synchronous parameter server, simulated in plain PyTorch.
 
-Gradients are whole numbers, so that sums and moments are exact in any order, and every decision of
+Gradients are whole numbers, so that sums are exact in any order, and every decision of
 the simulation is the server's.
 """
 
@@ -68,7 +68,7 @@ class Worker:
         return bool(cache.any()) and (always or late or self.value(index) >= self.threshold)
 
     def search(self, fresh: Sequence[int]) -> float:
-        """The value of the layer with which more than `ratio` of all elements are below."""
+        """Return the score of the layer with which more than `ratio` of all elements are below."""
         found = sorted((self.value(index), self.caches[index].numel()) for index in fresh)
         reached = itertools.accumulate(size for _, size in found)
         budget = self.drop.ratio * sum(size for _, size in found)
@@ -103,7 +103,7 @@ class Worker:
 def update(
     model: nn.Module, optimizer: torch.optim.Optimizer, brought: list[Gradients], batches: int
 ) -> None:
-    """Step as the server does. A parameter that nobody sent has no gradient."""
+    """Step as the server does. A parameter that no worker sent has no gradient."""
     for parameter, sent in zip(model.parameters(), zip(*brought, strict=True), strict=True):
         some = [gradient for gradient in sent if gradient is not None]
         parameter.grad = torch.stack(some).sum(0) / batches if some else None

@@ -1,5 +1,5 @@
-"""Models whose gradients are approximated, and the approximations written down once more, for all
-ranks at once and in float64."""
+"""Models whose gradients are approximated, and a second implementation of the approximations, for
+all ranks together and in float64."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MATRICES = {
 
 @dataclass
 class PowerSgd:
-    """PowerSGD (Vogels et al. 2019, Algorithm 1) with a rank of its own for each matrix and step;
-    of the columns that it starts from every other one is new in each step.
+    """PowerSGD (Vogels et al. 2019, Algorithm 1) with a rank of its own for each matrix and step.
+    In each step, every other start column is new.
 
-    relaxation: what is sent of an approximation, and leaves the caches.
+    relaxation: the multiple of an approximation that is sent, and leaves the residuals.
     """
 
     relaxation: float = 1.2
@@ -44,10 +44,10 @@ class PowerSgd:
         ranks: Mapping[str, int],
         matrices: Mapping[str, tuple[int, int]],
     ) -> list[torch.Tensor]:
-        """Return what the step yields.
+        """Return the results of the step.
 
-        ranks, matrices: rank, and rows and columns, of the parameters that are approximated; the
-            others are sent whole
+        ranks, matrices: rank, and rows and columns, of the approximated parameters; the others are
+            sent whole
         """
         if not self.caches:
             self.caches = [[torch.zeros_like(g).double() for g in own] for own in of_ranks]
@@ -101,7 +101,7 @@ def started(
 
 
 def normal(context: Context, rank: int, step: int) -> list[torch.Tensor]:
-    """Gradients of which a part goes on in one direction; those of later layers are larger."""
+    """Return gradients that keep a part in one direction, larger in later layers."""
     draw = torch.Generator().manual_seed(context.seed + 1000 * step + rank)
     steady = torch.Generator().manual_seed(context.seed)
     found = []
@@ -119,7 +119,7 @@ def wide_normal(context: Context, rank: int, step: int) -> list[torch.Tensor]:
 
 
 def ranks_now(state: hbmcomm.LowRankState) -> dict[str, int]:
-    """The ranks of the step whose backward() was the last thing that happened."""
+    """Return the ranks of the step of the last backward()."""
     encoder = state._encoder
     assert isinstance(encoder, LowRankRule)
     return {name: encoder.rank(Matrix(name, *sides, 4)) for name, sides in MATRICES.items()}

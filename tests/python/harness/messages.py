@@ -16,8 +16,8 @@ def neighbours(context: Context) -> tuple[int, int]:
 
 def data_of(context: Context, sender: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the data that `sender` sends, which every rank can compute."""
-    twin = Context(sender, context.size, None, context.folder, context.seed + size)
-    return random_bits(twin, size, dtype)
+    of_sender = Context(sender, context.size, None, context.folder, context.seed + size)
+    return random_bits(of_sender, size, dtype)
 
 
 def check_ring(context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Ports to listen at, and network namespaces, for tests that run beside one another."""
+"""Ports to listen at, and network namespaces, for tests that run in parallel."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _reservations: list[socket.socket] = []  # until this process ends
 
 
 def free_port() -> int:
-    """A port to listen at, given to no other test of this machine while this process lives.
+    """Return a port to listen at that no other test of this machine gets while this process lives.
 
-    It lies below the range that the kernel gives to outgoing connections, so that none takes it.
+    The port is below the range of outgoing connections, so no connection takes it.
     """
     outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     draw = random.SystemRandom()  # runs with one seed may be side by side
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 def _reserve(port: int) -> bool:
-    """Whether no other process has it; by a name that the kernel frees when this process ends."""
+    """Return True if this process now has the port, by a name that the kernel frees at its end."""
     name = socket.socket(socket.AF_UNIX)
     try:
         name.bind(f"\0hbmcomm-test-port-{port}")

@@ -1,4 +1,4 @@
-"""Ranks of one machine as ranks of several nodes, and what a reduction over nodes must give.
+"""Ranks of one machine as ranks of several nodes, and the result of a reduction over nodes.
 
 A layout names each rank's node: "aab" is a node of ranks 0 and 1, and one of rank 2.
 """
@@ -31,7 +31,7 @@ def on_nodes(context: Context, layout: str, call: Callable[..., Any], *arguments
 
 
 def reduced_over_nodes(inputs: Sequence[torch.Tensor], name: str, layout: str) -> torch.Tensor:
-    """The reduction of every rank's input: in the order of each node's ranks, then of the nodes.
+    """Reduce every rank's input: in the order of each node's ranks, then of the nodes.
 
     Each stage rounds once. A mean divides the sum of the nodes' sums; of types below 32 bits, each
     node's sum before it is rounded, unless all nodes have a single rank. Of integers, it is exact.

@@ -31,10 +31,10 @@ processes.set_forkserver_preload(
     ["torch", "torch.distributed", "torch._dynamo", "torch.distributed.tensor", "pytest"]
 )
 
-# How long to wait for what should take a moment, on a machine that has other work.
+# Seconds to wait for quick events, on a machine that has other work.
 START_SECONDS = 120.0
 LIMIT_SECONDS = 120.0
-GRACE_SECONDS = 30.0  # what the others get to answer once one rank has failed
+GRACE_SECONDS = 30.0  # for the other ranks' answers, once one rank has failed
 EXIT_SECONDS = 60.0
 LOG_TAIL = 6000  # characters
 
@@ -126,7 +126,7 @@ class Pool:
         return codes
 
     def kill(self) -> None:
-        """Ends the ranks at once and forgets them; the next run() starts new ones."""
+        """End the ranks immediately and forget them; the next run() starts new ones."""
         for process in self._processes:
             if process.exitcode is None:
                 process.kill()

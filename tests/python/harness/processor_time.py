@@ -1,5 +1,5 @@
-"""A pytest plugin that tells which tests wait: wall time and processor time of each, with the
-processes that the test starts.
+"""A pytest plugin that shows waiting tests: the wall time and processor time of each test and its
+processes.
 
     PYTHONPATH=tests/python .venv/bin/python -m pytest -p harness.processor_time --times times.tsv
 

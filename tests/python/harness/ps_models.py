@@ -40,7 +40,7 @@ class Awkward(nn.Module):
 
 
 def whole_gradients(model: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Gives the parameters small whole numbers, but for "idle"; sums are exact in every type."""
+    """Give the parameters whole numbers, except "idle"; sums are exact in every type."""
     given = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and name != "idle":

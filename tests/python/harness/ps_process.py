@@ -28,8 +28,12 @@ LIMIT = 200.0  # seconds; starting PyTorch twice takes a minute on a very busy m
 
 @dataclass
 class Task:
-    """options: ParameterServer's. result: the file in which the weights come to lie; beside it lie
-    one of the steps taken, ".steps", and one of the output, ".log". cells: it trains Cells."""
+    """A worker's task.
+
+    options: ParameterServer's
+    result: the file of the weights; ".steps" and ".log" next to it have the steps and the output
+    cells: True: the task trains Cells
+    """
 
     url: str
     transport: str
@@ -51,7 +55,7 @@ class WorkerProcess(ABC):
     @property
     @abstractmethod
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Return True if the process has not ended."""
 
     @abstractmethod
     def finish(self, limit: float = LIMIT) -> int:
@@ -69,29 +73,29 @@ class WorkerProcess(ABC):
         return self._log.read_text(errors="replace")
 
     def until_step(self, step: int) -> None:
-        """Wait until it has taken so many steps. It may go on."""
+        """Wait until the process has taken `step` steps. It may continue."""
         deadline = time.monotonic() + LIMIT
         while not self._has_taken(step):
-            if not self.running:  # it may have taken the step and left in between
+            if not self.running:  # the process may have taken the step and left in between
                 assert self._has_taken(step), self.errors
             assert time.monotonic() < deadline, self.errors
             time.sleep(0.01)
 
     def _has_taken(self, step: int) -> bool:
-        return f"step {step}\n" in self._told()
+        return f"step {step}\n" in self._reported()
 
     @property
     def steps(self) -> int:
         """The steps that it has taken, and one more perhaps if it was killed."""
-        return self._told().count("step ")
+        return self._reported().count("step ")
 
     def signal(self, number: int) -> None:
         """Signal the worker, not its agent. After until_step()."""
-        pid = re.match(r"pid (\d+)\n", self._told())
+        pid = re.match(r"pid (\d+)\n", self._reported())
         assert pid is not None
         os.kill(int(pid[1]), number)
 
-    def _told(self) -> str:
+    def _reported(self) -> str:
         return self._steps.read_text() if self._steps.exists() else ""
 
     def __enter__(self) -> WorkerProcess:
@@ -153,7 +157,7 @@ class AgentsWorker(WorkerProcess):
         return self._process.wait(limit)
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):  # all of it has ended
+        with suppress(ProcessLookupError):  # all processes have ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -171,21 +175,21 @@ def work(task: Task) -> None:
     if task.cells:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with (
-        open(f"{task.result}.steps", "w", buffering=1) as told,
+        open(f"{task.result}.steps", "w", buffering=1) as report,
         smb.connect(task.url, transport=task.transport) as box,  # type: ignore[arg-type]
     ):
         options: dict[str, Any] = {"workers": task.workers, **task.options}
         if task.cells:
             options["rule"] = Downpour("sum")
         with ParameterServer(model, optimizer, box=box, **options) as ps:
-            print("pid", os.getpid(), file=told)
+            print("pid", os.getpid(), file=report)
             for step in range(task.steps):
                 if isinstance(model, Cells):
                     model.add_one(task.worker)
                 else:
                     backward(model, step, task.worker, task.workers)
                 ps.step()
-                print("step", step + 1, file=told)
+                print("step", step + 1, file=report)
                 time.sleep(task.pause)
             ps.pull()
             torch.save({"model": model.state_dict(), "stats": ps.stats()}, Path(task.result))

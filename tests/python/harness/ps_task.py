@@ -1,6 +1,6 @@
-"""The task of the parameter server's tests: to learn what a network of one layer tells.
+"""The task of the parameter server's tests: to learn the outputs of a network of one layer.
 
-The same samples and the same first weights in every process.
+Every process has equal samples and equal first weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ with torch.random.fork_rng(devices=[]):
 
 
 def network() -> Network:
-    """The same every time."""
+    """Return a network with equal weights in each call."""
     return copy.deepcopy(_START)
 
 
@@ -47,7 +47,7 @@ def samples(step: int, count: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def backward(model: nn.Module, step: int, worker: int = 0, workers: int = 1) -> torch.Tensor:
-    """The gradients of a worker's share of a step's samples; returns the loss."""
+    """Compute the gradients of a worker's share of a step's samples. Returns the loss."""
     inputs, classes = (part.chunk(workers)[worker] for part in samples(step))
     model.zero_grad()
     loss = nn.functional.cross_entropy(model(inputs), classes)
@@ -64,7 +64,7 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def alone(optimize: Optimize, steps: int) -> dict[str, torch.Tensor]:
-    """The reference: one process, all samples."""
+    """Train the reference: one process, all samples."""
     model = network()
     optimizer = optimize(model.parameters())
     for step in range(steps):

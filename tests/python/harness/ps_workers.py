@@ -19,7 +19,7 @@ from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import ParameterServer
 
 TOKEN = "a token for tests"
-PATIENCE = 60.0  # seconds for other workers
+WAIT_SECONDS = 60.0  # seconds for other workers
 
 Result = TypeVar("Result")
 
@@ -53,8 +53,8 @@ def serving(transport: str, count: int = 1, memory: str = "64MiB", **options: An
 
 
 def together(count: int, work: Callable[[int, threading.Barrier], Result]) -> list[Result]:
-    """work(worker, barrier) in so many threads at once; raises what the first of them raises."""
-    barrier = threading.Barrier(count, timeout=PATIENCE)
+    """Call work(worker, barrier) in `count` parallel threads. Raises the first one's error."""
+    barrier = threading.Barrier(count, timeout=WAIT_SECONDS)
     errors: list[BaseException] = []
 
     def guarded(worker: int) -> Result:
@@ -83,7 +83,7 @@ def parameter_server(
             model,
             optimizer or torch.optim.SGD(model.parameters(), lr=1.0),
             box=connections,
-            **{"timeout": PATIENCE, **options},
+            **{"timeout": WAIT_SECONDS, **options},
         ) as ps,
     ):
         yield ps
@@ -92,7 +92,7 @@ def parameter_server(
 def trained(
     boxes: Boxes, workers: int, optimize: Optimize, steps: int, **options: Any
 ) -> list[dict[str, torch.Tensor]]:
-    """The weights on each worker after the last step."""
+    """Return the weights on each worker after the last step."""
 
     def work(worker: int, barrier: threading.Barrier) -> dict[str, torch.Tensor]:
         model = network()
@@ -111,5 +111,5 @@ def trained(
 
 
 def settle(ps: ParameterServer) -> None:
-    """Wait until what overlaps is done, which users need not."""
+    """Wait until the overlapping exchange is done; users need not."""
     ps._wait_for_exchange()

@@ -43,7 +43,7 @@ def main(folder: Path, steps: int, victim: int) -> None:
         dist.barrier()
         time.sleep(PAUSE)
     line = f"rank {rank} of {size}: weight {weight[0]:.0f} after {steps} steps, from step {first}"
-    sys.stdout.write(line + "\n")  # at once: the ranks share the output
+    sys.stdout.write(line + "\n")  # in one write: the ranks share the output
     sys.stdout.flush()
     dist.destroy_process_group()
 

@@ -44,7 +44,7 @@ PREMUL_FACTOR = 2.7
 
 
 def operands_of(name: str) -> list[torch.dtype]:
-    """The dtypes for which the operator has a meaning."""
+    """Return the dtypes for which the operator has a meaning."""
     if name in ("band", "bor", "bxor"):
         return [torch.bool, *INTEGER]
     if name in ("min", "max"):
@@ -72,9 +72,9 @@ def reduce_op(name: str) -> Any:
 
 
 def reduced(inputs: Sequence[torch.Tensor], name: str, ranks: int | None = None) -> torch.Tensor:
-    """The reduction of every rank's input, given by rank.
+    """Reduce every rank's input, given by rank.
 
-    ranks: what a mean divides by, if not the number of inputs.
+    ranks: the divisor of a mean, if not the number of inputs.
     """
     dtype = inputs[0].dtype
     if dtype.is_complex:
@@ -111,7 +111,7 @@ def _divided(total: Array, count: int) -> Array:
 
 
 def _integer_mean(operands: Sequence[Array], count: int) -> Array:
-    """The sum over `count`, toward zero, from quotients and remainders: neither leaves 64 bits."""
+    """Return the sum over `count`, toward zero. Quotients and remainders stay within 64 bits."""
     wide = np.uint64 if operands[0].dtype.kind == "u" else np.int64
     parts = [np.divmod(x.astype(wide), wide(count)) for x in operands]
     rest = fold(np.add, [remainder for _, remainder in parts])

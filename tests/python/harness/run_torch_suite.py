@@ -1,8 +1,8 @@
 """Runs PyTorch's own distributed test suite (it ships in the wheel) over a backend.
 
-Nothing of the suite is patched: the backend's name is added to the suite's tables of features, and
-its tests then run as they are, with forked ranks and a FileStore. Over "instead-of-gloo" they ask
-for Gloo, and HBMCOMM_INSTEAD_OF=gloo gives them hbm.
+The suite is not patched. The backend's name is added to its tables of features, and its tests run
+as they are, with forked ranks and a FileStore. Over "instead-of-gloo" they ask for Gloo, and
+HBMCOMM_INSTEAD_OF=gloo gives them hbm.
 
     python tests/python/harness/run_torch_suite.py                # score of hbm at 4 ranks
     python tests/python/harness/run_torch_suite.py -k send_recv   # tests whose name has a word
@@ -41,9 +41,9 @@ GROUP_WORDS = ("initialize_pg", "init_process_group", "dist.barrier")  # in the 
 FOR_GPUS = re.compile(r"^\s*@skip_if_(no_gpu|lt_x_gpu)\b", re.MULTILINE)
 TEST_TIMEOUT_SECONDS = 90
 
-# Tests that no third-party backend can pass, and what shows that it is for this reason.
+# Tests that no third-party backend can pass, each with the text that shows this reason.
 OUT_OF_REACH = {
-    # It wants DDP to log the backend's name; PyTorch logs "custom" for all but its own.
+    # Expects DDP to log the backend's name; PyTorch logs "custom" for all except its own.
     "test_ddp_logging_data_cpu": "'custom' != ",
 }
 
@@ -118,8 +118,11 @@ def source(test: unittest.TestCase) -> str:
 
 
 def distributed_suite(backend: str) -> Iterator[Case]:
-    """Yields the tests of torch.distributed, over the backend: without GPUs, not those that would
-    skip themselves for it in each of their processes, which takes as long as a test."""
+    """Yield the tests of torch.distributed over the backend.
+
+    Without GPUs, leaves out tests that would skip themselves in each of their processes: a skip
+    takes as long as a test.
+    """
     import torch.multiprocessing
     from torch.testing._internal.common_distributed import DistTestCases
 

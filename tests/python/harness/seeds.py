@@ -1,7 +1,7 @@
 """The seeds of random tests.
 
 HBMCOMM_TEST_SEED is the seed of a run, fresh by default. A test draws its seeds from the variable
-and its name alone, so a test by itself repeats its data. A failed test prints the variable. The
+and the test's name alone, so a single test repeats its data. A failed test prints the variable. The
 native tests read the same variable (tests/native/seeds.h).
 """
 

@@ -1,4 +1,4 @@
-"""Where this process' segments lie, by what the kernel says of it."""
+"""The addresses of this process' segments, from the kernel's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOX = NAME + "box-"
 
 
 def in_segment(tensor: torch.Tensor) -> bool:
-    """Whether all of the memory behind a tensor lies in a segment."""
+    """Return True if all of the memory behind a tensor is in a segment."""
     storage = tensor.untyped_storage()
     begin = storage.data_ptr()
     return any(
@@ -23,7 +23,7 @@ def in_segment(tensor: torch.Tensor) -> bool:
 
 
 def mappings(process: int | str) -> list[tuple[int, int, int]]:
-    """(first address, end, inode) of each segment that the process maps, neighbours' included."""
+    """Return (first address, end, inode) of each segment that the process maps, also of peers."""
     found = []
     for line in Path(f"/proc/{process}/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
@@ -39,7 +39,7 @@ def in_use() -> int:
 
 
 def of_groups(process: int | str) -> set[int]:
-    """Inodes of the segments of groups that the process maps, neighbours' included."""
+    """Return the inodes of the groups' segments that the process maps, also of peers."""
     lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     fields = [line.split(maxsplit=5) for line in lines]
     names = [(each[5], int(each[4])) for each in fields if len(each) == 6]
@@ -52,8 +52,8 @@ def held() -> int:
 
 
 def opened(process: int | str) -> dict[int, int]:
-    """Inode -> bytes that the kernel holds, of the segments that the process has open: its own and
-    those that it has inherited."""
+    """Return the bytes that the kernel holds, by inode, of the segments that the process has open,
+    its own and inherited ones."""
     found = {}
     for entry in Path(f"/proc/{process}/fd").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""Names that tests leave behind in /dev/shm, apart from those of the machine's other processes."""
+"""Names that tests leave behind in /dev/shm, without names of the machine's other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 SHM = Path("/dev/shm")
-_NAMES = ("hbmcomm-", "mpich_shm_")  # what this project and MPICH make there
+_NAMES = ("hbmcomm-", "mpich_shm_")  # of this project's and MPICH's entries
 
 _CLONE_NEWNS = 0x20000
 _MS_NOSUID, _MS_NODEV, _MS_PRIVATE = 2, 4, 1 << 18
@@ -33,10 +33,10 @@ def entries() -> set[str]:
 
 
 def left_since(before: set[str]) -> set[str]:
-    """The new entries that no living process maps.
+    """Return the new entries that no living process maps.
 
-    Where /dev/shm is shared with other jobs, only those whose names and owner may be ours, and
-    where nobody listens.
+    If other jobs share /dev/shm: only entries whose names and owner may be ours, without a
+    listener.
     """
     new = entries() - before
     if not isolate():
@@ -59,7 +59,7 @@ def _may_be_left_by_us(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        pass  # nobody listens
+        pass  # without a listener
     return True
 
 
@@ -69,5 +69,5 @@ def _maps_of_all() -> str:
         try:
             found.append((process / "maps").read_text())
         except OSError:
-            continue  # it has just ended, or is not ours to look into
+            continue  # the process has just ended, or belongs to another user
     return "".join(found)

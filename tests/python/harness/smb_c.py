@@ -43,7 +43,7 @@ def library() -> ctypes.CDLL:
 
 
 def alloc(loaded: ctypes.CDLL, key: int, size: int, flags: int) -> tuple[int | None, int]:
-    """Call shm_alloc; return what it returned, and the key."""
+    """Call shm_alloc. Returns its result, and the key."""
     wanted = ctypes.c_uint64(key)
     found: int | None = loaded.shm_alloc(ctypes.byref(wanted), size, flags)
     return found, wanted.value

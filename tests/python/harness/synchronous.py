@@ -61,9 +61,12 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
-    """Its first step is lr * g / (|g| + eps). With the usual eps, 1e-8, what gradients differ by in
-    their last bits, as sums over other batches do, would make up to 2 lr of difference where a
-    gradient cancels out to nearly 0. With this one it is at most lr / eps = 1 times as much."""
+    """Make Adam with an eps of its own.
+
+    Its first step is lr * g / (|g| + eps). Sums over other batches differ in the last bits. With
+    the usual eps, 1e-8, a gradient that cancels out to nearly 0 turns that into up to 2 lr. With
+    this eps it becomes at most lr / eps = 1 times as much.
+    """
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, eps=0.01)
 
 
@@ -76,7 +79,7 @@ def samples(context: Context, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def backward(
     model: nn.Module, context: Context, step: int, worker: int = 0, workers: int = 1
 ) -> None:
-    """The gradients of a worker's share of the samples, nothing else."""
+    """Compute the gradients of a worker's share of the samples."""
     dtype = next(model.parameters()).dtype
     inputs, targets = (part.chunk(workers)[worker].to(dtype) for part in samples(context, step))
     model.zero_grad()
@@ -86,7 +89,7 @@ def backward(
 def alone(
     context: Context, model: nn.Module, optimize: Optimize, steps: int = STEPS
 ) -> list[torch.Tensor]:
-    """The reference: one process, all samples."""
+    """Train the reference: one process, all samples."""
     optimizer = optimize(model.parameters())
     for step in range(steps):
         backward(model, context, step)

@@ -46,7 +46,7 @@ def net(**options: Any) -> Net:
 
 
 def batch(context: Context, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each rank's own data of a step, the same in both runs."""
+    """Return this rank's data of a step, equal in both runs."""
     generator = torch.Generator().manual_seed(context.seed + 100 * step + context.rank)
     inputs = torch.randn(8, WIDTH, generator=generator)
     return inputs, torch.randn(8, WIDTH, generator=generator)

@@ -82,7 +82,7 @@ def main(
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecated")
     warnings.filterwarnings("ignore", message="ComplexHalf support is experimental")
     torch.set_num_threads(1)
-    gc.freeze()  # what the warm process has imported need not be looked through again
+    gc.freeze()  # the collector skips the warm process' imports
 
     gloo: dist.ProcessGroup | None = None
     try:

@@ -21,7 +21,7 @@ from harness.layer_drop_async import (
     total,
 )
 from harness.ps_task import network, sgd, weights
-from harness.ps_workers import PATIENCE, Boxes, parameter_server, together
+from harness.ps_workers import WAIT_SECONDS, Boxes, parameter_server, together
 
 import torch_hbmcomm as hbmcomm
 from torch_hbmcomm import smb
@@ -71,7 +71,7 @@ def test_nothing_is_lost_though_the_box_is_killed(transport: Any, tmp_path: Path
                 return updates, weights(model)
 
         def kill() -> None:
-            begun.wait(PATIENCE)
+            begun.wait(WAIT_SECONDS)
             process.kill()
             process.start()
             restarted.set()

@@ -14,7 +14,15 @@ import torch
 from harness import seeds
 from harness.ps_models import Awkward, Cells, assert_equal, summed, whole_gradients
 from harness.ps_task import Optimize, alone, assert_near, backward, network, sgd, weights
-from harness.ps_workers import PATIENCE, Boxes, parameter_server, serving, settle, together, trained
+from harness.ps_workers import (
+    WAIT_SECONDS,
+    Boxes,
+    parameter_server,
+    serving,
+    settle,
+    together,
+    trained,
+)
 
 from torch_hbmcomm.parameter_server import Downpour, Elastic, ParameterServer
 
@@ -107,7 +115,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
         delays = seeds.draws(worker)
         model = Cells(first + 1)
         if worker == late:
-            assert under_way.wait(PATIENCE)
+            assert under_way.wait(WAIT_SECONDS)
         with boxes.connected() as connections:
             ps = ParameterServer(
                 model,
@@ -117,7 +125,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
                 staleness=staleness,
                 overlap=overlap,
                 workers=first,
-                timeout=PATIENCE,
+                timeout=WAIT_SECONDS,
             )
             begun[worker] = clock_of(ps)
             there[worker].set()
@@ -130,7 +138,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
                 if worker == 0 and step == 3:
                     under_way.set()
                 if worker == 0 and step == 15:
-                    assert there[late].wait(PATIENCE)
+                    assert there[late].wait(WAIT_SECONDS)
                 model.add_one(worker)
                 time.sleep(delays.random() * 3e-3)
                 ps.step()

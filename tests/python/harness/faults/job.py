@@ -1,8 +1,8 @@
-"""Runs a cell of the fault matrix with real processes, and reports what became of each rank.
+"""Runs a cell of the fault matrix with real processes, and reports each rank's outcome.
 
-Three ranks, forked from the pools' warm process: all on one node, or the last on another. They meet
-at the cell's moment, and the fault comes as the moment says. Where the fault is the link's, the
-nodes are network namespaces.
+Three ranks, forked from the pools' warm process: all on one node, or the last on another. The ranks
+meet at the cell's moment, and the fault comes as the moment says. For faults of the link, the nodes
+are network namespaces.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SIZE = 3
 LAYOUTS = {Place.ONE_NODE: "aaa", Place.TWO_NODES: "aab"}
 SHORT = 4.0  # seconds: the timeout that is to be waited for; of operations on the box, below
 BOX_SHORT = 2.0
-BEGIN = 6.0  # seconds: that of a start which is to time out
-HURRY = 25.0  # seconds: that of a start of which the ranks are to be told much sooner
+BEGIN = 6.0  # seconds: the timeout of a start that must time out
+HURRY = 25.0  # seconds: the timeout of a start that must fail much sooner
 LIMIT = 90.0  # seconds, for a whole cell
 SLOW_RATE = "40mbit"
 _DISK = 64 << 20  # bytes of the file system with the box's store
@@ -119,7 +119,7 @@ class FaultJob:
             self._inject_at_moment()
             return self._watch()
 
-    # What there is before the fault.
+    # Before the fault.
 
     def _start_box(self) -> None:
         store = self._folder / "store"
@@ -127,7 +127,7 @@ class FaultJob:
         if self.cell.fault is Fault.DISK_FULL:
             self._disk = self._stack.enter_context(_file_system(store, _DISK))
         host, launcher = "127.0.0.1", ()
-        if self._nodes:  # the box is beyond the link, but for the ranks of its node
+        if self._nodes:  # the box is beyond the link, except for the ranks of its node
             node = self._nodes[1 if self.cell.place is Place.ONE_NODE else 0]
             host, launcher = node.address, node.launcher
         options = ("--store", str(store / "files"), "--memory", "32MiB")
@@ -157,7 +157,9 @@ class FaultJob:
             network, host = node.name, self._nodes[0].address
             environment |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": node.link}
         starts = self.cell.moment in (Moment.INIT, Moment.NEW_GROUP)
-        begin = {Verdict.TIMEOUT: BEGIN, Verdict.TOLD: HURRY}.get(self._verdict) if starts else None
+        begin = (
+            {Verdict.TIMEOUT: BEGIN, Verdict.NOTIFIED: HURRY}.get(self._verdict) if starts else None
+        )
         waits = self._verdict in (Verdict.TIMEOUT, Verdict.ALONE, Verdict.REFUSED)
         far = self._nodes or self.cell.place is Place.TWO_NODES
         return ranks.RankSetup(
@@ -166,8 +168,8 @@ class FaultJob:
             size=SIZE,
             folder=self._folder,
             host=host,
-            timeout=SHORT if waits else ranks.PATIENCE,
-            begin=begin or ranks.PATIENCE,
+            timeout=SHORT if waits else ranks.LONG_TIMEOUT,
+            begin=begin or ranks.LONG_TIMEOUT,
             box_timeout=BOX_SHORT if waits or self.cell.fault is Fault.BOX_STOPPED else None,
             environment=environment,
             network=network,
@@ -192,7 +194,7 @@ class FaultJob:
             self._release(self._ranks)
             self._hear_all("turning")
             self._inject()
-            if self._verdict in (Verdict.GOES_ON, Verdict.ALONE):
+            if self._verdict in (Verdict.CONTINUES, Verdict.ALONE):
                 for member in self._ranks:
                     self._tell(member, "stop")
         elif self._victim is None:
@@ -210,7 +212,7 @@ class FaultJob:
             self._release(others)
         else:
             self._release(others)
-            time.sleep(0.1)  # they have begun, mostly; either order must lead to the same
+            time.sleep(0.1)  # most ranks have begun; either order must lead to the same verdict
             self._inject()
 
     def _inject(self) -> None:
@@ -254,13 +256,13 @@ class FaultJob:
             self._faulted = time.monotonic()
 
     def _await_record(self, rank: int) -> None:
-        """Wait until the rank has told the others, in the store, that it is there."""
+        """Wait until the rank has published its record in the store."""
         store = TCPStore("127.0.0.1", self._port, is_master=False, wait_for_workers=False)
         while not any(key.endswith(f"/rendezvous/{rank}") for key in store.list_keys()):
             assert time.monotonic() < self._deadline, f"rank {rank} does not come"
             time.sleep(0.001)
 
-    # What becomes of the ranks.
+    # After the fault.
 
     def _hear_all(self, word: str) -> None:
         """Hear the ranks until each has said the word."""
@@ -270,7 +272,7 @@ class FaultJob:
                 assert not member.ended, f"rank {member.rank} has ended:\n{self._output(member)}"
 
     def _watch(self) -> list[Outcome]:
-        """Hear all ranks to their end, but for a victim that is stopped."""
+        """Hear all ranks to their end, except a victim that is stopped."""
         while living := [member for member in self._ranks if self._lives(member)]:
             self._hear_one(living)
         for member in self._ranks:
@@ -281,8 +283,8 @@ class FaultJob:
     def _hear_one(self, chosen: Sequence[_RankProcess]) -> None:
         """Take a message, or the end, of each of these that has any; wait for the first."""
         ready = wait([one.pipe for one in chosen], max(0.0, self._deadline - time.monotonic()))
-        told = [(member.rank, member.said, member.outcome) for member in self._ranks]
-        assert ready, f"after {LIMIT} s still waits for {[one.rank for one in chosen]}: {told}"
+        said = [(rank.rank, rank.said, rank.outcome) for rank in self._ranks]
+        assert ready, f"after {LIMIT} s still waits for {[one.rank for one in chosen]}: {said}"
         for member in chosen:
             if member.pipe not in ready:
                 continue
@@ -307,7 +309,7 @@ class FaultJob:
                     self._tell(member, answer)
 
     def _lives(self, member: _RankProcess) -> bool:
-        """Whether it has more to say; a rank that has been stopped has not."""
+        """Return True if the rank has more to say; a stopped rank has not."""
         stopped = self.cell.fault is Fault.STOPPED and self._faulted and member.rank == self._victim
         return not member.ended and not stopped
 
@@ -336,7 +338,9 @@ class FaultJob:
             self._tell(member, "go")
 
     def _tell(self, member: _RankProcess, order: str) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, as its pipe will say
+        with suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the rank has ended, as its pipe will say
             member.pipe.send(order)
 
 
@@ -356,7 +360,7 @@ def _namespaces() -> Iterator[Sequence[Any]]:
 
 @contextmanager
 def _file_system(folder: Path, size: int) -> Iterator[Path]:
-    """A file system of so many bytes, in memory."""
+    """Mount a file system of `size` bytes, in memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     at = os.fsencode(folder)
     if libc.mount(b"tmpfs", at, b"tmpfs", 0, f"size={size}".encode()) != 0:

@@ -1,4 +1,4 @@
-"""Compares what became of the ranks with the verdict of their cell."""
+"""Compares the ranks' outcomes with the verdict of their cell."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from harness.faults.matrix import (
 )
 from harness.faults.ranks import BASE
 
-# Seconds from the fault to the error of a rank that is told, twenty times what docs/failures.md
-# promises: 100 ms and one second.
+# Seconds from the fault to the error of a notified rank, twenty times the bounds of
+# docs/failures.md: 100 ms and one second.
 SOON = {Place.ONE_NODE: 2.0, Place.TWO_NODES: 20.0}
 LATE = 40.0  # seconds that an error may come after its timeout on a busy machine
 
@@ -31,9 +31,9 @@ def assert_as_expected(cell: Cell, outcomes: Sequence[Outcome]) -> None:
     seen = "\n".join(str(outcome) for outcome in outcomes)
     try:
         {
-            Verdict.TOLD: _told,
+            Verdict.NOTIFIED: _notified,
             Verdict.TIMEOUT: _timed_out,
-            Verdict.GOES_ON: _went_on,
+            Verdict.CONTINUES: _went_on,
             Verdict.REFUSED: _refused,
             Verdict.ALONE: _alone,
         }[verdict(cell)](cell, outcomes)
@@ -49,14 +49,14 @@ def survivors(cell: Cell, outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.rank != gone]
 
 
-def _told(cell: Cell, outcomes: Sequence[Outcome]) -> None:
+def _notified(cell: Cell, outcomes: Sequence[Outcome]) -> None:
     for outcome in survivors(cell, outcomes):
         _, text, seconds = _error(outcome)
         rank = rf"\brank {victim(cell)}\b"
         named = rf"{rank}|the store" if cell.fault is Fault.HOST_KILLED else rank
-        assert re.search(named, text), f"rank {outcome.rank} is not told which rank it is"
+        assert re.search(named, text), f"rank {outcome.rank}: the error names no rank"
         assert "timed out" not in text, f"rank {outcome.rank} had to wait for its timeout"
-        assert seconds < SOON[cell.place], f"rank {outcome.rank} is told after {seconds:.1f} s"
+        assert seconds < SOON[cell.place], f"rank {outcome.rank} is notified after {seconds:.1f} s"
 
 
 def _timed_out(cell: Cell, outcomes: Sequence[Outcome]) -> None:
@@ -72,7 +72,7 @@ def _timed_out(cell: Cell, outcomes: Sequence[Outcome]) -> None:
         beyond = _is_cut(cell) and outcome.rank == SIZE - 1
         missing = "[01]" if beyond else str(SIZE - 1)
         named = [rf"missing ranks: .*\b{missing}\b"]
-        if _is_cut(cell):  # the heartbeat's bound is the timeout, too; and the store lies beyond
+        if _is_cut(cell):  # the heartbeat's bound is the timeout, too; and the store is beyond
             named.append(rf"machine of rank {missing} .* has not answered")
             named += [r"the c10d store at \S+ did not answer"] * beyond
         assert re.search("|".join(named), text), f"rank {outcome.rank} does not know who is missing"
@@ -93,7 +93,7 @@ def _refused(cell: Cell, outcomes: Sequence[Outcome]) -> None:
         if cell.fault is Fault.MEMORY_FULL:
             assert re.search(r"cannot (make|allocate|map)|limit", text), "the cause is not named"
             assert outcome.rank == victim(cell) or re.search(rf"\brank {victim(cell)}\b", text), (
-                f"rank {outcome.rank} is not told which rank it is"
+                f"rank {outcome.rank}: the error names no rank"
             )
         elif cell.fault is Fault.DISK_FULL:
             assert re.search("No space left", text), "the cause is not named"
@@ -119,7 +119,9 @@ def _alone(cell: Cell, outcomes: Sequence[Outcome]) -> None:
 def _names_box(outcome: Outcome) -> None:
     kind, text, _ = _error(outcome)
     assert kind in ("BoxUnreachable", "OperationTimeout"), f"rank {outcome.rank}: {kind}"
-    assert re.search(r"\bbox\b|smb://", text), f"rank {outcome.rank} is not told that it is the box"
+    assert re.search(r"\bbox\b|smb://", text), (
+        f"rank {outcome.rank}: the error does not name the box"
+    )
 
 
 def _error(outcome: Outcome) -> tuple[str, str, float]:

@@ -1,4 +1,4 @@
-"""The table: faults, moments, places and modes, and what each of their combinations must lead to.
+"""The table: faults, moments, places and modes, and the verdict of each combination.
 
 Verdicts come from RULES, the first that applies.
 """
@@ -50,20 +50,20 @@ class Mode(Enum):
 
 
 class Verdict(Enum):
-    TOLD = "told"
+    NOTIFIED = "notified"
     TIMEOUT = "timeout"
-    GOES_ON = "goes on"
+    CONTINUES = "continues"
     REFUSED = "refused"
     ALONE = "alone"
     NO_SENSE = "no sense"
 
 
 MEANINGS = {
-    Verdict.TOLD: "each survivor has an error that names the rank, or the store, long before its "
-    "timeout; it can leave with exit code 0",
+    Verdict.NOTIFIED: "each survivor has an error that names the rank, or the store, long before "
+    "its timeout; it can leave with exit code 0",
     Verdict.TIMEOUT: "each survivor has an error at its timeout, which names the rank, the "
     "store or the box that is missing; it can leave with exit code 0",
-    Verdict.GOES_ON: "all others finish, with right results and exit code 0",
+    Verdict.CONTINUES: "all others finish, with right results and exit code 0",
     Verdict.REFUSED: "no rank begins: each has an error that names the cause",
     Verdict.ALONE: "the victim alone has an error, which names the cause; all others finish, with "
     "right results and exit code 0",
@@ -73,12 +73,12 @@ MEANINGS = {
 FAULTS = {
     Fault.KILLED: "SIGKILL to a rank",
     Fault.STOPPED: "SIGSTOP to a rank, for good",
-    Fault.RAISES: "a rank raises an exception that nobody catches",
+    Fault.RAISES: "a rank raises an exception that is not caught",
     Fault.EXITS: "a rank exits with 0 and leaves its groups as they are",
     Fault.CUT: "the link between two machines goes down, for good",
     Fault.SLOW: "the link between two machines becomes slow",
     Fault.HOST_KILLED: "SIGKILL to rank 0, which serves the store",
-    Fault.BOX_KILLED: "SIGKILL to a box with a store; started again at once, but for *init*",
+    Fault.BOX_KILLED: "SIGKILL to a box with a store; started again immediately, except in *init*",
     Fault.BOX_STOPPED: "SIGSTOP to the box, for good",
     Fault.DISK_FULL: "the file system with the box's store has no byte left",
     Fault.CLIENT_KILLED: "SIGKILL to a client of the box that is not a rank",
@@ -177,9 +177,9 @@ RULES = [
         Verdict.NO_SENSE,
         "A node has no link.",
     ),
-    Rule(_cells(Fault.SLOW), Verdict.GOES_ON, "A slow link costs time and nothing else."),
-    Rule(_cells(Fault.CLIENT_KILLED), Verdict.GOES_ON, "A client's death harms no other client."),
-    Rule(_cells(BOX, modes=_WITH_GROUP), Verdict.GOES_ON, "Collectives do not need the box."),
+    Rule(_cells(Fault.SLOW), Verdict.CONTINUES, "A slow link costs time and nothing else."),
+    Rule(_cells(Fault.CLIENT_KILLED), Verdict.CONTINUES, "A client's death harms no other client."),
+    Rule(_cells(BOX, modes=_WITH_GROUP), Verdict.CONTINUES, "Collectives do not need the box."),
     Rule(
         _cells(BOX, Moment.INIT),
         Verdict.REFUSED,
@@ -187,11 +187,11 @@ RULES = [
     ),
     Rule(
         _cells(frozenset({Fault.BOX_KILLED, Fault.DISK_FULL})),
-        Verdict.GOES_ON,
+        Verdict.CONTINUES,
         "A box that is started again has lost nothing, and what a segment needs on the disk is "
         "reserved when it is made.",
     ),
-    Rule(_cells(moments=Moment.EXIT), Verdict.GOES_ON, "Who leaves waits for nobody."),
+    Rule(_cells(moments=Moment.EXIT), Verdict.CONTINUES, "A rank that leaves does not wait."),
     Rule(
         _cells(Fault.BOX_STOPPED),
         Verdict.TIMEOUT,
@@ -210,9 +210,9 @@ RULES = [
     Rule(
         _cells(Fault.CUT, AT_WORK | {Moment.DESTROY}, Place.TWO_NODES, _WITH_BOX),
         Verdict.ALONE,
-        "Workers do not wait for one another, so a cut link is felt by those beyond it.",
+        "Workers do not wait for one another, so only workers beyond a cut link notice it.",
     ),
-    Rule(_cells(moments=Moment.DESTROY), Verdict.GOES_ON, "Who leaves waits for nobody."),
+    Rule(_cells(moments=Moment.DESTROY), Verdict.CONTINUES, "A rank that leaves does not wait."),
     Rule(
         _cells(Fault.CUT),
         Verdict.TIMEOUT,
@@ -225,7 +225,7 @@ RULES = [
     ),
     Rule(
         _cells(Fault.MEMORY_FULL, Moment.NEW_GROUP),
-        Verdict.GOES_ON,
+        Verdict.CONTINUES,
         "The first group reserves the addresses for all groups.",
     ),
     Rule(
@@ -235,7 +235,7 @@ RULES = [
     ),
     Rule(
         _cells(RANK_GONE, AT_WORK, modes=_WITH_BOX),
-        Verdict.GOES_ON,
+        Verdict.CONTINUES,
         "Workers do not wait for one another.",
     ),
     Rule(
@@ -244,9 +244,9 @@ RULES = [
     Rule(
         _cells(frozenset({Fault.RAISES, Fault.EXITS}), Moment.INIT),
         Verdict.TIMEOUT,
-        "Nobody knows a rank that has never come: the timeout names it.",
+        "A rank that has never come is unknown: the timeout names it.",
     ),
-    Rule(_cells(RANK_ENDS), Verdict.TOLD, "A death is proven, and told at once."),
+    Rule(_cells(RANK_ENDS), Verdict.NOTIFIED, "A death is proven, and published immediately."),
 ]
 
 CELLS = [Cell(*values) for values in product(Fault, Moment, Place, Mode)]
@@ -273,8 +273,8 @@ def pairs(cell: Cell) -> Iterator[tuple[Enum, Enum]]:
 def covering() -> list[Cell]:
     """Return few sensible cells in which every two values meet that meet in any sensible cell.
 
-    Greedy: always the cell with most pairs that are not covered yet; of equals, the one whose
-    values were chosen least often, so that no place or mode is a stand-in for the others.
+    Greedy: always the cell with most uncovered pairs. Of equals, it takes the cell whose values
+    were chosen least often, so that all places and modes are covered evenly.
     """
     left = {pair for cell in sensible() for pair in pairs(cell)}
     times: Counter[Enum] = Counter()

@@ -39,23 +39,23 @@ from harness.box_process import TOKEN
 from harness.faults.matrix import AT_WORK, Cell, Mode, Moment
 from harness.network import enter_namespace
 
-PATIENCE = 60.0  # seconds: the timeout of what is not to time out
+LONG_TIMEOUT = 60.0  # seconds, for operations that must not time out
 _LARGE = 1 << 18  # elements: 1 MiB
 _ROOM = 256 << 20  # bytes that a rank with full memory has left: for all but a segment
-BASE = 100_000.0  # what an exchange of rank r adds is BASE to the power of r
+BASE = 100_000.0  # an exchange of rank r adds BASE to the power of r
 
 
 class DeliberateError(Exception):
-    """The victim's, which nobody catches."""
+    """The victim's exception, which is not caught."""
 
 
 @dataclass(frozen=True)
 class RankSetup:
     """The arguments of a rank's process.
 
-    timeout: of operations, in seconds; begin: of init_process_group and new_group; box_timeout: of
-    operations on the box, None is none, and of the attempts to reach it again.
-    host: where rank 0 serves the store. box: the box's address, or empty.
+    timeout: seconds for operations; begin: for init_process_group and new_group.
+    box_timeout: seconds for operations on the box, None is none, and for attempts to reach it.
+    host: the address at which rank 0 serves the store. box: the box's address, or empty.
     """
 
     cell: Cell
@@ -73,7 +73,7 @@ class RankSetup:
 
 
 class Work(ABC):
-    """A mode: what its operations are, and what must come of them."""
+    """A mode: its operations, and the results that they must have."""
 
     def __init__(self, setup: RankSetup) -> None:
         self._setup = setup
@@ -84,21 +84,21 @@ class Work(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Save a checkpoint, all ranks at once."""
+        """Save a checkpoint, on all ranks together."""
 
-    def finish(self, told: Callable[[], None]) -> float:
-        """Check the results of all turns; `told` returns when all ranks' turns are done."""
+    def finish(self, all_done: Callable[[], None]) -> float:
+        """Check the results of all turns; `all_done` returns when all ranks' turns are done."""
         return 0
 
     def close(self) -> None:
-        """Release what is not a group."""
+        """Release all resources except groups."""
         return
 
     def _file(self) -> Path:
         return self._setup.folder / f"checkpoint{self._setup.rank}"
 
     def _save(self, state: Any) -> None:
-        """Save it; what was saved before stays until this is whole."""
+        """Save the state; the earlier checkpoint stays until this one is whole."""
         half = self._file().with_suffix(".half")
         torch.save(state, half)
         os.replace(half, self._file())
@@ -149,7 +149,7 @@ class Hook(Work):
         self._save(self._state.state_dict())
         dist.barrier()
 
-    def finish(self, told: Callable[[], None]) -> float:
+    def finish(self, all_done: Callable[[], None]) -> float:
         self._state.drain(self._optimizer)
         for found, expected in zip(self._model.all, self._expected, strict=True):
             assert torch.equal(found.detach(), expected), "a gradient was lost, or counted twice"
@@ -157,7 +157,7 @@ class Hook(Work):
 
 
 class _Weighted(nn.Module):
-    """Its gradients are `factor` times 1, 2, 3, ..."""
+    """A model whose gradients are `factor` times 1, 2, 3, ..."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Asynchronous(Work):
             setup.box,
             TOKEN,
             transport=setup.transport,  # type: ignore[arg-type]
-            reconnect_timeout=setup.box_timeout or PATIENCE,
+            reconnect_timeout=setup.box_timeout or LONG_TIMEOUT,
             timeout=setup.box_timeout,
         )
         self._model = nn.Linear(40_000, 1, bias=False, dtype=torch.float64)
@@ -194,7 +194,7 @@ class Asynchronous(Work):
             overlap=False,
             name=setup.cell.name,
             workers=setup.size,
-            timeout=PATIENCE,
+            timeout=LONG_TIMEOUT,
         )
         self._turns = 0
 
@@ -209,8 +209,8 @@ class Asynchronous(Work):
         if self._setup.rank == 0:
             self._save(self._server.state_dict())
 
-    def finish(self, told: Callable[[], None]) -> float:
-        told()
+    def finish(self, all_done: Callable[[], None]) -> float:
+        all_done()
         self._server.pull()
         weight = self._model.weight.detach()
         assert (weight == weight[0, 0]).all(), "an exchange was added in part"
@@ -256,7 +256,7 @@ class Rank:
             while self._pipe.recv() != "leave":  # no other has its error by this one's end
                 pass
             if self._work is not None:
-                with contextlib.suppress(Exception):  # it had an error already
+                with contextlib.suppress(Exception):  # the rank had an error already
                     self._work.close()
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -269,7 +269,7 @@ class Rank:
 
             seconds = setup.box_timeout
             self._idle = smb.connect(
-                setup.box, TOKEN, reconnect_timeout=seconds or PATIENCE, timeout=seconds
+                setup.box, TOKEN, reconnect_timeout=seconds or LONG_TIMEOUT, timeout=seconds
             )
             self._idle.alloc(4096, temporary=True).write()
         self._gate(Moment.INIT)
@@ -325,15 +325,15 @@ class Rank:
     def _meet(self) -> Store:
         """Return the store; rank 0 serves it."""
         setup = self._setup
-        patience = timedelta(seconds=PATIENCE)
+        timeout = timedelta(seconds=LONG_TIMEOUT)
         if setup.rank == 0:
             served = TCPStore(
-                setup.host, 0, setup.size, is_master=True, timeout=patience, wait_for_workers=False
+                setup.host, 0, setup.size, is_master=True, timeout=timeout, wait_for_workers=False
             )
             self._say("port", served.port)
             return served
         port = self._pipe.recv()
-        return TCPStore(setup.host, port, setup.size, is_master=False, timeout=patience)
+        return TCPStore(setup.host, port, setup.size, is_master=False, timeout=timeout)
 
     def _gate(self, moment: Moment) -> None:
         if moment is self._setup.cell.moment:
@@ -343,7 +343,7 @@ class Rank:
     def _obey(self) -> None:
         order = self._pipe.recv()
         if order == "raise":
-            raise DeliberateError("told to raise")
+            raise DeliberateError("raises as requested")
         if order == "exit":
             sys.exit(0)
         if order == "stop":
@@ -386,7 +386,7 @@ def run_rank(pipe: Connection, setup: RankSetup) -> None:
     try:
         Rank(pipe, setup).run()
     finally:
-        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
+        atexit._run_exitfuncs()  # a process of multiprocessing leaves these out
 
 
 def run_client(pipe: Connection, box: str) -> None:
