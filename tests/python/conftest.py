@@ -1,9 +1,9 @@
 """Fixtures: `ranks` (every world size in turn) and pools of that many ranks.
 
-`@pytest.mark.ranks(2, 4)` limits a test to those world sizes; HBMCOMM_TEST_RANKS=N limits the run
-to one. The quick tier takes 2 ranks, or the smallest number of at least 2 that a test allows; the
-full tier takes the others, unless the test is marked `every_size`. A session keeps one pool at a
-time: pytest runs all tests of a world size together.
+`@pytest.mark.ranks(2, 4)` limits a test to these world sizes; HBMCOMM_TEST_RANKS=N limits the run
+to one size. The quick tier takes 2 ranks, or the smallest number of at least 2 that a test allows.
+The full tier takes the others, unless the test is marked `every_size`. A session keeps one pool at
+a time: pytest runs all tests of a world size together.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def pool(ranks: int) -> Iterator[Pool]:
-    """The session's pool of `ranks` ranks. A test that may harm the group takes another."""
+    """Yield the session's pool of `ranks` ranks. A test that may harm the group takes another."""
     shared = Pool(ranks)
     yield shared
     assert not any(shared.close()), "a rank of the pool left with an error code"
@@ -89,7 +89,7 @@ def pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def fresh_pool(ranks: int) -> Iterator[Pool]:
-    """A pool for this test alone; killed at the end."""
+    """Yield a pool for this test alone; killed at the end."""
     own = Pool(ranks)
     yield own
     own.kill()
@@ -97,7 +97,7 @@ def fresh_pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def impatient_pool(ranks: int) -> Iterator[Pool]:
-    """A pool for this test alone, with a short group timeout; killed at the end."""
+    """Yield a pool for this test alone, with a short group timeout; killed at the end."""
     own = Pool(ranks, timeout=SHORT_TIMEOUT)
     yield own
     own.kill()
@@ -113,7 +113,7 @@ def bare_pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def socket_folder() -> Iterator[Path]:
-    """A folder with a path that is short enough for Unix sockets, which tmp_path's may not be."""
+    """Yield a directory with a path short enough for Unix sockets; tmp_path may be too long."""
     with TemporaryDirectory(prefix="hbmcomm-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -123,7 +123,7 @@ def nothing_left() -> Iterator[None]:
     """Fails the test if it leaves an entry in /dev/shm behind."""
     before = shm.entries()
     yield
-    deadline = time.monotonic() + 5  # what is ending now may take a moment
+    deadline = time.monotonic() + 5  # ending processes may take a moment
     while (left := shm.left_since(before)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, f"left behind in /dev/shm: {sorted(left)}"

@@ -1,10 +1,10 @@
-"""A soak: what a group may leave behind, looked for over hours. `make soak`, or
+"""A soak: checks for hours that groups leave nothing behind. `make soak`, or
 
     .venv/bin/python tests/python/soak.py --cycles 1000 --kills 200 --minutes 30 --seed 7
 
 cycles of init_process_group and destroy_process_group; ranks killed at random moments; random
 collectives on groups that come and go, compared with Gloo's. Each part counts descriptors, threads,
-mappings, resident memory and files in /dev/shm before and after, prints them, and fails with what
+mappings, resident memory and files in /dev/shm before and after, prints them, and fails if one
 grew. The same seed makes the same choices.
 """
 
@@ -47,8 +47,8 @@ LARGE = 128 << 10  # bytes
 def return_large_blocks() -> None:
     """Have malloc return large blocks to the kernel, always.
 
-    Its own threshold grows with what is freed, and what the last users of an arena leave at its end
-    then stays: tens of megabytes, or none, as it happens.
+    Its own threshold grows with freed blocks. Then the free end of an arena stays: tens of
+    megabytes, or none, by chance.
     """
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE) == 1
 
@@ -93,7 +93,7 @@ def cycle(context: Context, cycles: int) -> tuple[Count, Count]:
 
 
 def mix(context: Context, minutes: float) -> tuple[Count, Count]:
-    """Run random collectives on groups that come and go, each beside Gloo's."""
+    """Run random collectives on groups that come and go, each compared with Gloo's."""
     return_large_blocks()
     form(context, "mixed")
     gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
@@ -168,7 +168,7 @@ OPERATIONS: list[Callable[[torch.Tensor, dist.ProcessGroup], None]] = [
 
 
 def grown(counts: list[tuple[Count, Count]]) -> list[str]:
-    """Return what grew in which rank."""
+    """Return a line for each count that grew, with its rank."""
     found = []
     for rank, (before, after) in enumerate(counts):
         for what, early in before.items():

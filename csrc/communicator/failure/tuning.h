@@ -136,7 +136,7 @@ inline constexpr int kProbePeriodSeconds = 1;
 // Below: the connection stays, and work continues when the machine answers again.
 // Above: the kernel ends the connection, and the other process counts as dead.
 // Measure: `pytest tests/python/failures/test_cut_link.py -k
-// test_work_goes_on_when_the_link_is_back`
+// test_work_continues_when_the_link_is_back`
 inline constexpr unsigned kKernelTimeoutMilliseconds = 24 * 3600 * 1000;
 
 // -- The cause of an error
@@ -158,7 +158,7 @@ inline constexpr std::chrono::milliseconds kDeathSightTimeout{700};
 // Below: the rank waits for the report.
 // Above: the rank raises its own timeout, which names the late rank.
 // Measure: `pytest tests/python/failures/test_deaths.py -k
-// test_a_timeout_names_the_rank_that_the_others_wait_for_too`
+// test_a_timeout_names_the_rank_that_others_wait_for`
 inline constexpr std::chrono::milliseconds kLocalPeerReportTimeout{500};
 
 // The wait for the report of the sender of an oversized message, which knows both operations.

@@ -1,5 +1,8 @@
-"""Large operations on an accelerator's tensors in chunks: the bits of one go, the copies of both
-directions beside the reduction, and one operation to errors, sequence numbers and whoever dies."""
+"""Large operations on an accelerator's tensors in chunks.
+
+Chunks give the bits of a single operation. Copies in both directions overlap the reduction. For
+errors, sequence numbers and deaths the chunks are one operation.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ CHUNKS = 12
 COUNT = CHUNKS * CHUNK // 4  # of float32
 ENVIRONMENT = {"HBMCOMM_DEVICE_CHUNK_BYTES": "16K"}
 # Host copies below 64 KiB are PyTorch's, which shows when one is freed early.
-SMALL = {"HBMCOMM_DEVICE_CHUNK_BYTES": "4K"}
-SMALL_COUNT = CHUNKS * 1024
+CHUNK_4K = {"HBMCOMM_DEVICE_CHUNK_BYTES": "4K"}
+CHUNKED_COUNT = CHUNKS * 1024
 WAIT_SECONDS = 60.0  # for quick events
 
 
@@ -53,15 +56,15 @@ def chunk_pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def own_chunk_pool(ranks: int) -> Iterator[Pool]:
-    """The pool of one test, which may harm the group; killed at the end."""
-    own = Pool(ranks, device=accelerator.NAME, environment=SMALL)
+    """Yield the pool of one test, which may harm the group; killed at the end."""
+    own = Pool(ranks, device=accelerator.NAME, environment=CHUNK_4K)
     yield own
     own.kill()
 
 
 @pytest.fixture
 def impatient_chunk_pool(ranks: int) -> Iterator[Pool]:
-    own = Pool(ranks, device=accelerator.NAME, environment=SMALL, timeout=SHORT_TIMEOUT)
+    own = Pool(ranks, device=accelerator.NAME, environment=CHUNK_4K, timeout=SHORT_TIMEOUT)
     yield own
     own.kill()
 
@@ -182,7 +185,7 @@ def test_mismatch(own_chunk_pool: Pool, counts: tuple[int, int], device: str) ->
 def check_timeout(context: Context) -> None:
     """The device of rank 0 stops in the middle of an operation."""
     delayed = accelerator.load()
-    tensor = torch.ones(SMALL_COUNT, device=context.device)
+    tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     dist.all_reduce(tensor)
     delayed.synchronize()
     if context.rank == 0:
@@ -207,7 +210,7 @@ def test_timeout_between_chunks(impatient_chunk_pool: Pool) -> None:
 def check_order_after_an_error(context: Context, async_op: bool) -> None:
     """A write after the error stays, though results of the first chunks come later."""
     delayed = accelerator.load()
-    tensor = torch.ones(SMALL_COUNT, device=context.device)
+    tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     dist.all_reduce(tensor)
     delayed.synchronize()
     delayed.allow_copies(delayed.Direction.TO_DEVICE, 0)
@@ -222,12 +225,12 @@ def check_order_after_an_error(context: Context, async_op: bool) -> None:
     delayed.allow_copies(delayed.Direction.TO_DEVICE, -1)
     delayed.allow_copies(delayed.Direction.TO_HOST, -1)
     torch.accelerator.synchronize()
-    assert torch.equal(tensor.cpu(), torch.full((SMALL_COUNT,), 7.0))
+    assert torch.equal(tensor.cpu(), torch.full((CHUNKED_COUNT,), 7.0))
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("async_op", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_results_come_before_what_follows_an_error(
+def test_results_come_before_operations_after_an_error(
     impatient_chunk_pool: Pool, async_op: bool
 ) -> None:
     impatient_chunk_pool.run(check_order_after_an_error, async_op)
@@ -236,7 +239,7 @@ def test_results_come_before_what_follows_an_error(
 def check_lost(context: Context) -> None:
     """The device is lost in the middle of an operation, with copies of both directions queued."""
     delayed = accelerator.load()
-    tensor = torch.ones(SMALL_COUNT, device=context.device)
+    tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     delayed.synchronize()
     dist.barrier()
     if context.rank == 0:
@@ -262,7 +265,7 @@ def test_device_lost_between_chunks(own_chunk_pool: Pool) -> None:
 def check_death(context: Context) -> None:
     """Rank 1 dies when a part of the chunks is reduced; no copy of the others loses its buffer."""
     delayed = accelerator.load()
-    tensor = torch.ones(SMALL_COUNT, device=context.device)
+    tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     delayed.synchronize()
     dist.barrier()
     before = delayed.copies(delayed.Direction.TO_DEVICE)

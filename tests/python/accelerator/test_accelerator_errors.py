@@ -34,7 +34,7 @@ def check_devices(context: Context) -> None:
     with pytest.raises(ValueError, match="mixes the devices late:0 and late:1"):
         backend.allgather([[own.clone(), other.clone()]], [own]).wait()
     sparse = torch.eye(3).to_sparse()
-    dist.all_reduce(sparse)  # the CPU's goes on working
+    dist.all_reduce(sparse)  # the CPU's backend still works
     second = dist.new_group(backend="hbm")
     dist.all_reduce(other, group=second)
     assert other.cpu().tolist() == [context.size] * 4
@@ -64,7 +64,7 @@ def test_graph_capture(delayed_pool: Pool) -> None:
     delayed_pool.run(check_capture)
 
 
-def check_untold_capture(context: Context) -> None:
+def check_unreported_capture(context: Context) -> None:
     """PyTorch 2.12 raises for a device that does not say whether a stream records a graph."""
     delayed = accelerator.load()
     delayed.tell_of_captures(False)
@@ -74,8 +74,8 @@ def check_untold_capture(context: Context) -> None:
     assert tensor.cpu().tolist() == [context.size] * 4
 
 
-def test_device_that_does_not_tell_of_captures(delayed_pool: Pool) -> None:
-    delayed_pool.run(check_untold_capture)
+def test_device_that_does_not_report_captures(delayed_pool: Pool) -> None:
+    delayed_pool.run(check_unreported_capture)
 
 
 def check_no_pinned_memory(context: Context) -> None:
@@ -117,7 +117,7 @@ def check_timeout(context: Context) -> None:
     assert delayed.pinned_counts()["freed_in_copy"] == 0
 
 
-def test_timeout_while_the_device_is_late(short_timeout_delayed_pool: Pool) -> None:
+def test_timeout_while_the_device_is_delayed(short_timeout_delayed_pool: Pool) -> None:
     short_timeout_delayed_pool.run(check_timeout)
 
 
@@ -160,7 +160,7 @@ def test_rank_that_dies(own_delayed_pool: Pool) -> None:
 
 
 def check_death_of_a_peer(context: Context) -> None:
-    """Messages to and from a rank that dies, with their copies under way."""
+    """Exchange messages with a rank that dies while their copies are in flight."""
     delayed = accelerator.load()
     tensors = [torch.ones(count, device=context.device) for count in (COUNT, 3_000_001)]
     for tensor in tensors:

@@ -30,7 +30,7 @@ def trained(
     device: str,
     options: dict[str, Any],
 ) -> list[torch.Tensor]:
-    """Train over a group. Of the options, `allocate` and `divide_factor` are called, not passed."""
+    """Train over a group. The options `allocate` and `divide_factor` are calls, not arguments."""
     options = dict(options)
     allocate = options.pop("allocate", False) and group is not context.gloo
     factor = options.pop("divide_factor", None)

@@ -69,8 +69,8 @@ def assert_alike(
 def computed_alike(wanted: bool) -> AbstractContextManager[Any]:
     """Have PyTorch compute the products on the CPU, too, if wanted.
 
-    Where products differ in their last bits, a narrow wire rounds some to another neighbour, and
-    the steps after that carry the trainings apart without a bound.
+    If products differ in their last bits, a narrow wire rounds some of them to another number.
+    Later steps then carry the trainings apart without a bound.
     """
     return mock.patch.object(products, "_native", lambda _: False) if wanted else nullcontext()
 
@@ -117,10 +117,10 @@ def test_error_feedback(delayed_pool: Pool, kind: str, options: dict[str, Any]) 
 
 
 def check_passes(context: Context) -> None:
-    """Each pass over random tensors of each pair of types, some with a NaN or an infinity."""
+    """Check each pass over random tensors of each pair of types, some not finite."""
     draw = context.own_random
     for _ in range(30):
-        cache, gradient = draw.choice(
+        residual, gradient = draw.choice(
             [
                 (torch.float32, torch.float32),
                 (torch.float32, torch.bfloat16),
@@ -134,8 +134,8 @@ def check_passes(context: Context) -> None:
         gradients[1].zero_()
         if draw.random() < 0.5:
             gradients[2][0] = draw.choice([float("inf"), float("nan")])
-        before = [random_numbers(context, counts[0], cache), None, None]
-        after = [torch.empty(count, dtype=cache) for count in counts]
+        before = [random_numbers(context, counts[0], residual), None, None]
+        after = [torch.empty(count, dtype=residual) for count in counts]
         there = [each.to(context.device) for each in after]
         squares, factor = draw.random() < 0.5, draw.choice([1.0, 0.25, 0.3])
         right = passes.accumulate(gradients, before, after, factor, squares)
@@ -149,7 +149,9 @@ def check_passes(context: Context) -> None:
         torch.testing.assert_close(found.cpu(), right, equal_nan=True)
         for ours, theirs in zip(there, after, strict=True):
             torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0, equal_nan=True)
-        wire = torch.empty(sum(counts), dtype=torch.bfloat16 if cache.itemsize == 4 else cache)
+        wire = torch.empty(
+            sum(counts), dtype=torch.bfloat16 if residual.itemsize == 4 else residual
+        )
         wire_there = wire.to(context.device)
         passes.pack(after, wire, factor, 1 / factor)
         passes.pack(there, wire_there, factor, 1 / factor)
@@ -172,7 +174,7 @@ def test_passes(delayed_pool: Pool) -> None:
 
 
 def check_sums(context: Context) -> None:
-    """Also sums that float32 does not hold."""
+    """Check sums, also sums beyond float32."""
     for size in (1.0, 1e38):
         given = [size * torch.randn(count, generator=context.generator) for count in (300, 0, 70)]
         found = passes.sums_of([each.clamp(-3e38, 3e38).to(context.device) for each in given])

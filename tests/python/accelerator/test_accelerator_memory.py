@@ -89,7 +89,7 @@ def receives_until_none_is_left(group: dist.ProcessGroup, peer: int, taken: list
 
 
 def check_staging_is_kept(context: Context) -> None:
-    """Other threads take all staging memory that they get while a large operation goes on."""
+    """Other threads take all available staging memory during a large operation."""
     delayed = accelerator.load()
     delayed.set_longest_delay(0)
     peer = 1 - context.rank

@@ -31,7 +31,7 @@ def check(context: Context, function: Train) -> None:
 
 
 def own_group(rank: int, all_ranks: list[list[int]], backend: str) -> dist.ProcessGroup:
-    """Make a group of each list of ranks; return that of `rank`."""
+    """Make a group of each list of ranks; return the group with `rank`."""
     groups: list[dist.ProcessGroup] = [
         dist.new_group(ranks, backend=backend) for ranks in all_ranks
     ]

@@ -25,7 +25,7 @@ Dense = tuple[int, ...]
 
 
 def device_backend(context: Context) -> Any:
-    """The group's backend: torch.distributed has sparse all_reduce for the CPU and CUDA alone."""
+    """Return the backend; torch.distributed has sparse all_reduce for the CPU and CUDA alone."""
     return _get_default_group()._get_backend(torch.device(context.device))
 
 
@@ -107,8 +107,10 @@ def test_all_reduce(delayed_pool: Pool) -> None:
 
 
 def check_queued(context: Context) -> None:
-    """What is queued before and after is ordered with it, the host never waits for the device, and
-    one operation sees the result of the one before."""
+    """Check the order of queued work before and after an operation.
+
+    The host never waits for the device, and an operation sees the result of the operation before.
+    """
     delayed = accelerator.load()
     backend = device_backend(context)
     data = random_sparse(context, 3000)
@@ -156,7 +158,7 @@ def check_memory(context: Context) -> None:
     delayed = accelerator.load()
     backend = device_backend(context)
     issuing, other = torch.accelerator.current_stream(), torch.Stream(device=context.device)
-    kept = []
+    saved = []
     for index in range(20):
         data = random_sparse(context, 300)
         tensor = on_device(context, data)
@@ -165,14 +167,14 @@ def check_memory(context: Context) -> None:
         with reader:
             work.wait()
             delayed.hold()
-            kept.append((reduced_by_gloo(context, data), tensor._values().clone()))
+            saved.append((reduced_by_gloo(context, data), tensor._values().clone()))
         del tensor, work
         with writer:
             backend.allreduce([on_device(context, -data)]).wait()  # of the same size
         with reader:
             delayed.release()
     torch.accelerator.synchronize()
-    for expected, seen in kept:
+    for expected, seen in saved:
         assert torch.equal(seen.cpu(), expected.coalesce().values())
     gc.collect()
     counts = delayed.pinned_counts()
@@ -185,8 +187,8 @@ def test_memory_in_use(delayed_pool: Pool) -> None:
 
 
 def check_polled(context: Context) -> None:
-    """The stream that issued an operation may use the result when is_completed() says that it is
-    there, without a wait(): it keeps the memory too."""
+    """Use the result after is_completed() without a wait(), on the issuing stream, which keeps the
+    memory."""
     delayed = accelerator.load()
     backend = device_backend(context)
     data = random_sparse(context, 300)
@@ -221,7 +223,7 @@ def test_future(delayed_pool: Pool) -> None:
 
 
 def check_refused(context: Context) -> None:
-    """Before anything is sent: the group goes on."""
+    """Check refusals before anything is sent: the group continues."""
     delayed = accelerator.load()
     backend = device_backend(context)
     dist.all_reduce(torch.ones(4, device=context.device))  # from now on the group works on late:0

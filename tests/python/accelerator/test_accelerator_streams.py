@@ -1,5 +1,5 @@
-"""Guarantees to what is queued before and after an operation on accelerator tensors, and that the
-host never waits for the device. The test accelerator holds streams back where a mistake would show.
+"""The order of queued work before and after an operation on accelerator tensors. The host never
+waits for the device. The delayed test device holds streams back so that a mistake shows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def total(context: Context, factor: float = 1.0) -> float:
 
 
 def mine(context: Context, value: float = 1.0) -> torch.Tensor:
-    """A tensor whose values this rank's current stream writes late."""
+    """Return a tensor whose values this rank's current stream writes late."""
     return torch.zeros(COUNT, device=context.device).fill_(value * (context.rank + 1))
 
 
@@ -64,7 +64,7 @@ def test_issue_does_not_block(delayed_pool: Pool) -> None:
 
 
 def check_wait_blocks_the_stream_alone(context: Context) -> None:
-    """wait() returns while the device has not the result yet, and what is queued then sees it."""
+    """wait() returns before the device has the result, and work queued then sees it."""
     delayed = accelerator.load()
     tensor = mine(context)
     work = dist.all_reduce(tensor, async_op=True)
@@ -109,15 +109,15 @@ def check_many_tensors(context: Context) -> None:
         )
 
 
-def test_many_at_once(delayed_pool: Pool) -> None:
+def test_many_operations_in_flight(delayed_pool: Pool) -> None:
     delayed_pool.run(check_many_tensors)
 
 
 def check_memory_in_use(context: Context) -> None:
-    """Tensors that are dropped while copies of them are under way: their memory is not given to
-    others, and the host's is not freed."""
+    """Drop tensors while copies of them are in flight: their memory is not reused, and the host's
+    is not freed."""
     delayed = accelerator.load()
-    kept = []
+    saved = []
     for index in range(30):
         tensor = mine(context, index + 1)
         work = dist.all_reduce(tensor, async_op=True)
@@ -125,10 +125,10 @@ def check_memory_in_use(context: Context) -> None:
         gathering = dist.all_gather_into_tensor(received, mine(context, -1), async_op=True)
         assert work is not None and gathering is not None
         work.wait()
-        kept.append((total(context, index + 1), tensor.clone()))
+        saved.append((total(context, index + 1), tensor.clone()))
         del tensor, work, received, gathering
         torch.empty(COUNT, device=context.device).fill_(-1.0)
-    for expected, seen in kept:
+    for expected, seen in saved:
         assert torch.equal(seen.cpu(), torch.full((COUNT,), expected))
     gc.collect()
     counts = delayed.pinned_counts()
@@ -214,7 +214,7 @@ def test_batched_messages(delayed_pool: Pool) -> None:
 
 
 def check_side_stream(context: Context) -> None:
-    """An operation that is issued under another stream waits for that one."""
+    """Check that an operation issued under another stream waits for that stream."""
     tensor = mine(context)
     side = torch.Stream(device=context.device)
     side.wait_stream(torch.accelerator.current_stream())

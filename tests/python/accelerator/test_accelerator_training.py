@@ -35,11 +35,11 @@ def train(model: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor]:
 def check_ddp(context: Context) -> None:
     torch.manual_seed(context.seed)
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5))
-    twin = copy.deepcopy(model).to(context.device)
+    on_device = copy.deepcopy(model).to(context.device)
     batches = [random_numbers(context, (8, 20), torch.float32) for _ in range(STEPS)]
     expected = train(DistributedDataParallel(model, process_group=context.gloo), batches)
-    small_buckets = DistributedDataParallel(twin, bucket_cap_mb=0.002)
-    got = train(small_buckets, [batch.to(context.device) for batch in batches])
+    several_buckets = DistributedDataParallel(on_device, bucket_cap_mb=0.002)
+    got = train(several_buckets, [batch.to(context.device) for batch in batches])
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -108,5 +108,5 @@ def check_benchmark(context: Context) -> None:
 
 
 def test_benchmark(delayed_pool: Pool) -> None:
-    """The calls that benchmarks.gpu times work."""
+    """Check that the calls timed by benchmarks.gpu work."""
     delayed_pool.run(check_benchmark)

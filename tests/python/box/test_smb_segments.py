@@ -30,7 +30,7 @@ def test_a_new_segment_is_of_zeros_and_has_a_key(box: smb.Box) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4 * KIB, 3 * MIB + 7])
-def test_what_is_written_is_read(box: smb.Box, size: int) -> None:
+def test_written_records_are_read(box: smb.Box, size: int) -> None:
     data = random_bytes(size)
     segment = box.alloc(size, temporary=True)
     segment.buffer[:] = data

@@ -1,4 +1,4 @@
-"""`hbmcomm bench box`: what it measures through the public client, writes and refuses."""
+"""`hbmcomm bench box`: its measurements through the public client, its output, and refusals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_each_client_has_its_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--sections", "shm,carrier-pigeon"], ["carrier-pigeon", "accumulate"]),
         (["--largest", "lots"], ["lots", "KiB"]),
@@ -99,10 +99,10 @@ def test_each_client_has_its_share(tmp_path: Path) -> None:
         (["--png", "plot.png"], ["python -m benchmarks.plot"]),
     ],
 )
-def test_it_refuses_what_cannot_be_measured(arguments: Sequence[str], told: list[str]) -> None:
+def test_impossible_arguments_are_refused(arguments: Sequence[str], expected: list[str]) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2
-    for word in told:
+    for word in expected:
         assert word in result.output
 
 
@@ -110,11 +110,11 @@ def test_it_refuses_what_cannot_be_measured(arguments: Sequence[str], told: list
     ("command", "module"),
     [("async-sgd", "papers.async_sgd"), ("layerdrop", "papers.layer_drop")],
 )
-def test_what_reproduces_papers_has_moved(command: str, module: str) -> None:
+def test_commands_that_reproduce_papers_have_moved(command: str, module: str) -> None:
     result = CliRunner().invoke(app, ["bench", command, "--quick", "--sections", "node"])
     assert result.exit_code == 2
-    (told,) = result.output.splitlines()
-    assert f"python -m {module}" in told
+    (line,) = result.output.splitlines()
+    assert f"python -m {module}" in line
 
 
 def test_a_box_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_a_section_that_cannot_run_does_not(monkeypatch: pytest.MonkeyPatch) -> 
     assert "not measured: shm: not on this machine" in result.stdout
 
 
-def test_turns_are_taken_in_rounds() -> None:
+def test_contenders_alternate_in_rounds() -> None:
     turns: list[str] = []
 
     def takes(name: str, microseconds: float) -> Any:
@@ -148,13 +148,13 @@ def test_turns_are_taken_in_rounds() -> None:
         return run
 
     found = interleave({"a": takes("a", 1e6), "b": takes("b", 5e3)}, rounds=3)
-    assert turns[2:] == ["a", "b"] * 3 + ["a"] * 3 + ["b"] * 3  # beside one another, then alone
+    assert turns[2:] == ["a", "b"] * 3 + ["a"] * 3 + ["b"] * 3  # interleaved, then alone
     assert (found["a"].interleaved, found["a"].alone) == ([1e6] * 3, [1e6] * 3)
     assert found["b"].interleaved == [5e3] * 6, "a turn has as many samples as fit"
     assert not interleave({"a": takes("a", 1.0)}, rounds=1)["a"].alone, "it was alone"
 
 
-def test_a_sample_is_a_call_unless_that_is_too_short_to_time() -> None:
+def test_a_sample_is_a_call_or_a_timeable_batch() -> None:
     asked: list[tuple[int, int]] = []
 
     def takes(microseconds: float) -> Any:
@@ -176,9 +176,9 @@ def test_a_call_that_does_not_count_comes_first() -> None:
     assert len(calls) == 1 + 4 * 2
 
 
-def test_who_is_disturbed_by_the_others_is_told() -> None:
-    def found(beside: list[float], alone: list[float]) -> Measurement:
-        return sampled({}, "gloo", beside, alone=alone)
+def test_disturbed_contenders_are_named() -> None:
+    def found(interleaved: list[float], alone: list[float]) -> Measurement:
+        return sampled({}, "gloo", interleaved, alone=alone)
 
     assert found([100.0, 800.0, 900.0], [100.0, 200.0, 300.0]).disturbed
     assert not found([100.0, 210.0, 900.0], [100.0, 200.0, 900.0]).disturbed

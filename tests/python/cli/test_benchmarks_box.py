@@ -1,4 +1,4 @@
-"""benchmarks.box: the memory box beside its bounds and rivals; no rival can stop it."""
+"""benchmarks.box: the memory box against its bounds and rivals; no rival can stop it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def contenders(document: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
 
 
 @needs_programs
-def test_the_box_is_measured_beside_its_bounds(tmp_path: Path) -> None:
+def test_the_box_is_measured_with_its_bounds(tmp_path: Path) -> None:
     shown, document = measured(tmp_path / "out.json", "--sections", "shm,tcp,accumulate,latency")
     found = contenders(document)
     ours_by_operation = {
@@ -73,7 +73,7 @@ def test_the_box_is_measured_beside_its_bounds(tmp_path: Path) -> None:
 
 @needs_programs
 @pytest.mark.full
-def test_the_link_is_measured_by_what_crossed_it(tmp_path: Path) -> None:
+def test_the_link_is_measured_by_its_counters(tmp_path: Path) -> None:
     try:
         with two_nodes("1gbit"):
             pass
@@ -150,7 +150,7 @@ def test_verdicts(goal: Goal, text: str, reached: bool) -> None:
     assert (verdict.text, verdict.reached) == (text, reached)
 
 
-def test_a_goal_looks_at_its_operation_and_at_who_took_part() -> None:
+def test_a_goal_depends_on_its_operation_and_contenders() -> None:
     goals = [Goal("ours", ["bound"], "write", share=0.9), Goal("theirs", ["bound"], share=0.9)]
     assert not list(verdicts(goals, row(10.0, 8.0)))
     assert not column(goals, row(10.0, 8.0))

@@ -40,7 +40,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def measured_by(name: str, file: Path, *arguments: str) -> list[tuple[str, str, int]]:
-    """Return what a contender was measured in; each outcome is checked before it is timed."""
+    """Return the rows measured of a contender; each outcome is checked before it is timed."""
     result = run(
         "benchmarks.collectives",
         *("--contenders", name, "--rounds", "1", "--startup-rounds", "0", "--json", str(file)),
@@ -151,13 +151,13 @@ def test_another_mpi_tells_how_to_install_it(
 ) -> None:
     monkeypatch.setattr(mpi, "library", tmp_path / "libmpi.so")
     folder = os.path.relpath(ROOT / "build/mpi" / mpi.package)
-    told = f"pip install --ignore-installed --prefix {folder} {mpi.package}"
-    assert mpi().why_unavailable() == told
+    expected = f"pip install --ignore-installed --prefix {folder} {mpi.package}"
+    assert mpi().why_unavailable() == expected
 
     monkeypatch.setattr(installed, "CONTENDERS", main.contenders())
     refused = CliRunner().invoke(main.app, ["--contenders", f"gloo,{mpi.name}"])
     assert refused.exit_code == 1
-    assert f"{mpi.name}: {told}" in refused.output
+    assert f"{mpi.name}: {expected}" in refused.output
 
 
 def test_open_mpi_needs_setpriv(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_programs_that_do_not_meet_are_not_waited_for(pool: Pool) -> None:
 
 
 @pytest.mark.full
-def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
+def test_allreduce_is_measured_with_busy_processes(tmp_path: Path) -> None:
     """Every sum is checked after each block."""
     file = tmp_path / "out.json"
     result = run(
@@ -229,7 +229,7 @@ def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
     assert measured == [(cell, name) for cell in cells for name in ("hbm", "gloo")]
 
 
-def test_contenders_are_those_of_the_installed_command_and_more() -> None:
+def test_contenders_include_the_installed_commands() -> None:
     assert list(main.contenders()) == [
         "hbm-zero-copy", "hbm-staged", "hbm-mpi", "hbm-c-zero-copy", "hbm-c-staged", "hbm-c-mpi",
         "hbm-c-mpi-abi", "gloo", "mpich", "mpi-c", "mpi-c-in-place", "intel-mpi", "open-mpi",

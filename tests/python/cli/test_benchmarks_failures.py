@@ -30,7 +30,7 @@ def test_deaths_are_measured(tmp_path: Path) -> None:
         for layout in ("aaa", "aab"):
             assert found[situation, layout, "hbm"] == 1
             assert (situation, layout, "gloo") in found
-            assert found.get((situation, layout, "mpich"), 0) == 0, "MPI names nobody"
+            assert found.get((situation, layout, "mpich"), 0) == 0, "MPI names no rank"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_deaths_are_measured(tmp_path: Path) -> None:
         (["--layouts", "aaa,ab"], "init needs layouts of three ranks or more"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: list[str], cause: str) -> None:
+def test_senseless_options_are_refused(options: list[str], cause: str) -> None:
     result = CliRunner().invoke(failures.app, options)
     assert result.exit_code == 2
     assert cause in " ".join(result.output.split())

@@ -18,7 +18,7 @@ from torch_hbmcomm.bench.result import Result
 MIB = 1 << 20
 
 
-def test_nodes_stand_beside_what_the_link_needs() -> None:
+def test_nodes_are_compared_with_the_links_bound() -> None:
     rows = [
         {
             "collective": "broadcast",

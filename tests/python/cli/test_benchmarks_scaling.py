@@ -1,4 +1,4 @@
-"""benchmarks.scaling: its model, and what it measures and writes."""
+"""benchmarks.scaling: the model, the measurements and the output."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_fit_has_no_negative_coefficient() -> None:
     assert min(found.a, found.b, found.c) >= 0
 
 
-def test_ranks_with_a_core_each_do_their_own_work_at_a_time() -> None:
+def test_ranks_with_own_cores_work_in_parallel() -> None:
     growth = Growth(1, 2, 3)
     assert growth.with_a_core_each(10, cores=2) == 1 + 2 * 2 + 2 * 3 * 10
 
@@ -46,8 +46,8 @@ def test_one_rank_asks_the_store_three_times() -> None:
     assert gathering(1, costs) == pytest.approx(3 + 0.25 + 0.5 + 0, abs=1e-3)
 
 
-def test_the_store_answers_one_question_after_another() -> None:
-    """No less than what all must ask at least, and no more than what they ask while they wait."""
+def test_the_store_answers_requests_one_by_one() -> None:
+    """Check that the time covers necessary requests, and bounds requests of waiting ranks."""
     costs = StoreCosts(question=1e-5, seen=1e-7, read=1e-6)
     for ranks in (2, 30, 200):
         least = ranks * (3 * costs.question + ranks * (costs.seen + costs.read))
@@ -55,12 +55,12 @@ def test_the_store_answers_one_question_after_another() -> None:
     assert gathering(50, costs, spread=2.0) >= 2.0 * 49 / 50
 
 
-def test_workers_wait_for_boxes_that_are_busy_and_for_no_others() -> None:
+def test_workers_wait_only_for_busy_boxes() -> None:
     assert iteration(10, service=0.01, computation=1.0) == pytest.approx(1.0)
     assert iteration(10, service=0.5, computation=1.0) == pytest.approx(5.0)
 
 
-def test_the_check_is_of_the_number_that_was_not_fitted() -> None:
+def test_the_check_uses_the_unfitted_number() -> None:
     found = [
         sampled({"quantity": "start", "ranks": ranks}, "hbm", [1e3 * seconds], unit="ms")
         for ranks, seconds in {2: 2.0, 4: 4.0, 8: 8.0, 16: 32.0}.items()
@@ -83,7 +83,7 @@ def test_it_measures_and_writes(tmp_path: Path) -> None:
     assert "model / measured" in done.output
 
 
-def test_the_page_has_what_is_simulated() -> None:
+def test_the_page_has_the_simulated_numbers() -> None:
     page = (ROOT / "docs" / "scaling.md").read_text()
     numbers = r"([\d.]+) µs for a question, ([\d.]+) µs for .*?, and ([\d.]+) µs"
     costs = re.search(numbers, page.replace("\n", " "))
@@ -94,7 +94,7 @@ def test_the_page_has_what_is_simulated() -> None:
             assert f"| {' | '.join(row)} |" in page
 
 
-def test_a_group_that_its_staging_memory_is_too_small_for_is_refused() -> None:
+def test_a_group_beyond_its_staging_memory_is_refused() -> None:
     """docs/scaling.md has the number of ranks."""
     program = """
 import torch.distributed as dist

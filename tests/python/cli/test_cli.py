@@ -1,4 +1,4 @@
-"""The command line: what it prints, its exit status, and the JSON that scripts read."""
+"""The command line: its output, its exit status, and the JSON that scripts read."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["collectives", "--collectives", "allreduce,gossip"], ["gossip", "reduce_scatter"]),
         (["collectives", "--contenders", "carrier-pigeon"], ["carrier-pigeon", "hbm-staged"]),
@@ -335,10 +335,10 @@ def test_sizes() -> None:
         (["ddp", "--models", "of-the-world"], ["of-the-world", "compute-bound"]),
     ],
 )
-def test_bench_refuses_what_it_does_not_know(arguments: list[str], told: list[str]) -> None:
+def test_bench_refuses_unknown_names(arguments: list[str], expected: list[str]) -> None:
     result = invoke("bench", *arguments)
     assert result.exit_code == 2
-    for word in told:
+    for word in expected:
         assert word in result.output
 
 
@@ -366,7 +366,7 @@ def rows(document: dict[str, Any]) -> dict[tuple[str, str, int], list[str]]:
 
 @pytest.mark.full
 def test_bench_measures_every_collective(tmp_path: Path) -> None:
-    """The bench checks that each contender does its job before it is timed."""
+    """The bench checks each contender's outcome before it is timed."""
     pytest.importorskip("mpi4py")
     everyone = ["hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich"]
     _, document = bench_collectives(
@@ -408,8 +408,8 @@ def test_bench_writes_json(tmp_path: Path) -> None:
     statistics = set(Summary.names("", "us").values()) - {"p99_us"}
     for entry in document["measurements"]:
         of = {"collective", "dtype", "bytes", "contender", "calls_per_sample"}
-        beside = (entry["collective"], entry["dtype"]) == ("allreduce", "float32")
-        alone = {f"alone_{name}" for name in statistics} if beside else set()
+        interleaved = (entry["collective"], entry["dtype"]) == ("allreduce", "float32")
+        alone = {f"alone_{name}" for name in statistics} if interleaved else set()
         assert set(entry) - {"p99_us", "alone_p99_us"} == of | statistics | alone
         starts = entry["collective"] == "startup"
         assert entry["n"] == 1 if starts else entry["n"] >= 3
@@ -446,7 +446,7 @@ def rendered(renderable: RenderableType) -> str:
     return captured.get()
 
 
-def test_table_compares_with_the_first_and_marks_where_it_is_slower(two_contenders: Found) -> None:
+def test_table_compares_with_the_first_and_marks_slower_ones(two_contenders: Found) -> None:
     lines = rendered(collectives.render(two_contenders)).splitlines()
     faster = next(line for line in lines if "3.00x" in line)
     slower = next(line for line in lines if "0.50x" in line)
@@ -462,7 +462,7 @@ def test_table_shows_how_single_calls_spread(two_contenders: Found) -> None:
         assert word in shown
 
 
-def test_table_tells_who_does_worse_beside_the_others(two_contenders: Found) -> None:
+def test_table_shows_contenders_slowed_by_interleaving(two_contenders: Found) -> None:
     shown = rendered(collectives.render(two_contenders))
     assert "alone 20.0 µs, 2.00x" in shown
     assert shown.count("2.00x") == 1, "not of broadcast, where it does no worse"

@@ -20,7 +20,7 @@ from torch_hbmcomm.cli import app
 
 BYTES = 24 << 20
 
-kept: list[torch.Tensor] = []  # in a rank
+filled: list[torch.Tensor] = []  # in a rank
 
 
 @pytest.mark.parametrize("arguments", [["--pid", "1"], ["--json", "--pid", "4711"], ["--pid=x"]])
@@ -38,7 +38,7 @@ def test_pid_is_not_among_the_options() -> None:
 
 
 def touched(pid: int, policy: str) -> int:
-    """Bytes of the policy's segments that the process has touched, by its numa_maps."""
+    """Return the bytes of the policy's segments that the process has touched, by numa_maps."""
     found = 0
     for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
         if f"memfd:hbmcomm-{policy}" in line:
@@ -49,21 +49,21 @@ def touched(pid: int, policy: str) -> int:
 
 
 def fill(context: Context) -> int:
-    """Returns what the segments then hold, until forget()."""
-    kept.append(memory.empty(BYTES // 4).fill_(1))
-    dist.all_reduce(kept[-1])
+    """Fill the segments until forget(). Returns their bytes."""
+    filled.append(memory.empty(BYTES // 4).fill_(1))
+    dist.all_reduce(filled[-1])
     return held()
 
 
 def forget(context: Context) -> None:
-    kept.clear()
+    filled.clear()
 
 
 @beyond_gloo
 @pytest.mark.ranks(1, 2)
 @pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="the kernel tells no nodes")
-def test_segments_and_neighbours(pool: Pool, ranks: int) -> None:
-    """A rank holds its own segments open, and maps those of its neighbours."""
+def test_segments_of_a_rank_and_its_peers(pool: Pool, ranks: int) -> None:
+    """A rank holds its own segments open, and maps its local peers' segments."""
     heights = pool.run(fill)
     try:
         for rank, pid in enumerate(pool.pids):
@@ -71,10 +71,10 @@ def test_segments_and_neighbours(pool: Pool, ranks: int) -> None:
             assert max(own.values()) >= BYTES
             assert sum(own.values()) == heights[rank]
             assert touched(pid, "preferred") >= BYTES
-            neighbours = [opened(other) for other in pool.pids if other != pid]
+            peers = [opened(other) for other in pool.pids if other != pid]
             foreign = of_groups(pid) - own.keys()
-            assert foreign <= {inode for other in neighbours for inode in other}
-            assert all(foreign & other.keys() for other in neighbours)
+            assert foreign <= {inode for other in peers for inode in other}
+            assert all(foreign & other.keys() for other in peers)
     finally:
         pool.run(forget)
 
@@ -95,8 +95,8 @@ def end_child(context: Context, children: list[int]) -> None:
 
 @beyond_gloo
 @pytest.mark.ranks(2)
-def test_what_a_child_shares_with_its_parent(pool: Pool) -> None:
-    """The parent's own segments, and none of the neighbours'."""
+def test_a_child_shares_its_parents_segments(pool: Pool) -> None:
+    """A child shares the parent's own segments, and none of the local peers'."""
     children = pool.run(fork_sleeper)
     try:
         for parent, child in zip(pool.pids, children, strict=True):

@@ -1,4 +1,4 @@
-"""papers.async_sgd: what it writes and refuses, and that every sum is checked."""
+"""papers.async_sgd: its output and refusals, and the check of every sum."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def measured(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_everybody_is_measured_on_one_machine(tmp_path: Path) -> None:
+def test_all_contenders_are_measured_on_one_machine(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     shown, document = measured(tmp_path / "out.json", "--sections", "node")
     assert not document["unavailable"]
@@ -72,7 +72,7 @@ def test_everybody_is_measured_on_one_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_link_is_measured_by_what_crossed_it(tmp_path: Path) -> None:
+def test_the_link_is_measured_by_its_counters(tmp_path: Path) -> None:
     try:
         with two_nodes("1gbit"):
             pass
@@ -86,7 +86,7 @@ def test_the_link_is_measured_by_what_crossed_it(tmp_path: Path) -> None:
     assert found == {(count, name) for count in (1, 2) for name in everyone}
 
 
-def test_only_what_was_asked_for_is_measured(tmp_path: Path) -> None:
+def test_only_requested_parts_are_measured(tmp_path: Path) -> None:
     _, document = measured(
         tmp_path / "out.json",
         *("--sections", "node", "--scenarios", "sequential", "--transports", "tcp"),
@@ -98,7 +98,9 @@ def test_only_what_was_asked_for_is_measured(tmp_path: Path) -> None:
     assert found == {("sequential", "hbm tcp", 1), ("sequential", "hbm tcp", 3)}
 
 
-def test_what_does_not_fit_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_beyond_memory_are_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(emulation, "free_memory", lambda: emulation._SPARE + 7 * MIB)
     shown, document = measured(
         tmp_path / "out.json",
@@ -111,7 +113,7 @@ def test_what_does_not_fit_is_not_measured(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--sections", "node,carrier-pigeon"], ["carrier-pigeon", "link"]),
         (["--models", "GPT"], ["GPT", "VGG16"]),
@@ -124,16 +126,16 @@ def test_what_does_not_fit_is_not_measured(tmp_path: Path, monkeypatch: pytest.M
         (["--json", "/nowhere/at/all.json"], ["/nowhere/at/all.json", "directory"]),
     ],
 )
-def test_it_refuses_what_cannot_be_measured(arguments: Sequence[str], told: list[str]) -> None:
+def test_impossible_arguments_are_refused(arguments: Sequence[str], expected: list[str]) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2
-    for word in told:
+    for word in expected:
         assert word in result.output
 
 
 @pytest.mark.parametrize("way", EXCHANGES)
 def test_exchanges_move_every_element(way: str) -> None:
-    count = (33 * MIB + 52) // 4  # more than a piece, and not a whole number of them
+    count = (33 * MIB + 52) // 4  # more than a block, and not a whole number of blocks
     with (
         Server(memory="128MiB", token="", unix=True) as server,
         connect(server.urls[-1], "", "shm") as box,
@@ -218,7 +220,7 @@ def test_ratios_are_means_of_all_rows() -> None:
         "theirs / ours: mean 4.00, 2.00 to 6.00 (≥ 4.5)",
         False,
     )
-    assert goals.faster("nobody", "ours", 2)(found) is None
+    assert goals.faster("absent", "ours", 2)(found) is None
 
 
 def test_a_link_may_be_the_bound() -> None:
@@ -230,14 +232,16 @@ def test_a_link_may_be_the_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "told", "reached"),
+    ("ours", "theirs", "expected", "reached"),
     [(110.0, 180.0, "8.0 times less", True), (120.0, 180.0, "4.0 times less", False),
      (100.9, 180.0, "none in 1 of 1", True)],
 )  # fmt: skip
-def test_what_is_hidden(ours: float, theirs: float, told: str, reached: bool) -> None:
+def test_hidden_communication_is_judged(
+    ours: float, theirs: float, expected: str, reached: bool
+) -> None:
     verdict = goals.better_hidden("theirs", "ours", 7)([row("parallel", ours=ours, theirs=theirs)])
     assert verdict is not None
-    assert told in verdict.text
+    assert expected in verdict.text
     assert verdict.reached is reached
 
 
@@ -279,7 +283,7 @@ def test_the_plot_has_a_column_for_each_model(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_models_are_those_of_the_paper() -> None:
+def test_models_equal_the_papers() -> None:
     parameters = {name: round(model.bytes / 4e6, 1) for name, model in MODELS.items()}
     assert parameters == {
         "Inception_v1": 13.4, "Inception_v3": 24.7, "Resnet_50": 31.8,
@@ -301,7 +305,7 @@ import sys, time
 from benchmarks.processes import mpi_ranks
 with mpi_ranks("papers.async_sgd.mpi_rank", 2, {}) as (server, worker):
     server.ask("prepare", size=1 << 20, workers=1)
-    server.tell("serve", exchanges=1)  # by the worker, which is told of none
+    server.tell("serve", exchanges=1)  # by the worker, which gets no request
     print("at work", flush=True)
     time.sleep(60)
 """
@@ -318,7 +322,7 @@ def commands_with(word: str) -> list[str]:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ranks_of_mpi_end_with_the_benchmark(how: signal.Signals, socket_folder: Path) -> None:
-    """Their commands name the folder in which they find the benchmark's socket."""
+    """The ranks' commands name the directory of the benchmark's socket."""
     pytest.importorskip("mpi4py")
     environ = os.environ | {"TMPDIR": str(socket_folder)}
     command = [sys.executable, "-c", MPI_AT_WORK]

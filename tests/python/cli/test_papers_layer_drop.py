@@ -1,4 +1,4 @@
-"""papers.layer_drop: what it measures, writes and refuses, and where figures stand."""
+"""papers.layer_drop: its measurements, output and refusals, and the rows of figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torch_hbmcomm.bench.result import Result as Found
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    """A default group of this process alone."""
+    """Form a default group of this process alone."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -80,7 +80,7 @@ def test_the_pass_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("namespaces")
-def test_everybody_averages_over_the_link(tmp_path: Path) -> None:
+def test_all_contenders_average_over_the_link(tmp_path: Path) -> None:
     _, document = measured(tmp_path / "out.json", "ddp,break-even")
     found = {
         row["contender"]: row["values"]
@@ -97,7 +97,7 @@ def test_everybody_averages_over_the_link(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("namespaces")
-def test_the_server_is_measured_beside_the_papers(tmp_path: Path) -> None:
+def test_the_server_is_measured_against_the_papers(tmp_path: Path) -> None:
     shown, document = measured(tmp_path / "out.json", "server")
     found = {(row["case"], row["contender"]): row["values"] for row in document["measurements"]}
     dropped = found["1 Gbit/s", dropping(0.9).name]
@@ -121,7 +121,7 @@ def test_a_training_run_has_curves(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("namespaces")
-def test_a_server_learns_by_the_papers_rule_beside_ours(tmp_path: Path) -> None:
+def test_a_server_learns_by_the_papers_rule_and_ours(tmp_path: Path) -> None:
     pytest.importorskip("mlxtend")
     _, document = measured(tmp_path / "out.json", "server-training")
     rows = document["measurements"]
@@ -135,7 +135,7 @@ def test_a_server_learns_by_the_papers_rule_beside_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--sections", "ddp,carrier-pigeon"], ["carrier-pigeon", "break-even"]),
         (["--ratios", "0.9,1"], ["between 0 and 1"]),
@@ -146,10 +146,10 @@ def test_a_server_learns_by_the_papers_rule_beside_ours(tmp_path: Path) -> None:
         (["--json", "/nowhere/at/all.json"], ["/nowhere/at/all.json", "directory"]),
     ],
 )
-def test_it_refuses_what_cannot_be_measured(arguments: Sequence[str], told: list[str]) -> None:
+def test_impossible_arguments_are_refused(arguments: Sequence[str], expected: list[str]) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2
-    for word in told:
+    for word in expected:
         assert word in result.output
 
 
@@ -170,8 +170,8 @@ class _Normalised(tasks.Perceptron):
         )
 
 
-def test_each_rank_of_a_normalised_batch_has_statistics_of_its_own(alone: None) -> None:
-    """The running ones are those of the first rank, as under DDP."""
+def test_each_rank_normalises_by_its_own_statistics(alone: None) -> None:
+    """The running statistics are the first rank's, as under DDP."""
     task = _Normalised()
     model = task.model()
     ddp = DistributedDataParallel(copy.deepcopy(model))
@@ -262,7 +262,7 @@ def test_dropping_pays_below_some_rate() -> None:
         break_even.BREAK_EVEN.measure(Plan([]), Findings())
 
 
-def test_the_server_is_judged_by_the_best_and_the_worst_ratio() -> None:
+def test_the_server_is_judged_by_extreme_ratios() -> None:
     found = [
         row("server", "unlimited", name, bytes_share=share, time_share=share, server_ms=compute)
         for name, share, compute in (("all is sent", 1.0, 100.0), ("R = 0.9", 0.1, 107.0),
@@ -353,13 +353,13 @@ def test_accuracy_is_measured_by_the_command(
 def test_accuracy_has_times_where_ranks_are_on_two_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The ranks find what one process finds that stands for them, but for rounding."""
-    told = ["--task", "digits", "--seeds", "1", "--steps", "12", "--ratios", "0.8"]
+    """The ranks' results equal one process' results for all ranks, up to rounding."""
+    named = ["--task", "digits", "--seeds", "1", "--steps", "12", "--ratios", "0.8"]
     found = []
     for megabits in ([], ["--megabits", "1000"]):
         file = tmp_path / f"rows{len(megabits)}.json"
         options = ["--contenders", "hook", *megabits, "--json", str(file)]
-        monkeypatch.setattr("sys.argv", ["accuracy", *told, *options])
+        monkeypatch.setattr("sys.argv", ["accuracy", *named, *options])
         accuracy.main()
         found.append([json.loads(line) for line in file.read_text().splitlines()])
     for alone, ranks in zip(*found, strict=True):

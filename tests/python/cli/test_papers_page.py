@@ -42,10 +42,10 @@ def written(file: Path, app: Any, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_the_committed_page_is_what_the_committed_json_says() -> None:
+def test_the_committed_page_matches_the_committed_json() -> None:
     drawn = page.markdown(contents(PAPERS), {}, quick=False)
     assert (PAPERS / "report.md").read_text() == drawn, (
-        "draw it anew: python -m papers.report --full --only memory-speed --folder papers/records"
+        "draw it again: python -m papers.report --full --only memory-speed --folder papers/records"
     )
 
 
@@ -56,7 +56,7 @@ def test_the_committed_json_belongs_to_runs() -> None:
     assert files <= runs
 
 
-def test_what_cannot_be_measured_stands_on_the_page_with_the_reason(tmp_path: Path) -> None:
+def test_unmeasurable_parts_are_listed_with_the_reason(tmp_path: Path) -> None:
     text = page.markdown(contents(tmp_path), {}, quick=True)
     assert f"## {MEMORY_SPEED.name}" in text
     assert "**Not measurable here.**" in text
@@ -65,7 +65,7 @@ def test_what_cannot_be_measured_stands_on_the_page_with_the_reason(tmp_path: Pa
         assert bool(experiment.runs) != (experiment.label is Label.NOT_MEASURABLE)
 
 
-def test_what_nobody_has_measured_yet_stands_at_the_end(tmp_path: Path) -> None:
+def test_unmeasured_parts_come_at_the_end(tmp_path: Path) -> None:
     text = page.markdown(contents(tmp_path), {}, quick=False)
     _, end = text.split("## Not measured yet")
     for experiment in EXPERIMENTS.values():
@@ -74,16 +74,16 @@ def test_what_nobody_has_measured_yet_stands_at_the_end(tmp_path: Path) -> None:
     assert "yet" not in page.markdown([(MEMORY_SPEED, {})], {}, quick=False)
 
 
-def test_runs_that_nobody_has_measured_stand_below_those_that_are_there() -> None:
+def test_unmeasured_runs_come_after_measured_ones() -> None:
     found = {"small-2": Result("collectives", MACHINE, {"ranks": 2})}
     text = page.markdown([(PROCESSES, found)], {"small-8": "no memory"}, quick=False)
     assert "([JSON](small-2.json))" in text
     assert "\n- Not measured: `small-8`: no memory" in text
-    told = [f"- not measured yet: `{run.command(False)}`" in text for run in PROCESSES.runs]
-    assert told == [run.name not in ("small-2", "small-8") for run in PROCESSES.runs]
+    listed = [f"- not measured yet: `{run.command(False)}`" in text for run in PROCESSES.runs]
+    assert listed == [run.name not in ("small-2", "small-8") for run in PROCESSES.runs]
 
 
-def test_results_of_several_machines_are_told_apart() -> None:
+def test_results_of_several_machines_are_distinguished() -> None:
     found = {
         name: Result("collectives", MACHINE | {"cpu": cpu}, {"ranks": 2})
         for name, cpu in (("small-2", "a fast one"), ("small-8", "a slow one"))
@@ -97,14 +97,14 @@ def test_results_of_several_machines_are_told_apart() -> None:
     assert "a slow one" in second
 
 
-def test_who_was_not_measured_stands_on_the_page() -> None:
+def test_unmeasured_contenders_are_listed() -> None:
     steps = [sampled({"where": "host", "ranks": 2}, "hbm", [8.0], "ms")]
     found = {"images": result("images", steps, unavailable={"containers": "no podman"})}
     text = page.markdown([(IMAGES, found)], {}, quick=False)
     assert "- Not measured: containers: no podman" in text
 
 
-def test_small_collectives_of_many_processes_have_panels_of_their_own() -> None:
+def test_low_sizes_with_many_processes_have_own_panels() -> None:
     def run(ranks: int, size: int) -> Result:
         of = {"collective": "broadcast", "dtype": "float32", "bytes": size}
         found = [sampled(of, "hbm-zero-copy", [1000.0])]
@@ -118,7 +118,7 @@ def test_small_collectives_of_many_processes_have_panels_of_their_own() -> None:
     ]  # fmt: skip
 
 
-def test_series_of_processes_are_told_in_times_of_c() -> None:
+def test_series_of_processes_are_relative_to_c() -> None:
     def run(ranks: int, **times: float) -> Result:
         of = {"collective": "broadcast", "dtype": "float32", "bytes": 1024}
         found = [sampled(of, name.replace("_", "-"), [time]) for name, time in times.items()]
@@ -150,9 +150,9 @@ def test_threads_are_summed_over_their_windows() -> None:
 
 
 def message(transport: str, size: int, mean: float, count: int = 1, **of: Any) -> Measurement:
-    told = {"section": "connections", "operation": "read", "bytes": size, "count": count, **of}
+    names = {"section": "connections", "operation": "read", "bytes": size, "count": count, **of}
     values = {"gb_s": size / mean / 1e3, "min_us": 1.0, "mean_us": mean, "p99_us": 5.0}
-    return Measurement(told, f"hbm {transport}", values=values | {"max_us": 9.0, "uneven": 1.0})
+    return Measurement(names, f"hbm {transport}", values=values | {"max_us": 9.0, "uneven": 1.0})
 
 
 def test_rma_overtakes_messages_where_it_stays_faster() -> None:
@@ -167,7 +167,7 @@ def test_rma_overtakes_messages_where_it_stays_faster() -> None:
     assert crossover(found, "read") is None
 
 
-def test_all_clients_together_stand_beside_their_bound() -> None:
+def test_all_clients_are_compared_with_their_bound() -> None:
     def took(section: str, contender: str, microseconds: float, share: float = 1.0) -> Measurement:
         of = {"section": section, "operation": "read", "bytes": 1 << 20, "clients": 2}
         return sampled(of, contender, [microseconds], values={"smallest_share": share})
@@ -239,20 +239,20 @@ def test_messages_are_measured_over_connections_and_threads(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "arguments", [["--transports=pigeon"], ["--counts=0"], ["--sizes=many"], ["--counts=two"]]
 )
-def test_connections_refuse_what_cannot_be_measured(arguments: list[str]) -> None:
+def test_impossible_connections_are_refused(arguments: list[str]) -> None:
     assert CliRunner().invoke(connections, arguments).exit_code == 2
 
 
 @pytest.mark.full
 def test_images_are_counted(tmp_path: Path) -> None:
-    told = ["--ranks=2", "--rounds=1", "--steps=1", "--contained=0"]
-    document = written(tmp_path / "out.json", images, *told)
+    options = ["--ranks=2", "--rounds=1", "--steps=1", "--contained=0"]
+    document = written(tmp_path / "out.json", images, *options)
     found = {one["contender"]: one for one in document["measurements"]}
     assert set(found) == {"hbm", "gloo", "no communication"}
     assert all(one["n"] == 1 for one in found.values())
 
 
-def test_images_stand_beside_gloo_and_the_bound() -> None:
+def test_images_are_compared_with_gloo_and_the_bound() -> None:
     steps = {"hbm": 8.0, "gloo": 16.0, "no communication": 4.0}
     host = [sampled({"where": "host", "ranks": 4}, who, [ms], "ms") for who, ms in steps.items()]
     inside = [sampled({"where": "1 container", "ranks": 4}, "hbm", [8.0], "ms")]

@@ -1,4 +1,4 @@
-"""Where memory lies in a guest: the shares that the report shows, and the machines it boots."""
+"""Placement of memory in a guest: the shares in the report, and the machines that it boots."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_shares(
         )
 
 
-def test_each_cell_stands_beside_what_the_paper_has() -> None:
+def test_each_cell_is_compared_with_the_papers() -> None:
     assert paper("quadrant", "host", "HBM", "gather") == "0.301 s"
     assert paper("SNC-4", "4 containers", "HBM", "allreduce") == "5.361 s"
     assert paper("quadrant", "4 containers", "DDR", "broadcast").startswith("202 % of MCDRAM's")
@@ -56,7 +56,7 @@ def test_each_cell_stands_beside_what_the_paper_has() -> None:
         assert paper(*cell)
 
 
-def test_a_line_has_the_share_of_each_kind_of_memory() -> None:
+def test_a_line_has_each_memory_kinds_share() -> None:
     of = {"cluster": "SNC-4", "place": "host", "memory": "HBM", "collective": "gather"}
     found = [
         Measurement(of, what, values={"bytes": 1 << 20, "share": 0.25 * (1 + index)})
@@ -67,7 +67,7 @@ def test_a_line_has_the_share_of_each_kind_of_memory() -> None:
     assert row[4:] == ["1 MiB: 25.0%", "1 MiB: 50.0%", "1 MiB: 75.0%", "-, -, -", "0.297 s"]
 
 
-def test_modes_are_what_info_says() -> None:
+def test_modes_match_info() -> None:
     of = {"guest": "cache", "mode": "cache", "found_by": "hwloc"}
     found = [Measurement(of, "hbmcomm info", values={"nodes": 1, "hbm_nodes": 0})]
     result = Result("placement", {}, {}, measurements=found)

@@ -31,7 +31,7 @@ def report(folder: Path, only: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.full
-def test_a_report_measures_what_it_has_no_json_of(tmp_path: Path) -> None:
+def test_a_report_measures_parts_without_json(tmp_path: Path) -> None:
     first = report(tmp_path, "box-clients")
     assert first.returncode == 0, first.stderr
     file = tmp_path / "box-clients.json"
@@ -60,7 +60,7 @@ def test_an_unknown_experiment_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_fails_leaves_no_json_and_a_reason(tmp_path: Path) -> None:
+def test_a_failed_run_leaves_only_a_reason(tmp_path: Path) -> None:
     run = Run("bad", "benchmarks.box", [], ["--sections=horoscope"])
     cause = measure(run, quick=True, file=tmp_path / "bad.json")
     assert cause is not None
@@ -105,7 +105,7 @@ def test_a_peer_that_sleeps_has_ratios_of_its_own() -> None:
     ]
 
 
-def test_communication_that_computation_does_not_hide_is_told() -> None:
+def test_unhidden_communication_is_shown() -> None:
     def iteration(model: str, contender: str, ms: float) -> Measurement:
         of = {"section": "node", "scenario": "parallel", "model": model, "workers": 2}
         return sampled(of | {"compute_ms": 100.0}, contender, (ms,), unit="ms")
@@ -142,7 +142,7 @@ def test_a_report_has_the_links_that_its_words_name() -> None:
     assert "200 Mbit/s and 1 Gbit/s" in NODES.differs
 
 
-def test_connections_stand_beside_one_another() -> None:
+def test_connections_are_compared() -> None:
     of = {"section": "tcp", "operation": "read", "bytes": 1 << 20, "clients": 1}
     results = {
         run.name: Result(
@@ -167,7 +167,7 @@ def test_names_of_runs_differ() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_containers_stand_beside_the_host_and_the_paper() -> None:
+def test_containers_are_compared_with_host_and_paper() -> None:
     of = {"collective": "allreduce", "bytes": 1 << 20}
     times = {
         "host": 2000.0, "1 container": 2200.0, "2 containers": 2000.0, "4 containers": 1800.0,

@@ -15,7 +15,7 @@ from torch_hbmcomm.bench.result import Measurement, run, sampled
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["straggler", "accuracy"])
-def test_everybody_takes_part(name: str) -> None:
+def test_all_contenders_take_part(name: str) -> None:
     if name == "accuracy":
         pytest.importorskip("sklearn")
     result = run("async_sgd", SECTIONS, Plan(sections=[name], **QUICK))

@@ -20,7 +20,7 @@ ib_write_bw 65536      36               90.00              40.00      0.001280
 """
 
 
-def test_speeds_are_those_of_the_fastest_round() -> None:
+def test_speeds_come_from_the_fastest_round() -> None:
     found = {(one.of["operation"], one.contender): one for one in found_in(PRINTED)}
     assert {key: one.summary.maximum for key, one in found.items()} == {
         ("write", OURS): 60.0,
@@ -34,7 +34,7 @@ def test_speeds_are_those_of_the_fastest_round() -> None:
     assert all(one.of["bytes"] == 65536 for one in found.values())
 
 
-def test_each_size_stands_beside_perftest() -> None:
+def test_each_size_is_compared_with_perftest() -> None:
     result = Result("verbs", {}, {}, measurements=found_in(PRINTED))
     assert VERBS.table({"verbs": result}).rows == [
         ["read", "64 KiB", "30", "10", "60", "50%"],

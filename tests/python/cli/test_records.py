@@ -50,7 +50,7 @@ def test_a_measurement_without_samples_has_no_median() -> None:
         _ = Measurement({"bytes": 8}, "hbm", values={"mib_s": 1.0}).median
 
 
-def test_what_is_written_is_read() -> None:
+def test_written_records_are_read() -> None:
     of = {"section": "shm", "operation": "read", "bytes": 8, "clients": 1}
     found = [
         sampled(of, "hbm", [1.0, 3.0], alone=[2.0], values={"smallest_share": 0.5}),
@@ -64,7 +64,7 @@ def test_what_is_written_is_read() -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
-def test_records_are_what_is_written_today(record: Path) -> None:
+def test_records_have_the_current_format(record: Path) -> None:
     result = Result.from_json(record.read_text())
     assert result.measurements
     assert result.to_json() == record.read_text()
@@ -88,7 +88,7 @@ def test_records_of_seeds_have_statistics(record: Path) -> None:
 
 @pytest.mark.parametrize("record", [*OWN, *SEEDS], ids=lambda record: record.stem)
 def test_records_have_something_to_plot(record: Path) -> None:
-    """The tests of each benchmark draw with matplotlib."""
+    """Each record has plots; the tests of each benchmark draw with matplotlib."""
     text = record.read_text()
     if record in SEEDS:
         panels, columns = of_seeds([json.loads(line) for line in text.splitlines()])

@@ -1,4 +1,4 @@
-"""HBMCOMM_ALLOCATOR=segment: PyTorch's large CPU tensors lie in the segment, and go back to it."""
+"""HBMCOMM_ALLOCATOR=segment: PyTorch's large CPU tensors are in the segment, and go back to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGE = 64 << 10  # bytes; csrc/process_group/segment_allocator.h
 WHERE = """
 import torch
 from torch_hbmcomm import memory
-kept = torch.ones(1 << 20)
+held_before = torch.ones(1 << 20)
 print([segment.in_use_bytes for segment in memory.info().segments])
 """
 
@@ -37,7 +37,7 @@ def place_tensors(context: Context) -> None:
 
 @pytest.fixture
 def placing_pool(ranks: int) -> Iterator[Pool]:
-    """A pool for this test alone, all of whose ranks place their large tensors in the segment."""
+    """Yield a pool for this test alone, whose ranks place large tensors in the segment."""
     own = Pool(ranks)
     own.run(place_tensors)
     yield own
@@ -105,15 +105,15 @@ def check_numpy(context: Context) -> None:
 
 
 def check_flat(context: Context) -> None:
-    """Memory goes back: to the heap at once, and to the kernel when blocks are large."""
-    used, kept = in_use(), held()
+    """Memory goes back: to the heap immediately, and to the kernel when blocks are large."""
+    used, held_before = in_use(), held()
     for _ in range(60):
         size = context.own_random.randrange(16 << 20, 24 << 20)
         filled = torch.ones(size, dtype=torch.uint8)
         assert in_use() == used + size
-        assert held() > kept + (8 << 20)  # some of it may lie on pages of small blocks from before
+        assert held() > held_before + (8 << 20)  # a part may be on pages of earlier blocks
         del filled
-        assert held() < kept + (1 << 20)
+        assert held() < held_before + (1 << 20)
     assert in_use() == used
 
 

@@ -40,7 +40,7 @@ def test_waits_in_random_order(pool: Pool) -> None:
 
 
 def check_mixture(context: Context) -> None:
-    """Collectives of several kinds in flight on one group."""
+    """Run collectives of several kinds in flight on one group."""
     size, rank = context.size, context.rank
     works, checks = [], []
     for step in range(60):
@@ -159,7 +159,7 @@ def test_polling_completes(pool: Pool) -> None:
 
 
 def check_dropped_works(context: Context) -> None:
-    """Works that nobody keeps still run, and their tensors stay alive until they have."""
+    """Dropped works still run, and their tensors stay alive until then."""
     for _ in range(50):
         dist.all_reduce(torch.ones(5000), async_op=True)
     final = torch.ones(3)
@@ -172,7 +172,7 @@ def test_dropped_works(pool: Pool) -> None:
 
 
 def in_threads(bodies: list[Callable[[], None]]) -> None:
-    """Runs all bodies at once; raises the first error of any."""
+    """Run all bodies in parallel. Raises the first error."""
     errors: list[BaseException] = []
 
     def guarded(body: Callable[[], None]) -> None:
@@ -192,7 +192,7 @@ def in_threads(bodies: list[Callable[[], None]]) -> None:
 
 
 def check_group_per_thread(context: Context) -> None:
-    """Each thread owns a group; threads interleave differently on every rank."""
+    """Check that each thread can own a group; threads interleave differently on every rank."""
     groups = [dist.new_group() for _ in range(4)]
 
     def traffic(index: int, group: dist.ProcessGroup) -> None:
@@ -217,7 +217,7 @@ def test_group_per_thread(pool: Pool) -> None:
 
 
 def check_waits_in_threads(context: Context) -> None:
-    """One thread issues, others wait; several threads may wait for one work."""
+    """Check that one thread can issue and others wait; several threads may wait for one work."""
     data = [torch.ones(2000 * index + 1) for index in range(16)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in data]
 
@@ -235,8 +235,8 @@ def test_waiting_in_other_threads(pool: Pool) -> None:
 
 
 def check_gil_is_free(context: Context) -> None:
-    """While a rank waits for a late peer, other Python threads of it go on; the peer comes when
-    they have."""
+    """While a rank waits for a late peer, the rank's other Python threads continue. The peer comes
+    after they have run."""
     stop = threading.Event()
 
     def tick() -> None:

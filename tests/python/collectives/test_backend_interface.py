@@ -20,7 +20,7 @@ from torch_hbmcomm.native import load
 
 pytestmark = beyond_gloo
 
-# Names of c10d.Backend that hbm binds anew, with the same arguments.
+# Names of c10d.Backend that hbm binds again, with the same arguments.
 BOUND_ANEW = {
     "allocate_tensor": "the virtual behind it gives DDP pairs of real numbers for complex ones",
 }
@@ -81,7 +81,7 @@ def test_no_name_hides_one_of_the_interface() -> None:
 
 def test_every_virtual_is_implemented_or_does_not_apply() -> None:
     theirs, own = (re.sub(r"//.*", "", path.read_text()) for path in (HEADER, PGHBM))
-    # Those of Backend::Options that hbm has a version of are not listed: clone().
+    # The list leaves out clone() of Backend::Options, of which hbm has a version.
     virtuals = set(re.findall(r"virtual\s[^;{(]*?(\w+)\(", theirs)) - {"clone"}
     assert {"allreduce", "merge", "getError"} <= virtuals, "the header reads otherwise now"
     ours = set(re.findall(r"(\w+)\([^;{]*\)\s*(?:const\s*)?override\b", own))
@@ -144,7 +144,7 @@ def test_gather_into_one_tensor(pool: Pool) -> None:
     pool.run(check_gather_single)
 
 
-def test_flight_recorder_is_out_of_reach_before_pytorch_has_a_hook() -> None:
+def test_flight_recorder_is_unavailable_without_pytorchs_hook() -> None:
     """docs/process-group.md says why hbm's operations are not in it; a PyTorch that exports the
     recorder shall make this fail."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

@@ -1,4 +1,4 @@
-"""Wrong arguments, options and environment: an exception that names what is wrong, and no hang."""
+"""Wrong arguments, options and environment: an exception that names the mistake, and no hang."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def ones(count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def group() -> Any:
-    """The group without the checks of torch.distributed in front of it."""
+    """Return the group without the checks of torch.distributed in front of it."""
     return _get_default_group()
 
 
 def backend() -> Any:
-    """The backend without PyTorch's dispatcher in front of it, which answers for meta tensors."""
+    """Return the backend without PyTorch's dispatcher, which answers for meta tensors."""
     return _get_default_group()._get_backend(torch.device("cpu"))
 
 
@@ -154,7 +154,7 @@ def check_local_mistakes(context: Context) -> None:
 
 
 @pytest.mark.ranks(2, 4)
-def test_mistakes_are_refused_and_the_group_goes_on(pool: Pool) -> None:
+def test_the_group_continues_after_refused_mistakes(pool: Pool) -> None:
     pool.run(check_local_mistakes)
 
 
@@ -193,7 +193,7 @@ def operators(context: Context) -> Any:
 
 
 def roots(context: Context) -> Any:
-    """A root hears nothing of the others before the next collective."""
+    """Check roots: a root hears nothing of the others before the next collective."""
     dist.broadcast(ones(), context.rank % 2)
     dist.barrier()
 
@@ -337,7 +337,7 @@ def test_every_rank_hears_of_one_that_cannot_take_part(fresh_pool: Pool) -> None
 
 
 def bound_without_hbm(context: Context) -> str:
-    """Take memory once bound, in vain on rank 1."""
+    """Take memory once bound; fails on rank 1."""
     import torch_hbmcomm as hbmcomm
 
     os.environ["HBMCOMM_BIND"] = "numa"
@@ -350,7 +350,7 @@ def bound_without_hbm(context: Context) -> str:
 
 
 @pytest.mark.ranks(2)
-def test_every_rank_hears_of_one_that_is_bound_and_has_no_hbm(fresh_pool: Pool) -> None:
+def test_every_rank_raises_if_one_is_bound_without_hbm(fresh_pool: Pool) -> None:
     import torch_hbmcomm as hbmcomm
 
     if hbmcomm.memory.available():

@@ -1,6 +1,6 @@
 """How a group comes to be: every rendezvous and launcher, re-initialisation, failure at the start.
 
-Also what `import torch` costs once the package is installed.
+Also the cost of `import torch` once the package is installed.
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ def test_file(bare_pool: Pool, tmp_path: Path) -> None:
 
 
 def keys_of_groups(context: Context, port: int) -> tuple[int, int]:
-    """Return how many keys of hbm's are in the store after a first group, and after a second,
-    but for those that ranks leave only where a step takes long."""
+    """Return the number of hbm's keys in the store after a first group, and after a second.
+
+    Leaves out the keys that ranks set only if a step takes long.
+    """
     store = TCPStore("127.0.0.1", port, context.size, is_master=context.rank == 0)
 
     def use_and_count(group: dist.ProcessGroup | None) -> int:
@@ -96,7 +98,7 @@ def keys_of_groups(context: Context, port: int) -> tuple[int, int]:
 @beyond_gloo
 @pytest.mark.ranks(2, 8)
 def test_few_keys(bare_pool: Pool) -> None:
-    """One key for each rank in a first group, and two in further ones."""
+    """A first group has one key for each rank, and further groups have two."""
     for first, second in bare_pool.run(keys_of_groups, free_port()):
         assert first <= bare_pool.size + 4
         assert second - first <= 2 * bare_pool.size + 4
@@ -177,7 +179,7 @@ def test_world_that_is_never_complete(bare_pool: Pool, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.ranks(4)
 def test_two_agents_make_two_nodes(ranks: int) -> None:
-    """Two torchrun agents; HBMCOMM_NODE_ID makes the ranks of each a node of their own."""
+    """With two torchrun agents, HBMCOMM_NODE_ID makes each agent's ranks a node."""
     port = free_port()
     with ExitStack() as stack:
         jobs = []
@@ -265,7 +267,7 @@ assert dist.is_backend_available("hbm")
 @pytest.mark.full
 @beyond_gloo
 def test_import_torch_loads_only_small_modules_besides() -> None:
-    """Nothing that takes time: no library, no thread and no other package."""
+    """The modules load quickly: they add no library, thread or package."""
     finished = run_code(
         """
 import os, sys, threading

@@ -1,4 +1,4 @@
-"""Callbacks of futures: what they may wait for, and where they run."""
+"""Callbacks of futures: the operations that they may wait for, and their threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_waits_for_another(context: Context) -> None:
 
 
 def check_callers_lock(context: Context) -> None:
-    """A caller that holds a lock which a callback takes is never made to run that callback."""
+    """Check that a caller with a lock never has to run a callback that takes this lock."""
     lock = threading.Lock()
 
     def locked(future: Any) -> Any:
@@ -50,8 +50,10 @@ def check_many_futures(context: Context) -> None:
 
 
 def check_last_reference_is_pythons(context: Context) -> None:
-    """A group that Python alone owns goes while a callback of it is still to run: the callback
-    takes Python's lock, which the thread that lets the group go holds when it begins to."""
+    """Release a group that Python alone owns while one of its callbacks is still to run.
+
+    The callback takes Python's lock, which the releasing thread holds at first.
+    """
     options = _DistributedBackendOptions()
     options.store = FileStore(str(context.folder / f"alone{context.seed}"), context.size)
     options.group_rank, options.group_size = context.rank, context.size

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _get_default
 
 pytestmark = pytest.mark.conformance
 
-# An empty one, small ones, and one above a staging chunk; Gloo refuses the empty one.
+# Elements: none, a few, and more than a staging chunk. Gloo refuses the empty tensor.
 SIZES = ([] if BACKEND == "gloo" else [0]) + [1, 3, 1021, 300_000]
 
 
@@ -35,7 +35,7 @@ def check_all_reduce_coalesced(context: Context) -> None:
 
 
 def check_all_reduce_coalesced_aliases(context: Context) -> None:
-    """A tensor that comes twice, or overlaps another, is reduced as it was before the call."""
+    """Check that a repeated or overlapping tensor is reduced as it was before the call."""
     for async_op in (False, True):
         data = random_numbers(context, 3000, torch.float32)
         total = reduced(gathered(context, data), "sum")

@@ -81,7 +81,7 @@ def test_operator_without_meaning_is_an_error(pool: Pool, name: str) -> None:
 
 
 def strided(data: torch.Tensor) -> torch.Tensor:
-    """The same values with gaps of one element between them."""
+    """Return the same values with gaps of one element between them."""
     spaced = data.new_zeros((*data.shape, 2))
     spaced[..., 0] = data
     return spaced[..., 0]

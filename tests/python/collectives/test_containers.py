@@ -51,7 +51,7 @@ def run(division: Division, ranks: int, folder: Path, layout: str) -> Finished:
 def test_containers_that_share_a_directory_are_one_node(
     containers: int, socket_folder: Path
 ) -> None:
-    """They have no network at all."""
+    """The containers have no network at all."""
     before = {path.name for path in socket_folder.iterdir()}
     assert_done(run(Division(containers), 4, socket_folder, "aaaa"), 4)
     left = {path.name for path in socket_folder.iterdir()} - before
@@ -79,7 +79,7 @@ def test_no_container_is_left(socket_folder: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("busybox") is None, reason="needs busybox-static, as a base")
 def test_the_example_builds(tmp_path: Path) -> None:
-    """On a base whose pip writes down what it is asked for."""
+    """The base image's pip writes down its arguments."""
     base, context = tmp_path / "base", tmp_path / "context"
     (base / "bin").mkdir(parents=True)
     shutil.copy(str(shutil.which("busybox")), base / "bin" / "sh")

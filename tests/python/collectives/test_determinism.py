@@ -15,7 +15,7 @@ SIZES = [1, 2, 3, 5, 17, 100, 1021, 4096, 30_011, 65_537, 131_072, *LARGE_SIZES]
 
 
 def spread(context: Context, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of very different magnitude: another order of adding shows in the last bits."""
+    """Return numbers of very different magnitude, so that the last bits show another order."""
     scale = torch.randint(-12, 12, (size,), generator=context.generator)
     return (random_numbers(context, size, torch.float32) * 2.0**scale).to(dtype)
 
@@ -63,7 +63,7 @@ def test_alignment_does_not_matter(pool: Pool) -> None:
 
 
 def check_agreement(context: Context) -> None:
-    """Every collective that reduces gives the bits that all_reduce gives."""
+    """Check that every collective that reduces gives the bits of all_reduce."""
     data = spread(context, 16 * context.size, torch.float32)
     total = data.clone()
     dist.all_reduce(total)

@@ -62,7 +62,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
         ("HBMCOMM_INSTEAD_OF", "nccl", ('takes the place of "gloo" alone', "unset it")),
     ],
 )
-def test_a_wrong_value_is_an_error_of_programs_that_use_hbm(
+def test_a_wrong_value_raises_in_programs_with_hbm(
     name: str, value: str, words: tuple[str, ...]
 ) -> None:
     code = """

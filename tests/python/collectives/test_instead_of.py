@@ -1,6 +1,6 @@
 """HBMCOMM_INSTEAD_OF=gloo: hbm wherever a program asks for Gloo, under Gloo's name.
 
-What programs see is compared with Gloo itself: the same function runs in a pool of each.
+The tests compare results with Gloo itself: the same function runs in a pool of each.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def instead() -> Iterator[Pool]:
 
 @contextmanager
 def world(context: Context, backend: str | None, **options: Any) -> Iterator[None]:
-    """The default group, in a process that had the pool's environment when it imported torch."""
+    """Form the default group, in a process that imported torch in the pool's environment."""
     chosen = os.environ.get("HBMCOMM_INSTEAD_OF")
     if chosen and instead_of._STAND_IN not in dist.Backend.backend_list:
         instead_of.take_the_place_of(chosen)
@@ -86,7 +86,7 @@ def sum_over(group: dist.ProcessGroup) -> float:
 
 
 def same(gloo: Pool, instead: Pool, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return what every rank of `instead` says, after comparing it with what Gloo says."""
+    """Return the results of every rank of `instead`, after a comparison with Gloo's."""
     theirs = gloo.run(function, *arguments)
     ours = instead.run(function, *arguments)
     for mine, other in zip(ours, theirs, strict=True):
@@ -224,7 +224,7 @@ def groups_by_name(context: Context) -> None:
         assert kind(inherited) == "ProcessGroupHbm hbm"
 
 
-def test_who_asks_for_hbm_gets_hbm(instead: Pool) -> None:
+def test_a_request_for_hbm_gets_hbm(instead: Pool) -> None:
     instead.run(groups_by_name)
 
 
@@ -272,7 +272,7 @@ def use_own_names(context: Context) -> None:
         train(model, context)
 
 
-def test_options_and_functions_of_hbm_are_for_these_groups_too(instead: Pool) -> None:
+def test_hbms_options_and_functions_work_for_these_groups(instead: Pool) -> None:
     instead.run(use_own_names)
 
 
@@ -293,7 +293,7 @@ def test_ddp_gives_and_logs_the_same(gloo: Pool, instead: Pool) -> None:
 
 
 def profiled(context: Context) -> dict[str, Any]:
-    """Return the names and shapes of what the profiler shows of each operation."""
+    """Return the names and shapes in the profiler's record of each operation."""
     rank, size = context.rank, context.size
     pairs = [torch.ones(4), torch.ones(4)]
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from harness import Context, Pool
 
 COUNT = 2**31 + 1
-NEEDED_GIB = 8  # some of it for the tests beside this one
+NEEDED_GIB = 8  # a part of it for parallel tests
 
 LIMIT = 280  # seconds; each of the four tests may have to wait for the others
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.full, pytest.mark.ranks(2), pytest.mark.timeout(1500)]
 
 @pytest.fixture(autouse=True)
 def room() -> Iterator[None]:
-    """Memory for the test, and no other such test on this machine meanwhile."""
+    """Wait for memory, and keep other such tests on this machine from running."""
     with Path(gettempdir(), f"hbmcomm-large-counts-{os.getuid()}").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
         skip_without_memory()
@@ -53,7 +53,7 @@ def value_at(where: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def marked(context: Context, where: torch.Tensor, count: int = COUNT) -> torch.Tensor:
-    """A tensor of zeros but for known values at the positions."""
+    """Return a tensor of zeros, except known values at the positions."""
     data = torch.zeros(count, dtype=torch.uint8)
     data[where] = value_at(where, context.rank)
     return data
@@ -76,7 +76,7 @@ def check_broadcast(context: Context) -> None:
 
 
 def check_all_gather(context: Context) -> None:
-    """The whole, not the part, is beyond 2**31."""
+    """Check a whole, not a part, beyond 2**31 elements."""
     part = COUNT // context.size + 1
     where = positions(context) % part
     whole = torch.zeros(context.size * part, dtype=torch.uint8)

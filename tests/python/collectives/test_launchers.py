@@ -93,7 +93,7 @@ def test_exit_without_destroying_over_mpi(ranks: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_rank_that_never_comes(ranks: int, tmp_path: Path) -> None:
-    """The launcher started it, so MPI waits for it, but no longer than the timeout says."""
+    """The launcher started the rank, so MPI waits for it until the timeout."""
     finished = run(mpiexec_code(ranks, LATE_RANK), TOO_LATE=str(tmp_path / "late"))
     assert finished.code == 3
     assert "not every rank that the launcher started came" in finished.output, finished.output
@@ -120,7 +120,7 @@ dist.init_process_group("hbm", init_method="mpi://", rank=0, world_size=2)
 
 @pytest.mark.ranks(2)
 def test_mpi_url_under_torchrun(ranks: int) -> None:
-    """torchrun says nothing to MPI: each rank would be a job of its own, and is told so."""
+    """torchrun does not use PMI: each rank would be a job of its own, and the error says so."""
     finished = run(torchrun(ranks, *OVER_MPI))
     assert finished.code != 0
     assert "WORLD_SIZE=2 processes were started" in finished.output, finished.output
@@ -146,7 +146,7 @@ with_slurm = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """A cluster of two nodes: the path of its configuration."""
+    """Start a cluster of two nodes. Yields the path of its configuration."""
     keeper = ["sh", "-c", 'echo "$SLURM_CONF"; exec cat']  # cat ends with its input
     ports = " ".join(str(free_port()) for _ in range(3))
     with subprocess.Popen(

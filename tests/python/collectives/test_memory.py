@@ -1,5 +1,5 @@
-"""torch_hbmcomm.memory. memkind looks at its environment once per process, so what depends on it
-runs in a process of its own, with node 0 named as HBM or with no HBM named."""
+"""torch_hbmcomm.memory. memkind reads its environment once per process. Tests that depend on it
+run in a process of their own, with node 0 named as HBM or with no HBM named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_hbmcomm import memory
 
 
 def execute(context: Context, body: str, environment: dict[str, str]) -> str:
-    """Runs `body`, and returns what was logged."""
+    """Run `body`. Returns its log."""
     for name in [*os.environ]:
         if name.startswith(("HBMCOMM_", "MEMKIND_")):
             del os.environ[name]
@@ -69,7 +69,7 @@ def mapped():
 """
 
 
-def test_a_group_loads_memkind_and_hwloc_only_where_there_may_be_hbm() -> None:
+def test_memkind_and_hwloc_load_only_for_possible_hbm() -> None:
     """A group loads no more than asking for HBM does, which looks at the machine first."""
     run(
         MAPPED
@@ -274,7 +274,7 @@ def test_bad_dtypes() -> None:
         memory.empty_numpy(1, "no such type")
 
 
-def test_where_takes_any_strides() -> None:
+def test_any_strides_are_accepted_by_where() -> None:
     tensor = torch.ones(64, 1024)
     assert sum(memory.where(tensor).values()) == tensor.nbytes
     assert sum(memory.where(tensor.t()).values()) == tensor.nbytes
@@ -285,14 +285,14 @@ def test_where_takes_any_strides() -> None:
     assert sum(memory.where(array[5]).values()) == 1024
 
 
-def test_where_counts_touched_pages_alone() -> None:
+def test_only_touched_pages_are_counted_by_where() -> None:
     array = memory.empty_numpy(256 << 20, "uint8", "ddr")
     array[: 64 << 20] = 1
     touched = sum(memory.where(array).values())
     assert 64 << 20 <= touched < array.nbytes
 
 
-def test_where_refuses_what_has_no_place() -> None:
+def test_other_objects_are_refused_by_where() -> None:
     with pytest.raises(ValueError, match="meta"):
         memory.where(torch.empty(3, device="meta"))
     with pytest.raises(ValueError, match="sparse"):

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
 
-# Where `make build` was not run before, the box is compiled here.
+# Without an earlier `make build`, the box is compiled here.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 # A client of the box at argv[1].
@@ -49,16 +49,16 @@ def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
 
 
 def outside(**settings: str) -> dict[str, str]:
-    """The environment, less what leads to the packages of this one."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
-    return kept | settings
+    """Return the environment, without variables that lead to this environment's packages."""
+    names = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+    return names | settings
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has the box alone."""
+    """Return the programs of an environment that has the box alone."""
     folder = tmp_path_factory.mktemp("node")
-    # Here, where the build tools are, and what `make build` has built already.
+    # Here, with the build tools and the files of an earlier `make build`.
     wheel = [*PIP, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder)]
     run(sys.executable, *wheel, ROOT, environment=outside(HBMCOMM_WITHOUT_TORCH="1"))
     run(sys.executable, "-m", "venv", folder / "venv")
@@ -69,7 +69,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def box(node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a box that `hbmcomm serve` runs on the node."""
+    """Yield the address of a box that `hbmcomm serve` runs on the node."""
     monkeypatch.setenv("HBMCOMM_TOKEN_FILE", str(tmp_path / "token"))
     command = [str(node / "hbmcomm"), "serve", "--listen", "127.0.0.1:0", "--memory", "16MiB"]
     with subprocess.Popen(command, env=outside(), text=True, stdout=subprocess.PIPE) as server:

@@ -1,7 +1,7 @@
 """MPI libraries other than the wheel's libmpi.so.12: with MPI 5's standard ABI, Debian's, Intel's;
 and Open MPI, which is refused.
 
-What is on PyPI is installed under build/mpi, once; where that cannot be had, its tests are skipped.
+PyPI's libraries are installed under build/mpi, once. If that fails, their tests are skipped.
 """
 
 from __future__ import annotations

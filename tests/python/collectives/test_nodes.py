@@ -26,10 +26,10 @@ pytestmark = beyond_gloo
 
 LAYOUTS = ["ab", "aabb", "aaab", "abcc", "abab"]
 KIB = 1 << 10
-# Elements of float32. Up to 64 KiB one leader does it; a leader's shard of a block has at most
-# 2 MiB, so the largest have several blocks at 1 and at 2 leaders.
+# Elements of float32. Up to 64 KiB one leader exchanges a block. A leader's part of a block has at
+# most 2 MiB, so the largest sizes have several blocks at 1 and at 2 leaders.
 SIZES = [0, 1, 2, 7, 1021, 16 * KIB - 1, 16 * KIB, 16 * KIB + 1, 30_011, 65_537, 300_007, 2_500_009]
-SMALL = [0, 1, 17, 1021]
+ONE_LEADER_SIZES = [0, 1, 17, 1021]
 PAST_ONE_LEADER = 64 * KIB + 1  # bytes
 
 
@@ -58,7 +58,7 @@ every_layout = pytest.mark.parametrize("cluster", LAYOUTS, indirect=True, scope=
 
 
 def all_reduce(data: torch.Tensor, name: str, async_op: bool) -> None:
-    options = dist.AllreduceOptions()  # torch.distributed itself refuses some of what has a meaning
+    options = dist.AllreduceOptions()  # torch.distributed itself refuses some meaningful operators
     options.reduceOp, options.asyncOp = reduce_op(name), async_op
     _get_default_group().allreduce([data], options).wait()
 
@@ -74,7 +74,7 @@ def check_everywhere(context: Context, result: torch.Tensor, what: str) -> None:
 
 def check_operator(context: Context, name: str, layout: str) -> None:
     for dtype in operands_of(name):
-        for turn, size in enumerate([*SMALL, PAST_ONE_LEADER // dtype.itemsize + 1]):
+        for turn, size in enumerate([*ONE_LEADER_SIZES, PAST_ONE_LEADER // dtype.itemsize + 1]):
             what = f"{name} of {dtype} x {size}"
             data = random_numbers(context, size, dtype, small=name in ("product", "premul_sum"))
             expected = reduced_over_nodes(gathered(context, data), name, layout)
@@ -88,7 +88,7 @@ def test_every_operator_and_dtype(cluster: Cluster, name: str) -> None:
 
 
 def spread(context: Context, size: int) -> torch.Tensor:
-    """Numbers of very different magnitude: another order of adding shows in the last bits."""
+    """Return numbers of very different magnitude, so that the last bits show another order."""
     scale = torch.randint(-12, 12, (size,), generator=context.generator)
     return random_numbers(context, size, torch.float32) * 2.0**scale
 
@@ -97,7 +97,7 @@ def private_copy(data: torch.Tensor) -> torch.Tensor:
     return data.clone()
 
 
-PLACES = [private_copy, shared_copy]
+PLACEMENTS = [private_copy, shared_copy]
 
 
 def check_sizes(context: Context, layout: str) -> None:
@@ -107,14 +107,14 @@ def check_sizes(context: Context, layout: str) -> None:
         inputs = gathered(context, data)
         for name in ("sum", "avg"):
             expected = reduced_over_nodes(inputs, name, layout)
-            mixed = context.own_random.choice(PLACES)
-            for place in (*PLACES, mixed):
+            mixed = context.own_random.choice(PLACEMENTS)
+            for place in (*PLACEMENTS, mixed):
                 total = place(data)
                 all_reduce(total, name, async_op=context.shared_random.random() < 0.5)
                 assert_same(total, expected, f"{name} x {size}, {place.__name__}")
 
 
-def test_sizes_and_places(cluster: Cluster) -> None:
+def test_sizes_and_locations(cluster: Cluster) -> None:
     cluster.run(check_sizes, cluster.layout)
 
 
@@ -133,7 +133,7 @@ def test_strided_tensors(cluster: Cluster) -> None:
 
 
 def check_in_flight(context: Context, layout: str) -> None:
-    """Many at once, small and large, waited for in another order on each rank."""
+    """Run many together, of few and many elements, with another order of waits on each rank."""
     sizes = [context.shared_random.choice([1, 100, 20_000, 300_000, 700_001]) for _ in range(24)]
     datas = [spread(context, size) for size in sizes]
     expected = [reduced_over_nodes(gathered(context, data), "sum", layout) for data in datas]
@@ -181,7 +181,7 @@ REDUCTIONS = [collectives.reduce, collectives.reduce_scatter, collectives.reduce
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_reductions(cluster: Cluster, reduction: Callable[..., Any]) -> None:
-    """Every two of a layout, a reduction and an operator meet."""
+    """The parameters cover every pair of a layout, a reduction and an operator."""
     numbers = LAYOUTS.index(cluster.layout), REDUCTIONS.index(reduction)
     name = in_turn(["avg", "max", "sum"], *numbers)
     cluster.run(check_reduction, reduction, name, cluster.layout)
@@ -207,7 +207,7 @@ def test_as_on_one_node(cluster: Cluster, check: Callable[..., Any]) -> None:
 
 
 def check_subsets(context: Context, layout: str) -> None:
-    """Every subset of the ranks: some lie on one node, some across."""
+    """Check every subset of the ranks: on one node, and across nodes."""
     for mask in range(1, 1 << context.size):
         members = [rank for rank in range(context.size) if mask >> rank & 1]
         group = dist.new_group(members)
@@ -223,13 +223,13 @@ def check_subsets(context: Context, layout: str) -> None:
         dist.destroy_process_group(group)
 
 
-def twin(context: Context, rank: int) -> Context:
+def as_rank(context: Context, rank: int) -> Context:
     """Another rank, as far as its data goes."""
     return Context(rank, context.size, None, context.folder, context.seed)
 
 
 def numbers_of(context: Context, rank: int, size: int) -> torch.Tensor:
-    return random_numbers(twin(context, rank), size, torch.float32)
+    return random_numbers(as_rank(context, rank), size, torch.float32)
 
 
 def test_every_subset(cluster: Cluster) -> None:
@@ -244,7 +244,7 @@ def train_alone(context: Context) -> list[torch.Tensor]:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(STEPS):
-        batches = [batch(twin(context, rank), step) for rank in range(context.size)]
+        batches = [batch(as_rank(context, rank), step) for rank in range(context.size)]
         inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()

@@ -15,7 +15,7 @@ from harness.messages import (
     check_mixed,
     check_order,
     check_ring,
-    neighbours,
+    ring_peers,
 )
 
 pytestmark = [pytest.mark.conformance, pytest.mark.ranks(2, 3, 4, 8)]
@@ -34,7 +34,7 @@ def test_messages_between_two_ranks_keep_their_order(pool: Pool) -> None:
 
 
 def check_tags(context: Context) -> None:
-    before, after = neighbours(context)
+    before, after = ring_peers(context)
     sends = [dist.isend(torch.tensor([float(tag)]), after, tag=tag) for tag in range(6)]
     got = {tag: torch.empty(1) for tag in range(6)}
     for tag in reversed(range(6)):
@@ -95,7 +95,7 @@ def test_batch_of_all_pairs(pool: Pool, size: int) -> None:
 
 
 def check_strided(context: Context) -> None:
-    before, after = neighbours(context)
+    before, after = ring_peers(context)
     sent = dist.isend(torch.arange(20.0).reshape(4, 5).t() + context.rank, after)
     spaced = torch.zeros(5, 4, 2)
     dist.recv(spaced[..., 0], before)

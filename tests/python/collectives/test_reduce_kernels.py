@@ -23,7 +23,7 @@ NARROW = [
 
 
 def same(found: torch.Tensor, wanted: torch.Tensor) -> bytes:
-    """Asserts the same bits but for those of not-a-numbers; returns all that was found."""
+    """Assert equal bits, except for not-a-numbers. Returns all bytes found."""
     bits = torch.uint8 if found.itemsize == 1 else torch.int16
     nan = found.float().isnan()
     assert torch.equal(nan, wanted.float().isnan())
@@ -32,7 +32,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> bytes:
 
 
 def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Converts as PyTorch does; what exceeds float8_e4m3fn as its newer releases do."""
+    """Convert as PyTorch does; numbers beyond float8_e4m3fn as its newer releases do."""
     if dtype == torch.float8_e4m3fn and torch.tensor(1e6).to(dtype).float().isnan():
         most = torch.finfo(dtype).max
         tensor = tensor.clamp(-most, most)

@@ -24,7 +24,7 @@ def interrupted(*_args: Any, **_kwargs: Any) -> None:
 
 
 def exchange(context: Context, value: float) -> tuple[torch.Tensor, list[dist.P2POp]]:
-    """A batch that passes `value` and the rank around the ring, and where it arrives."""
+    """Return a batch that passes `value` and the rank around the ring, and its target."""
     before, after = (context.rank - 1) % context.size, (context.rank + 1) % context.size
     got = torch.zeros(2)
     sent = torch.tensor([value, float(context.rank)])
@@ -41,7 +41,7 @@ def calling(operation: dist.P2POp, function: Any) -> dist.P2POp:
     return operation
 
 
-# By name: the bad operation, for this rank and a peer, and what the batch raises.
+# By name: the bad operation, for this rank and a peer, and the batch's error.
 REFUSED: dict[str, tuple[Callable[[int, int], dist.P2POp], type[BaseException]]] = {
     "to itself": (lambda own, _: dist.P2POp(dist.isend, torch.ones(3), own), ValueError),
     "from itself": (lambda own, _: dist.P2POp(dist.irecv, torch.ones(3), own), ValueError),
@@ -149,7 +149,7 @@ def check_manager(context: Context) -> None:
 
 
 def check_waits_within(context: Context) -> None:
-    """A wait within the batch begins what it waits for."""
+    """A wait within the batch begins the awaited operation."""
     before, after = (context.rank - 1) % context.size, (context.rank + 1) % context.size
     got = torch.zeros(2)
     with distributed_c10d._coalescing_manager(device=CPU, async_ops=True):
@@ -184,7 +184,7 @@ def check_coalesced(context: Context) -> None:
         outs = [torch.zeros(context.size)]
         with pytest.raises(ValueError):
             call(outs, context.size)
-        dist.barrier()  # behind what was issued
+        dist.barrier()  # behind the issued operations
         assert outs[0].tolist() == [0.0] * context.size, name
     check_group(context)
 

@@ -23,7 +23,7 @@ from torch_hbmcomm import memory
 
 pytestmark = beyond_gloo
 
-# csrc/communicator/shm/phased_operation.h: what is used where it lies, if it is in a segment
+# csrc/communicator/shm/phased_operation.h: the least size of zero-copy tensors in a segment
 DIRECT_BYTES = 16 * 1024
 GUARD = 5  # elements before and after a slice
 
@@ -52,12 +52,12 @@ class Placer:
         return memory.empty(data.shape, data.dtype, policy).copy_(data)
 
     def check(self, what: str) -> None:
-        """Nothing was written beside the tensors."""
-        assert not any(guard.any() for guard in self._guards), f"{what}: written beside a tensor"
+        """Check that nothing was written outside the tensors."""
+        assert not any(guard.any() for guard in self._guards), f"{what}: written outside a tensor"
 
 
-# Each takes this rank's data, whose length all ranks divide, and everyone's; it returns pairs
-# (what this rank got, what it should have got).
+# Each takes this rank's data, whose length all ranks divide, and all ranks' data. Returns pairs:
+# this rank's result, and the expected result.
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 Everyone = list[torch.Tensor]
@@ -89,7 +89,7 @@ def reduce_scatter(
     context: Context, place: Placer, data: torch.Tensor, everyone: Everyone
 ) -> Pairs:
     got = place(part(context, data))
-    parts = [place(piece) for piece in data.chunk(context.size)]
+    parts = [place(share) for share in data.chunk(context.size)]
     finish(context, dist.reduce_scatter, got, parts)
     return [(got, part(context, reduced(everyone, "sum")))]
 
@@ -131,15 +131,15 @@ def gather(context: Context, place: Placer, data: torch.Tensor, everyone: Everyo
 
 def scatter(context: Context, place: Placer, data: torch.Tensor, everyone: Everyone) -> Pairs:
     root = context.shared_random.randrange(context.size)
-    parts = [place(piece) for piece in data.chunk(context.size)] if context.rank == root else None
+    parts = [place(share) for share in data.chunk(context.size)] if context.rank == root else None
     got = place(torch.zeros_like(part(context, data)))
     finish(context, dist.scatter, got, parts, root)
     return [(got, part(context, everyone[root]))]
 
 
 def all_to_all(context: Context, place: Placer, data: torch.Tensor, everyone: Everyone) -> Pairs:
-    got = [place(torch.zeros_like(piece)) for piece in data.chunk(context.size)]
-    finish(context, dist.all_to_all, got, [place(piece) for piece in data.chunk(context.size)])
+    got = [place(torch.zeros_like(share)) for share in data.chunk(context.size)]
+    finish(context, dist.all_to_all, got, [place(share) for share in data.chunk(context.size)])
     return [(mine, part(context, other)) for mine, other in zip(got, everyone, strict=True)]
 
 
@@ -180,7 +180,7 @@ COLLECTIVES = [
 
 
 def lengths(ranks: int, dtype: torch.dtype) -> list[int]:
-    """Elements of a rank's part, such that parts and wholes are near DIRECT_BYTES, and others."""
+    """Return lengths of a rank's part: parts and wholes near DIRECT_BYTES, and others."""
     direct = DIRECT_BYTES // dtype.itemsize
     near = [direct + step for step in (-1, 0, 1)] + [direct // ranks + step for step in (0, 1)]
     return [1, 37, *near, 40_001]
@@ -210,7 +210,7 @@ def test_tensors_of_some_ranks_in_segments(pool: Pool, collective: Callable[...,
 def model_with_gradients(context: Context, **options: Any) -> DistributedDataParallel:
     torch.manual_seed(3)
     model = DistributedDataParallel(nn.Linear(300, 200), gradient_as_bucket_view=True, **options)
-    for _ in range(2):  # DDP arranges its buckets anew after the first step
+    for _ in range(2):  # DDP arranges its buckets again after the first step
         model.zero_grad()
         model(torch.full((4, 300), context.rank + 1.0)).square().mean().backward()
     return model
@@ -228,12 +228,12 @@ def check_buckets(context: Context, expected: bool) -> None:
 
 
 @pytest.mark.ranks(1, 2)
-def test_ddp_buckets_lie_in_the_segment(pool: Pool) -> None:
+def test_ddp_buckets_are_in_the_segment(pool: Pool) -> None:
     pool.run(check_buckets, True)
 
 
 @pytest.mark.ranks(2)
-def test_ddp_buckets_lie_where_the_user_wants_them() -> None:
+def test_ddp_buckets_follow_the_users_choice() -> None:
     private = Pool(2, environment={"DDP_DISABLE_COMM_MEM": "1"})
     try:
         private.run(check_buckets, False)
@@ -244,17 +244,17 @@ def test_ddp_buckets_lie_where_the_user_wants_them() -> None:
 def check_gradients_outlive_the_group(context: Context) -> None:
     before = in_use()
     model = model_with_gradients(context)
-    kept = gradients(model)
-    values = [gradient.clone() for gradient in kept]
+    held_before = gradients(model)
+    values = [gradient.clone() for gradient in held_before]
     dist.destroy_process_group()
     del model
     gc.collect()
-    for gradient, value in zip(kept, values, strict=True):
+    for gradient, value in zip(held_before, values, strict=True):
         assert in_segment(gradient)
         assert_same(gradient, value, "a gradient without its group")
         gradient.mul_(2)
     assert in_use() > 0
-    del kept, gradient
+    del held_before, gradient
     gc.collect()
     assert in_use() <= before, "the buckets did not go back"
 
@@ -287,7 +287,7 @@ def train_sharded(context: Context, group: dist.ProcessGroup, from_group: bool) 
     return [parameter.full_tensor() for parameter in sharded]
 
 
-# What FSDP2 calls: names of PyTorch 2.13, or those before.
+# Functions that FSDP2 calls: names of PyTorch 2.13, or of earlier releases.
 SHARDED_CALLS = (
     ("all_gather_single", "reduce_scatter_single")
     if hasattr(dist, "all_gather_single")

@@ -22,7 +22,7 @@ def total_over(group: dist.ProcessGroup | None, value: float, size: int = 3) -> 
 
 
 def check_every_subset(context: Context) -> None:
-    """All subsets of up to three ranks, in several orders of the list."""
+    """Check all subsets of up to three ranks, in several orders of the list."""
     for count in range(1, min(context.size, 3) + 1):
         for members in itertools.combinations(range(context.size), count):
             listed = list(members)
@@ -40,7 +40,7 @@ def test_every_small_subset(pool: Pool) -> None:
 
 
 def check_only_members_call(context: Context) -> None:
-    """The others need not call at all with use_local_synchronization."""
+    """With use_local_synchronization, ranks outside the group need not call."""
     members = list(range(0, context.size, 2))
     if context.rank in members:
         group = dist.new_group(members, use_local_synchronization=True)
@@ -52,8 +52,8 @@ def check_only_members_call(context: Context) -> None:
 @pytest.mark.ranks(2, 3, 4, 8)
 @pytest.mark.every_size
 def test_only_members_call(fresh_pool: Pool) -> None:
-    """Alone in its pool: from 2.14 on PyTorch counts such a group on its members only, and numbers
-    by that count, which names later groups, would differ between ranks."""
+    """Has a pool of its own: from 2.14 on, PyTorch counts such a group on its members only. The
+    count names later groups, so names would differ between ranks."""
     fresh_pool.run(check_only_members_call)
 
 
@@ -128,7 +128,7 @@ def test_many_groups_made_and_released(pool: Pool) -> None:
 
 
 def check_unused_group(context: Context) -> None:
-    """A group that is made and never used costs no trouble at its end."""
+    """Check that a group that is never used ends without an error."""
     dist.new_group(timeout=timedelta(seconds=5))
     assert total_over(None, 2.0) == 2.0 * context.size
 
@@ -208,12 +208,12 @@ def test_described_group(pool: Pool) -> None:
     pool.run(check_names)
 
 
-def check_gloo_beside(context: Context) -> None:
-    """Groups of another backend over the same ranks, in turn with ours."""
+def check_gloo_alternately(context: Context) -> None:
+    """Use groups of another backend over the same ranks, alternately with ours."""
     for step in range(20):
         group = context.gloo if step % 2 else None
         assert total_over(group, 1.0, size=1 + 1000 * step) == context.size
 
 
-def test_gloo_group_beside(pool: Pool) -> None:
-    pool.run(check_gloo_beside)
+def test_gloo_groups_alternate_with_ours(pool: Pool) -> None:
+    pool.run(check_gloo_alternately)

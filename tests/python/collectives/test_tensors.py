@@ -59,7 +59,7 @@ def check_shared_memory(context: Context) -> None:
         dist.all_to_all(same, [torch.ones(3) for _ in same])
     dist.all_gather(list(columns.unbind(1)), torch.full((3,), float(context.rank)))
     assert columns[1].tolist() == list(range(context.size))
-    dist.barrier()  # nothing was sent, and the group goes on
+    dist.barrier()  # nothing was sent, and the group continues
 
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides; the first size is divisible
@@ -69,7 +69,7 @@ APART: list[Layout] = [((12, 2), (2, 1)), ((12, 3), (1, 12)), ((12, 2), (3, 1)),
 
 
 def into(context: Context, out: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """Every call that writes ones, or their sum, to `out`; `recv` with its sends."""
+    """Return every call that writes ones, or their sum, to `out`; `recv` with its sends."""
     size, rank = context.size, context.rank
     ones = torch.ones(out.shape)
     parts, others = ones.chunk(size), [torch.zeros(out.shape) for _ in range(size - 1)]

@@ -1,8 +1,8 @@
-"""PyTorch's own distributed suites: what passes over Gloo passes over the backend under test, and
-over hbm in Gloo's place (HBMCOMM_INSTEAD_OF=gloo).
+"""PyTorch's own distributed suites: tests that pass over Gloo pass over the backend under test, and
+over hbm instead of Gloo (HBMCOMM_INSTEAD_OF=gloo).
 
-torch_suite_gloo.txt and torch_suite_rpc_gloo.txt list what Gloo passes; their first lines say how
-to write them anew.
+torch_suite_gloo.txt and torch_suite_rpc_gloo.txt list the tests that Gloo passes; their first lines
+say how to write them again.
 """
 
 from __future__ import annotations

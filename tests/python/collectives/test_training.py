@@ -1,7 +1,7 @@
 """Training as users write it, over the backend under test and over Gloo: the same numbers.
 
-Each function trains over a group and returns tensors; the two runs must agree to rounding (the
-backends reduce in different orders), and what should be replicated must be equal on all ranks.
+Each function trains over a group and returns tensors. The two runs must agree to rounding, because
+the backends reduce in different orders. Replicated tensors must be equal on all ranks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def assert_replicated(context: Context, tensors: list[torch.Tensor]) -> None:
 
 
 def check(context: Context, function: Train, tolerance: float) -> list[torch.Tensor]:
-    """Both runs agree; returns what the backend under test gave."""
+    """Check that both runs agree. Returns the results of the backend under test."""
     ours = function(context, world())
     assert context.gloo is not None
     theirs = function(context, context.gloo)
@@ -80,7 +80,7 @@ def check_replicas(context: Context, function: Train, tolerance: float) -> None:
 
 
 def ddp(group: dist.ProcessGroup, model: nn.Module | None = None, **options: Any) -> Any:
-    # Small buckets: several of them in flight at once.
+    # The bucket size keeps several buckets in flight.
     options.setdefault("bucket_cap_mb", 0.02)
     return DistributedDataParallel(model or net(), process_group=group, **options)
 
@@ -187,7 +187,7 @@ def test_ddp(pool: Pool, function: Train, tolerance: float) -> None:
 
 
 def power_sgd(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """One bucket: with several, the callbacks of one rank start their stages in another order."""
+    """Train with one bucket: with several, a rank's callbacks start stages in another order."""
     model = ddp(group, bucket_cap_mb=25)
     state = powerSGD_hook.PowerSGDState(
         process_group=group, matrix_approximation_rank=2, start_powerSGD_iter=2
@@ -197,7 +197,8 @@ def power_sgd(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 
 def check_power_sgd(context: Context) -> None:
-    """Its second stage starts in a callback of its first, which Gloo does not survive: no twin."""
+    """PowerSGD starts its second stage in a callback of its first. Gloo does not survive that, so
+    this test has no reference run."""
     first, second = power_sgd(context, world()), power_sgd(context, world())
     for index, (one, other) in enumerate(zip(first, second, strict=True)):
         assert_same(one, other, f"parameter {index} in a second run")
@@ -228,7 +229,7 @@ def fsdp_bf16_reduce(context: Context, group: dist.ProcessGroup) -> list[torch.T
 
 
 def fsdp_divide_factor(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """A divide factor that is not the world size goes by PREMUL_SUM, where there is one."""
+    """Use a divide factor unlike the world size, which takes PREMUL_SUM if there is one."""
     model = sharded(group, net())
     assert isinstance(model, FSDPModule)
     model.set_gradient_divide_factor(3.0)

@@ -1,4 +1,4 @@
-"""`Options(transport=...)`: what a group's messages go over, and groups that it refuses."""
+"""`Options(transport=...)`: the transports of a group's messages, and groups that it refuses."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def form(transport, store):
     except dist.DistBackendError as error:
         return str(error).splitlines()[0]
 
-told = [form(transports[rank], store) for transports, store in zip({transports}, {stores})]
-for line in told:
+reports_of = [form(transports[rank], store) for transports, store in zip({transports}, {stores})]
+for line in reports_of:
     print(f"{{rank}}: {{line}}\\n", end="", flush=True)
 if child:
     assert os.waitpid(child, 0)[1] == 0
 """
 
 
-def told(
+def reports_of(
     layout: str, *transports: tuple[str | None, str | None], **environment: str
 ) -> list[list[str]]:
-    """What each rank told of each group, which it forms with its own transport."""
+    """Return each rank's report on each group, which it forms with its own transport."""
     with tempfile.TemporaryDirectory() as folder:
         stores = [f"{folder}/{group}" for group in range(len(transports))]
         code = RANKS.format(layout=layout, transports=list(transports), stores=stores)
@@ -61,18 +61,18 @@ def told(
 
 
 def test_one_node_over_shared_memory_or_mpi() -> None:
-    groups = told("aa", ("auto", "auto"), ("shm", "shm"), ("mpi", "mpi"))
+    groups = reports_of("aa", ("auto", "auto"), ("shm", "shm"), ("mpi", "mpi"))
     assert groups == [["no MPI", "no MPI", "over MPI"]] * 2
 
 
 def test_the_variable_is_the_default() -> None:
-    groups = told("aa", ("shm", "shm"), (None, None), HBMCOMM_NODE="mpi")
+    groups = reports_of("aa", ("shm", "shm"), (None, None), HBMCOMM_NODE="mpi")
     assert groups == [["no MPI", "over MPI"]] * 2
 
 
 def test_shm_refuses_a_group_over_two_nodes() -> None:
     refusal = 'transport is "shm", and not all ranks of group "0" share memory'
-    for of_rank in told("ab", ("shm", "shm"), ("auto", "auto")):
+    for of_rank in reports_of("ab", ("shm", "shm"), ("auto", "auto")):
         assert len(of_rank) == 2, of_rank
         assert refusal in of_rank[0]
         assert "ranks that do: [0] on " in of_rank[0]
@@ -82,7 +82,7 @@ def test_shm_refuses_a_group_over_two_nodes() -> None:
 
 
 def test_ranks_that_differ_are_refused() -> None:
-    for of_rank in told("aa", ("auto", "mpi")):
+    for of_rank in reports_of("aa", ("auto", "mpi")):
         assert "transport (the option, or HBMCOMM_NODE) differs" in of_rank[0], of_rank
         assert "rank 0 has auto, rank 1 has mpi" in of_rank[0], of_rank
 

@@ -1,4 +1,4 @@
-"""When an all_to_all between nodes goes by turns."""
+"""The sizes from which an all_to_all between nodes takes turns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_not_between_very_uneven_nodes(layout: str, blocks: str, tmp_path: Path)
     ]
     finished = run(torchrun, HBMCOMM_LOG="debug")
     assert finished.code == 0, finished.output
-    told = re.findall(
+    announced = re.findall(
         r"alltoall.*: 2 nodes, .* leaders? of each, (\d+ blocks?) of", finished.output
     )
-    assert len(told) == 4 and set(told) == {blocks}, finished.output
+    assert len(announced) == 4 and set(announced) == {blocks}, finished.output

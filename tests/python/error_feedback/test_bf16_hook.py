@@ -1,4 +1,4 @@
-"""bf16_hook: gradients travel as bfloat16, over any group for CPUs."""
+"""bf16_hook: gradients are sent as bfloat16, over any group for CPUs."""
 
 from __future__ import annotations
 

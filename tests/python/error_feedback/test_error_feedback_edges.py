@@ -35,7 +35,7 @@ def drop_little(context: Context) -> None:
         hbmcomm.LowRankState(wrapped(nn.Linear(5000, 1)))
 
 
-def test_a_model_of_small_layers(pool: Pool) -> None:
+def test_a_model_of_layers_that_are_always_sent(pool: Pool) -> None:
     pool.run(drop_little)
 
 
@@ -120,7 +120,7 @@ class Padded(torch.optim.Optimizer):
 
 
 def drain_several(context: Context) -> None:
-    """Each refusal leaves all caches; then two optimizers apply everything between them."""
+    """Each refusal leaves all residuals; then two optimizers together apply everything."""
     ddp = wrapped(Weighted())
     state = layer_drop(ddp, fixed_threshold=1e30, max_age=99)
     weights = gradients(context.seed, context.rank, 0, context.size)
@@ -134,7 +134,7 @@ def drain_several(context: Context) -> None:
     norm = state.summary()["cache_norm"]
     assert norm > 0
     lbfgs = torch.optim.LBFGS(parameters)
-    torch.optim.lr_scheduler.StepLR(lbfgs, 1)  # which replaces step()
+    torch.optim.lr_scheduler.StepLR(lbfgs, 1)  # replaces step()
     last = context.size - 1
     for bad, kind, complaint in (
         (one, ValueError, r"drain\(\): no optimizer that was given has all\.3, all\.4"),
@@ -165,7 +165,7 @@ def test_draining_by_several_optimizers(pool: Pool) -> None:
 
 
 def drop_all(context: Context) -> None:
-    """Not even small layers are sent where there is nothing in them."""
+    """Zeros are not sent, even of layers that are always sent."""
     ddp = wrapped(Weighted())
     state = layer_drop(ddp, fixed_threshold=1e30, min_numel=0, max_age=10**6)
     for weights in (
@@ -186,7 +186,7 @@ def test_all_layers_dropped(pool: Pool) -> None:
 
 
 def train_zeros(context: Context) -> None:
-    """A threshold of zeros lets everything through that is not zero."""
+    """Check that a threshold of 0 lets everything except zeros through."""
     ddp = wrapped(Weighted())
     layer_drop(ddp, ratio=0.9, every=1)
     zeros = [torch.zeros(shape) for shape in SHAPES]
@@ -237,7 +237,7 @@ def test_a_gradient_that_is_not_finite(
 
 
 def wait_in_vain(context: Context) -> None:
-    """However small, a layer is sent after max_age steps."""
+    """A layer of any score is sent after max_age steps."""
     ddp = wrapped(Weighted())
     state = layer_drop(ddp, ratio=0.5, max_age=4, target="paper", every=10**6)
     last = 0
@@ -286,10 +286,10 @@ def test_parameters_without_a_dimension(pool: Pool, kind: str) -> None:
 
 
 def exceed_float32(context: Context, dtype: torch.dtype, size: float) -> None:
-    """Sums of absolute values, and squares, beyond float32's largest number are not taken for
-    gradients that are not finite.
+    """Check that L1 and L2 sums beyond float32's largest number do not count as gradients that are
+    not finite.
 
-    What differs is rounding, of gradients that a fixed seed repeats. The bytes follow from the
+    Rounding alone differs, of gradients that a fixed seed repeats. The bytes follow from the
     budget, whatever the gradients.
     """
     shapes = [(80, 80), (300,)]

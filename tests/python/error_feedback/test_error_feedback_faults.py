@@ -1,4 +1,4 @@
-"""layer_drop_hook and low_rank_hook: what cannot be right is refused by name."""
+"""layer_drop_hook and low_rank_hook: wrong arguments and states are refused by name."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def refuse(context: Context, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_what_does_not_go_together(pool: Pool, kind: str) -> None:
+def test_incompatible_arguments_are_refused(pool: Pool, kind: str) -> None:
     pool.run(refuse, kind)
 
 
@@ -322,7 +322,7 @@ def load_others(context: Context) -> None:
         state.load_state_dict([])
     with pytest.raises(ValueError, match=r"of all\.0 is \[8\] in the checkpoint, .* \[7\]"):
         state.load_state_dict(own | {"caches": {"all.0": torch.zeros(8)}})
-    assert state.summary()["cache_norm"] == pytest.approx(7**0.5)  # what was there is still there
+    assert state.summary()["cache_norm"] == pytest.approx(7**0.5)  # the old residual stays
 
 
 def test_checkpoints_of_something_else(pool: Pool) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of DDP hooks: training goes on as it was, also on other numbers of ranks."""
+"""Checkpoints of DDP hooks: training continues alike, also on other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool
 from harness.data import assert_same
-from harness.layer_drop_ddp import SHAPES, Weighted, backward, cached, gradients, started, wrapped
+from harness.layer_drop_ddp import (
+    SHAPES,
+    Weighted,
+    backward,
+    gradients,
+    residuals_of,
+    started,
+    wrapped,
+)
 
 import torch_hbmcomm as hbmcomm
 
@@ -34,16 +42,16 @@ def resume(context: Context) -> None:
     assert state.summary() == other.summary()
 
 
-def test_resuming_goes_on_alike(pool: Pool) -> None:
+def test_resumed_training_continues_alike(pool: Pool) -> None:
     pool.run(resume)
 
 
 def resume_elsewhere(context: Context, states: list[dict[str, Any]], sums: list[Any]) -> None:
     _, state = started(ratio=0.7)
     state.load_state_dict(states)
-    for index, (cache, expected) in enumerate(zip(cached(state), sums, strict=True)):
-        dist.all_reduce(cache)
-        assert_same(cache, expected, f"the sum of the caches of parameter {index}")
+    for index, (residual, expected) in enumerate(zip(residuals_of(state), sums, strict=True)):
+        dist.all_reduce(residual)
+        assert_same(residual, expected, f"the sum of the residuals of parameter {index}")
     assert state.summary()["steps"] == states[0]["statistics"]["steps"]
 
 
@@ -51,15 +59,15 @@ def saved_states(context: Context) -> tuple[dict[str, Any], list[torch.Tensor]]:
     ddp, state = started(ratio=0.7)
     for step in range(7):
         backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
-    sums = cached(state)
-    for cache in sums:
-        dist.all_reduce(cache)
+    sums = residuals_of(state)
+    for residual in sums:
+        dist.all_reduce(residual)
     return state.state_dict(), sums
 
 
 @functools.cache
 def saved_by(ranks: int) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
-    """The states of so many ranks, and the sums of their caches."""
+    """Return the states of `ranks` ranks, and the sums of their residuals."""
     former = Pool(ranks)
     try:
         found = former.run(saved_states)
@@ -80,7 +88,7 @@ def resume_without_compiling(context: Context) -> None:
     assert saved["names"] == [f"all.{index}" for index in range(len(SHAPES))]
     _, state = started()
     state.load_state_dict(saved | {"caches": {"all.0": torch.ones(7)}})
-    assert_same(cached(state)[0], torch.ones(7), "the cache")
+    assert_same(residuals_of(state)[0], torch.ones(7), "the residual")
 
 
 @pytest.mark.ranks(1, 2)

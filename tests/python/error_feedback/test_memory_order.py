@@ -57,7 +57,7 @@ def registered(ddp: Any, box: smb.Box, kind: Any) -> Any:
 
 
 def keep_orders(context: Context, urls: list[str], kind: str) -> None:
-    """With any order before DDP, each gradient is applied to its own element."""
+    """Apply each gradient to its own element, with any order before DDP."""
     for form, options in (
         (torch.channels_last, {}),
         (torch.contiguous_format, {}),

@@ -47,7 +47,7 @@ def numbers(dtype: torch.dtype) -> Tensor:
 
 
 def flat(count: int, dtype: torch.dtype, offset: int = 0) -> Tensor:
-    """Some of the numbers; not aligned if there is an offset."""
+    """Draw `count` numbers; not aligned if there is an offset."""
     begin = random.randrange(300_000 - count)
     room = torch.empty(count + offset, dtype=dtype)[offset:]
     return room.copy_(numbers(dtype)[begin : begin + count])
@@ -118,7 +118,7 @@ def test_accumulate_over_the_gradient(dtype: torch.dtype) -> None:
     same_bits(found, wanted)
 
 
-def test_accumulate_past_the_caches() -> None:
+def test_accumulate_with_non_temporal_stores() -> None:
     """16 MiB and more, aligned and not."""
     cut = (1_500_000, 1_500_001, 1_500_000)
     gradients = list(torch.randn(sum(cut)).split(cut))
@@ -199,12 +199,12 @@ def test_pack(wire: torch.dtype, residual: torch.dtype) -> None:
         reference.pack(expected, expected_sent, factor, round(1 / factor))
         in_threads(threads, _C.error_feedback_pack, residuals, sent, factor, round(1 / factor))
         same_bits(sent, expected_sent)
-        for kept, wanted in zip(residuals, expected, strict=True):
-            same_bits(kept, wanted)
+        for found_rest, wanted in zip(residuals, expected, strict=True):
+            same_bits(found_rest, wanted)
 
 
 @pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16])
-def test_what_rounding_leaves_is_kept(wire: torch.dtype) -> None:
+def test_rounding_errors_are_kept(wire: torch.dtype) -> None:
     whole = torch.randn(10_007)
     residual, sent = whole.clone(), torch.empty(whole.numel(), dtype=wire)
     _C.error_feedback_pack([residual], sent, 1.0, 1.0)
@@ -213,7 +213,7 @@ def test_what_rounding_leaves_is_kept(wire: torch.dtype) -> None:
 
 
 def random_parts(total: int) -> tuple[list[int], list[int]]:
-    """Parts of a buffer with gaps of any size between them, also none."""
+    """Draw parts of a buffer with gaps of any size between them, also none."""
     ends = sorted(random.choices(range(total + 1), k=2 * random.randrange(1, 9)))
     begins = ends[::2]
     return begins, [end - begin for begin, end in zip(begins, ends[1::2], strict=True)]
@@ -323,14 +323,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str) -> None:
+def test_mismatched_arguments_are_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
     for tensor in (ONE, TWO, WIDE, HALF, LONG):
         assert torch.equal(tensor, torch.ones_like(tensor))
 
 
-def test_what_is_no_tensor_is_refused() -> None:
+def test_other_objects_than_tensors_are_refused() -> None:
     with pytest.raises(TypeError, match="error_feedback_accumulate"):
         _C.error_feedback_accumulate([None], [None], [ONE], 1.0, False)
     with pytest.raises(TypeError, match="error_feedback_pack"):

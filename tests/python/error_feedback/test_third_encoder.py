@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool
 from harness.data import assert_same
-from harness.layer_drop_ddp import SHAPES, Weighted, backward, cached, gradients, wrapped
+from harness.layer_drop_ddp import SHAPES, Weighted, backward, gradients, residuals_of, wrapped
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.error_feedback.averaging import Averager
@@ -124,7 +124,7 @@ def halves_hook(state, bucket):  # type: ignore[no-untyped-def]
 
 
 def send_halves(context: Context) -> None:
-    """What was sent and the residuals add up; a checkpoint continues with the other half."""
+    """Sent gradients and residuals add up; a checkpoint continues with the other half."""
     ddp = wrapped(Weighted())
     state: Any = HalvesState(ddp, Halves(ratio=0.5))
     ddp.register_comm_hook(state, halves_hook)
@@ -140,7 +140,7 @@ def send_halves(context: Context) -> None:
             sent[index] += came * context.size
             first = (step + 1) % 2
             assert came.numel() == 1 or not came.flatten()[first::2].any()
-    for index, residual in enumerate(cached(state)):
+    for index, residual in enumerate(residuals_of(state)):
         both = torch.stack([residual, computed[index]])
         dist.all_reduce(both)
         assert_same(sent[index] + both[0], both[1], f"sent and residual of parameter {index}")

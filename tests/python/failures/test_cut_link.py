@@ -32,7 +32,7 @@ LARGE = 100_000  # elements
 
 
 def add_up(pipe: Connection, rank: int, node: Node, heartbeat: float | None) -> None:
-    """Do and check allreduces until told to stop, on whichever rank, or an error comes."""
+    """Do and check allreduces until a message to any rank stops them, or an error comes."""
     enter_namespace(node.name)
     os.environ |= {"HBMCOMM_NODE_ID": str(rank)}
     os.environ |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": node.link}
@@ -65,7 +65,7 @@ def add_up(pipe: Connection, rank: int, node: Node, heartbeat: float | None) -> 
 
 @contextmanager
 def at_work(heartbeat: float | None) -> Iterator[tuple[Sequence[Node], list[Connection]]]:
-    """Two ranks that add up, each on a node of its own; in the end both must leave in order."""
+    """Start two ranks that add up, each on a node of its own. At the end both must leave."""
     ranks: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:
@@ -109,8 +109,8 @@ def test_the_heartbeat_ends_before_the_timeout() -> None:
             assert HEARTBEAT / 2 < seen - cut < TIMEOUT / 2
 
 
-def test_work_goes_on_when_the_link_is_back() -> None:
-    """It was away for longer than the store's patience, and less long than the timeout."""
+def test_work_continues_when_the_link_is_back() -> None:
+    """The link was down for longer than the store's timeout, and less than the group's."""
     with at_work(None) as (nodes, pipes):
         nodes[0].cut()
         time.sleep(12)

@@ -68,12 +68,12 @@ def all_to_all(rank: int, size: int) -> None:
 
 
 def all_to_all_large(rank: int, size: int) -> None:
-    """Between nodes, ranks go by turns."""
+    """Run an all_to_all. Between nodes, ranks take turns."""
     dist.all_to_all_single(torch.ones(size * LARGE // 4), torch.ones(size * LARGE // 4))
 
 
 def ring(rank: int, size: int) -> None:
-    """Each receives from the rank before it."""
+    """Receive from the rank before, on each rank."""
     sent = dist.isend(torch.ones(100_000), (rank + 1) % size)
     dist.recv(torch.empty(100_000), (rank - 1) % size)
     assert sent is not None
@@ -128,7 +128,7 @@ def test_death_in_the_middle(size: int, call: Call) -> None:
     ),
 )
 def test_the_error_has_the_number(ranks: int, victim: int, call: Call) -> None:
-    """A rank that dies before its 30th operation is missed in that one."""
+    """A rank that dies before its 30th operation is missed in the 30th."""
     survivors = Job(ranks).run(call, Fate(victim, turn=30))
     assert_notified(survivors, victim, SOON_ON_THE_NODE, r"allreduce #30 \(SUM\)")
     assert len({survivor.text for survivor in survivors}) == 1, survivors
@@ -177,18 +177,18 @@ def test_death_on_another_node(layout: str, victim: int, call: Call) -> None:
 
 
 def last_rank_stays_away(folder: Path, call: Call, rank: int, size: int) -> None:
-    """Do the operation. To the second one the last rank does not come, and fails once rank 1 has
-    been told of a death."""
-    came, told = folder / "came", folder / "told"
+    """Do the operation. The last rank stays away from the second one, and fails once rank 1 has
+    noticed a death."""
+    came, notified = folder / "came", folder / "notified"
     if rank == size - 1 and came.exists():
         deadline = time.monotonic() + 2 * SOON_ELSEWHERE
-        while not told.exists() and time.monotonic() < deadline:
+        while not notified.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         raise RuntimeError("it stayed away")
     try:
         call(rank, size)
     except dist.DistBackendError:
-        told.touch()
+        notified.touch()
         raise
     if rank == size - 1:
         came.touch()
@@ -218,24 +218,24 @@ def test_a_late_rank_does_not_hide_a_death(job: Job, call: Call, tmp_path: Path)
 
 def ring_while_rank_2_is_stopped(folder: Path, rank: int, size: int) -> None:
     """Go round. From the second time on rank 2 is stopped until rank 1 has failed and left."""
-    came, told = folder / "came", folder / "told"
+    came, notified = folder / "came", folder / "notified"
     if rank == 2 and came.exists():
-        left = f"until [ -e {told} ]; do sleep 0.05; done; sleep 1"
+        left = f"until [ -e {notified} ]; do sleep 0.05; done; sleep 1"
         with subprocess.Popen(["sh", "-c", f"{left}; kill -CONT {os.getpid()}"]):
             os.kill(os.getpid(), signal.SIGSTOP)
     try:
         ring(rank, size)
     except dist.DistBackendError:
         if rank == 1:
-            told.touch()
+            notified.touch()
         raise
     if rank == 2:
         came.touch()
 
 
 @pytest.mark.full
-def test_who_failed_for_a_death_elsewhere_is_not_named(tmp_path: Path) -> None:
-    """Rank 1 hears from rank 0 that rank 3 has died, and leaves before its neighbour looks."""
+def test_a_rank_failed_by_anothers_death_is_unnamed(tmp_path: Path) -> None:
+    """Rank 1 hears from rank 0 that rank 3 has died, and leaves before its local peer polls."""
     call = partial(ring_while_rank_2_is_stopped, tmp_path)
     survivors = Job(4, "baac").run(call, Fate(3))
     assert_notified(survivors, 3, 2 * SOON_ELSEWHERE, "send|recv")
@@ -257,7 +257,7 @@ def test_death_over_mpi(victim: int, call: Call) -> None:
 
 @pytest.mark.parametrize("layout", cases(["ab", "aab", "aabb"], quick=["aab"]))
 def test_child_does_not_hide_a_death_on_another_node(layout: str) -> None:
-    """The first rank of a node, whose connections to other nodes its child inherits."""
+    """The child inherits the connections to other nodes from the first rank of its node."""
     victim = layout.index("b")
     fate = Fate(victim, leaves_child=True)
     survivors = Job(len(layout), layout).run(all_reduce_small, fate)
@@ -278,7 +278,7 @@ def test_child_does_not_hide_a_death_on_another_node(layout: str) -> None:
     ),
 )
 def test_death_of_the_store(job: Job, call: Call) -> None:
-    """A rank that cannot know of the death says that the store is gone, and for whom it waits."""
+    """A rank that cannot know of the death names the lost store, and the ranks it waits for."""
     survivors = job.run(call, Fate(0), served_by_rank_0())
     report(survivors)
     for survivor in survivors:
@@ -290,7 +290,7 @@ def test_death_of_the_store(job: Job, call: Call) -> None:
 # Stopped ranks, and abort().
 
 
-def test_a_timeout_names_the_rank_that_the_others_wait_for_too() -> None:
+def test_a_timeout_names_the_rank_that_others_wait_for() -> None:
     """Rank 1 waits for rank 0 of its node, which waits for rank 2, and says so a little later."""
     job = Job(3, "aab", timeout=2, hurried=1)
     survivors = job.run(all_reduce_small, Fate(2, signal.SIGSTOP, turn=10))
@@ -377,8 +377,8 @@ def use_after_a_leave(pipe: Connection, rank: int, url: str) -> None:
     dist.all_reduce(torch.ones(1))
 
 
-def test_a_report_says_which_rank_waited_for_the_one_that_left(tmp_path: Path) -> None:
-    """Each reader of the words "this one" knows which rank they mean."""
+def test_a_report_names_a_leavers_waiting_rank(tmp_path: Path) -> None:
+    """Every reader of the words "this one" can name that rank."""
     with Ranks(3, use_after_a_leave, f"file://{tmp_path}/store", layout="aab") as ranks:
         ranks.hear(2)
         ranks.tell(0)

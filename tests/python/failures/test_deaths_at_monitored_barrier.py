@@ -40,7 +40,7 @@ def url(tmp_path: Path) -> str:
 
 
 def meet_at_barrier(pipe: Connection, rank: int, size: int, url: str, timeouts: list[float]) -> str:
-    """Passes a barrier when told to, and returns its error. The group continues after it."""
+    """Pass a barrier for each message. Returns its error. The group continues after it."""
     dist.init_process_group(
         "hbm",
         init_method=url,
@@ -78,7 +78,7 @@ def verdicts(texts: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("layout", ["aaa", "abb"])
-def test_a_late_rank_0_raises_the_verdict_of_those_who_came(layout: str, url: str) -> None:
+def test_a_late_rank_0_raises_the_other_ranks_verdict(layout: str, url: str) -> None:
     with Ranks(3, meet_at_barrier, 3, url, [60, 0.5, 60], layout=layout) as ranks:
         ranks.hear(0, 1, 2)
         ranks.tell(2)  # first, as rank 1 goes when it has waited for half a second
@@ -129,13 +129,13 @@ def test_does_not_wait_for_the_dead(layout: str, victim: int) -> None:
             assert f"Rank {survivor.rank} {reached}" in survivor.text, survivor
 
 
-def test_of_a_store_that_has_gone() -> None:
+def test_the_death_of_the_stores_host_is_named() -> None:
     survivors = Job(3).run(pass_monitored_barrier, Fate(0), served_by_rank_0())
     report(survivors)
     for survivor in survivors:
         assert survivor.kind in ("DistBackendError", "DistNetworkError"), survivor
-        told = r"(?s)^monitored_barrier of .*rank 0 \(pid .* has died"
-        assert re.search(told, survivor.text), survivor
+        death = r"(?s)^monitored_barrier of .*rank 0 \(pid .* has died"
+        assert re.search(death, survivor.text), survivor
         assert survivor.seconds < SOON_ON_THE_NODE, survivor
 
 
@@ -156,7 +156,7 @@ def die_amid_a_write(pipe: Connection, rank: int, path: Path) -> None:
     [("aaa", [(0,), (1, 2)]), ("aab", [(1, 2), (0,)])],
     ids=["first", "while the others wait"],
 )
-def test_of_a_file_that_a_death_has_torn(
+def test_a_death_amid_a_file_write_is_named(
     layout: str, order: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     """PyTorch's FileStore then never answers."""
@@ -183,7 +183,7 @@ def name_all_the_missing(pipe: Connection, rank: int, url: str, timeout: float) 
     ("dead", "late", "timeout"), [([1, 3], [], 60), ([3], [1], 3)], ids=["dead", "dead-and-late"]
 )
 def test_names_all_the_missing(dead: list[int], late: list[int], timeout: float, url: str) -> None:
-    """It waits for all others, but for none that has died."""
+    """The barrier waits for all live ranks."""
     with Ranks(4, name_all_the_missing, url, timeout) as ranks:
         ranks.hear(*range(4))
         for rank in dead:
@@ -201,8 +201,10 @@ def test_names_all_the_missing(dead: list[int], late: list[int], timeout: float,
 
 
 class DecidedStore(Store):
-    """A store in which rank 2 has claimed to decide on a barrier when this rank claims it, and
-    publishes its verdict when this rank has asked for it twice."""
+    """A store in which rank 2 has claimed a barrier's decision before this rank claims it.
+
+    Rank 2 publishes its verdict when this rank has asked for it twice.
+    """
 
     VERDICT = "8 1 2\nmonitored_barrier of rank 2"
 
@@ -242,7 +244,7 @@ def pass_one_that_is_decided(pipe: Connection, rank: int, path: Path) -> None:
     monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
 
 
-def test_a_death_does_not_hide_the_verdict_of_another_rank(tmp_path: Path) -> None:
+def test_a_death_does_not_hide_another_ranks_verdict(tmp_path: Path) -> None:
     """Rank 0 and rank 2 reach their timeouts together, and rank 2 claims to decide."""
     with Ranks(3, pass_one_that_is_decided, tmp_path / "store") as ranks:
         ranks.hear(0, 1, 2)
@@ -282,7 +284,7 @@ def leave_or_pass(pipe: Connection, rank: int, url: str, leaving: list[int], all
 def test_does_not_wait_for_those_who_left(
     layout: str, fate: tuple[list[int], str], url: str
 ) -> None:
-    """Each survivor names them at once; rank 0 (or, if it has left, the others) in Gloo's words."""
+    """Each survivor names them immediately. Rank 0, or without it the others, use Gloo's words."""
     leaving, words = fate
     with Ranks(3, leave_or_pass, url, leaving, len(leaving) > 1, layout=layout) as ranks:
         left = max(each.at for each in ranks.hear(*leaving))

@@ -1,4 +1,4 @@
-"""A rank dies while the ranks form a group: the others are told soon, and not at the timeout."""
+"""A rank dies while the ranks form a group: the others are notified soon, before the timeout."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def form(url: str, rank: int, size: int) -> None:
 
 
 def form_group(pipe: Connection, rank: int, url: str, size: int, port: int = 0) -> None:
-    """The last rank never comes, but for joining the store that rank 0 serves at `port`."""
+    """Form a group. The last rank never comes; it only joins rank 0's store at `port`."""
     if rank == size - 1:
         if port:
             TCPStore("127.0.0.1", port, size, False, TIMEOUT)
@@ -88,7 +88,7 @@ def test_death_in_init(layout: str, victim: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", cases([0, 1], quick=["0"]))
 def test_death_in_init_that_only_the_node_has_seen(victim: int, tmp_path: Path) -> None:
-    """The rank of another node comes when all who saw it have given up and ended."""
+    """The rank of another node comes when all ranks that saw the death have failed and ended."""
     store = tmp_path / "store"
     with Ranks(3, form_group, f"file://{store}", 3, layout="aab") as ranks:
         await_introduced(store, 2)
@@ -127,7 +127,7 @@ def form_late(pipe: Connection, rank: int, url: str, size: int) -> None:
 
 
 def test_a_timeout_in_init_ends_the_wait_of_all(tmp_path: Path) -> None:
-    """Also of a rank that comes later: it would wait in the next step for ranks that have gone."""
+    """A later rank must fail, too: in the next step it would wait for ranks that have gone."""
     with Ranks(3, form_late, f"file://{tmp_path}/store", 3) as ranks:
         said = ranks.hear(0, 1, limit=LIMIT)
         ranks.tell(2)
@@ -146,7 +146,7 @@ def listening_sockets() -> list[str]:
 
 
 def form_and_look(pipe: Connection, rank: int, url: str, size: int) -> list[str]:
-    """Return which listening sockets are left after a group that could not be made."""
+    """Return the listening sockets that are left after a group that could not be made."""
     try:
         form_group(pipe, rank, url, size)
     except dist.DistBackendError as error:

@@ -45,7 +45,7 @@ def test_cell(cell: Cell, tmp_path: Path) -> None:
 
 
 def test_every_pair_is_covered() -> None:
-    """The quick and the full tier cover them; the long one has the rest."""
+    """The quick and the full tier cover every pair; the long one has the rest."""
     cells = matrix.sensible()
     run = [cell for cell in cells if all(mark.name != "long" for mark in marks(cell))]
     covered = {pair for cell in run for pair in matrix.pairs(cell)}
@@ -65,5 +65,5 @@ def test_every_rule_is_of_use() -> None:
 
 
 def test_the_page_shows_the_table() -> None:
-    """To draw it anew: .venv/bin/python -m harness.faults.page, in tests/python."""
+    """To draw the page again: .venv/bin/python -m harness.faults.page, in tests/python."""
     assert page.drawn_into(PAGE.read_text()) == PAGE.read_text()

@@ -1,6 +1,6 @@
 """Forked children (DataLoader workers): they neither disturb the group nor hang at exit.
 
-What a child inherits of a segment it shares with its parent; the rest of its memory is its own.
+A child shares inherited segments with its parent; the rest of its memory is its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 
 @pytest.fixture
 def own_pool(ranks: int) -> Iterator[Pool]:
-    """A pool for a test that leaves its ranks changed."""
+    """Yield a pool for a test that leaves its ranks changed."""
     own = Pool(ranks)
     yield own
     own.kill()
@@ -41,7 +41,7 @@ def check_data_loader(context: Context) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(context.rank)
     data = TensorDataset(torch.randn(64, 16), torch.randn(64, 4))
-    for _ in range(2):  # each epoch forks anew, from a process whose group is in use
+    for _ in range(2):  # each epoch forks again, from a process whose group is in use
         loader = DataLoader(data, batch_size=8, num_workers=2, multiprocessing_context="fork")
         for inputs, targets in loader:
             optimizer.zero_grad()
@@ -70,7 +70,7 @@ def wait_for_child(pid: int) -> int:
 
 
 def check_child_that_allocates(context: Context) -> None:
-    """A child that allocates, writes and frees tensors leaves the parent's data alone."""
+    """Check that a child that allocates, writes and frees tensors leaves the parent's data."""
     data = torch.full((100_000,), float(context.rank))
     dist.all_reduce(data)
     before = data.clone()
@@ -238,7 +238,7 @@ def check_child_neither_allocates_nor_frees(context: Context) -> None:
         assert not in_segment(torch.ones(1_000_000))
         tensors.clear()
         gc.collect()
-        assert len(mappings("self")) == 1, "of its parent's, and of no neighbour's"
+        assert len(mappings("self")) == 1, "of its parent's, and of no local peer's"
 
     assert wait_for_child(fork(act)) == 0
     assert in_use() == used

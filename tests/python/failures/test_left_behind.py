@@ -1,4 +1,4 @@
-"""Killed ranks leave nothing behind, and destroyed groups no memory and no messages."""
+"""Killed ranks leave nothing behind, and destroyed groups leave neither memory nor messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def be_killed_in_the_middle(context: Context, zero_copy: bool) -> None:
     try:
         while True:
             dist.all_reduce(data)
-    except dist.DistBackendError:  # the others went first
+    except dist.DistBackendError:  # other ranks went first
         time.sleep(30)
 
 
@@ -54,7 +54,7 @@ def holders(inodes: set[int]) -> list[str]:
         try:
             mapped = {inode for _, _, inode in mappings(process.name)}
         except OSError:
-            continue  # it has just ended, or is not ours to look into
+            continue  # the process has just ended, or belongs to another user
         if mapped & inodes:
             found.append(process.name)
     return found
@@ -118,7 +118,7 @@ def make_and_destroy(context: Context, cycles: int) -> dict[str, int]:
 
 
 def settled(pool: Pool) -> list[dict[str, int]]:
-    """Return the ranks' footprints once what earlier tests of the pool left has ended."""
+    """Return the ranks' footprints, once the pool's earlier tests have cleaned up."""
     found = pool.run(make_and_destroy, 20)
     for _ in range(10):
         time.sleep(1)
@@ -184,7 +184,7 @@ def leave_a_message(context: Context, move: Callable[..., float]) -> str | float
 
 @pytest.mark.parametrize("layer", ["auto", "mpi"])
 @pytest.mark.parametrize("move", [scatter, send])
-def test_a_message_that_nobody_received_is_not_of_a_later_group(
+def test_an_unreceived_message_does_not_reach_a_later_group(
     move: Callable[..., float], layer: str, nothing_left: None
 ) -> None:
     pool = Pool(2, bare=True, environment={"HBMCOMM_NODE": layer})

@@ -106,7 +106,7 @@ def reduce_until_error(pipe: Connection, number: int, url: str, port: int, jobs:
 
 
 def form_and_come_late(where: tuple[str, int], layout: str, jobs: list[str]) -> list[Said]:
-    """Return what processes 0 to 2 say, of which process 2 comes when the group has been formed."""
+    """Return the outcomes of processes 0 to 2. Process 2 comes after the group was formed."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     url, port = where[0], store.port if where[1] else 0
     with Ranks(2, reduce_until_error, url, port, jobs, layout=layout[:2]) as formed:
@@ -134,9 +134,7 @@ def test_a_second_claim_ends_the_formed_group(kind: str, layout: str, tmp_path: 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_claim_of_another_torchrun_job_leaves_the_group_alone(
-    layout: str, tmp_path: Path
-) -> None:
+def test_another_torchrun_jobs_claim_leaves_the_group_alone(layout: str, tmp_path: Path) -> None:
     said = form_and_come_late((f"file://{tmp_path}/store", 0), layout, ["one", "one", "two"])
     assert [each.value for each in said[:2]] == [2, 2], said
     assert_all_raised(said[2:], 'rank 1 of group "0" is taken by pid ')

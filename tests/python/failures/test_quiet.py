@@ -141,7 +141,7 @@ def test_the_absence_of_hbm_is_level_info() -> None:
     ],
     ids=["environment", "options", "empty"],
 )
-def test_who_asks_for_hbm_is_warned(asked: dict[str, str]) -> None:
+def test_a_request_for_hbm_warns(asked: dict[str, str]) -> None:
     assert group(**asked).count(f"warn: {ABSENT}") == 1
 
 
@@ -152,7 +152,7 @@ def test_a_server_may_close_before_its_client(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_who_needs_the_box_is_warned(transport: str) -> None:
+def test_a_use_of_the_box_warns(transport: str) -> None:
     use = "try: segment.read()\nexcept smb.BoxError: print('no box')\n"
     finished = run_code(BOX.format(transport=transport) + use + "client.close()\n")
     assert finished.code == 0, finished.output

@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
 LIMIT = 90.0  # seconds, for a job
-SOON = 10.0  # seconds, twenty times what docs/failures.md promises for Ctrl-C
+SOON = 10.0  # seconds, twenty times the bound of docs/failures.md for Ctrl-C
 TRAINING = Path(jobs.JOB_SCRIPT).with_name("recovering.py")
 
 
@@ -42,7 +42,7 @@ def form(store: Path, rank: int, size: int, seconds: float = LIMIT) -> None:
 
 
 def total(rank: int) -> float:
-    """The sum of all ranks' numbers, over tensors small and large."""
+    """Return the sum of all ranks' numbers, over tensors of one and of many elements."""
     found = []
     for count in (1, 200_000):
         data = torch.full((count,), rank + 1.0)
@@ -57,7 +57,7 @@ def total(rank: int) -> float:
 def forked(
     size: int, live: Callable[..., None], *arguments: Any
 ) -> Iterator[tuple[list[BaseProcess], list[Connection]]]:
-    """Processes of live(pipe, rank, *arguments), killed at the end."""
+    """Start processes of live(pipe, rank, *arguments), killed at the end."""
     ranks: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:
@@ -164,7 +164,7 @@ def test_torchrun_restarts_and_training_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_elastic_membership(tmp_path: Path) -> None:
-    """The second of two nodes goes away for good; the first goes on alone."""
+    """The second of two nodes leaves for good; the first continues alone."""
     steps = 300
     point = f"127.0.0.1:{free_port()}"
 
@@ -180,7 +180,7 @@ def test_elastic_membership(tmp_path: Path) -> None:
             while not list(tmp_path.glob("began*-4")):
                 assert time.monotonic() < deadline, "the two nodes do not train together"
                 time.sleep(0.05)
-        for worker in tmp_path.glob("pid*-b"):  # which outlive their agent
+        for worker in tmp_path.glob("pid*-b"):  # they outlive their agent
             pid = int(worker.name.removeprefix("pid").removesuffix("-b"))
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -239,7 +239,7 @@ def test_a_signal_ends_a_wait(
     with forked(2, wait_for_ever, tmp_path / "store", call) as (ranks, pipes):
         for pipe in pipes:
             assert hear(pipe) == "formed"
-        time.sleep(0.2)  # it waits by now, mostly; it must end in any case
+        time.sleep(0.2)  # the rank waits by now, mostly; it must end in any case
         pid = ranks[0].pid
         assert pid is not None
         os.kill(pid, number)
@@ -275,7 +275,7 @@ sys.exit(7 if way == "exit" else 0)
 
 @pytest.mark.full
 @pytest.mark.parametrize(("way", "code"), [("raise", 1), ("exit", 7), ("destroy", 0)])
-def test_exit_codes_stay_what_they_were(way: str, code: int, tmp_path: Path) -> None:
+def test_exit_codes_stay_unchanged(way: str, code: int, tmp_path: Path) -> None:
     """After another rank's end, however this one takes it."""
     store = f"file://{tmp_path}/store"
     ranks = [

@@ -26,7 +26,7 @@ import torch_hbmcomm as hbmcomm
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
-SOON = 20.0  # seconds, twenty times what docs/failures.md promises
+SOON = 20.0  # seconds, twenty times the bound of docs/failures.md
 TIMEOUT = 60.0
 
 
@@ -76,8 +76,8 @@ def test_new_group_after_the_death_of_the_stores_host(layout: str) -> None:
 
 
 def leave_without_store(pipe: Connection, rank: int, url: str, port: int) -> list[str]:
-    """Uses a store that goes meanwhile, and returns what needs it raises. Rank 2 of the processes
-    serves it, if nobody else does."""
+    """Use a store that ends during the test. Returns the errors of calls that need the store. Rank
+    2 of the processes serves the store, unless the test does."""
     if rank == 2:
         store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
         pipe.send("serving")
@@ -99,7 +99,7 @@ def leave_without_store(pipe: Connection, rank: int, url: str, port: int) -> lis
             use()
         except RuntimeError as error:
             errors.append(str(error))
-    if not port:  # collectives go on
+    if not port:  # collectives continue
         tensor = torch.ones(4)
         dist.all_reduce(tensor)
         assert (tensor == 2).all()
@@ -137,7 +137,7 @@ def test_a_removed_file_of_the_store_is_named(layout: str, replaced: bool, tmp_p
 
 
 @pytest.mark.parametrize("layout", ["aac", "abc"])
-def test_the_address_of_a_store_whose_server_has_ended_is_named(layout: str) -> None:
+def test_an_ended_stores_address_is_named(layout: str) -> None:
     port = free_port()
     with Ranks(3, leave_without_store, "", port, layout=layout) as ranks:
         ranks.hear(2)
@@ -155,8 +155,8 @@ def test_the_address_of_a_store_whose_server_has_ended_is_named(layout: str) -> 
 # A host that does not answer.
 
 
-def sums_until_told(pipe: Connection, rank: int, url: str, size: int) -> int:
-    """All-reduces until rank 0 has been told to end; checks each sum, and returns their number."""
+def sums_until_message(pipe: Connection, rank: int, url: str, size: int) -> int:
+    """All-reduce until rank 0 gets a message; check each sum. Returns the number of sums."""
     form(url, rank, size)
     pipe.send("ready")
     done = 0
@@ -174,14 +174,14 @@ def sums_until_told(pipe: Connection, rank: int, url: str, size: int) -> int:
 
 @pytest.mark.full
 def test_a_stopped_rank_is_not_dead() -> None:
-    """All jobs at once, because each waits for longer than the store's patience."""
+    """All jobs run in parallel, because each waits for longer than the store's timeout."""
     with ExitStack() as stack:
         jobs = [
             (
                 victim,
                 range(size),
                 stack.enter_context(
-                    Ranks(size, sums_until_told, served_by_rank_0(), size, layout=layout)
+                    Ranks(size, sums_until_message, served_by_rank_0(), size, layout=layout)
                 ),
             )
             for layout in ("aa", "ab", "aab")
@@ -211,7 +211,7 @@ def descriptors() -> int:
 
 
 def connections_to(port: int) -> int:
-    """The connections of this process to a port of this machine, over IPv4 or IPv6."""
+    """Count this process' connections to a port of this machine, over IPv4 or IPv6."""
     own = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
     rows = [
         line.split()
@@ -222,7 +222,7 @@ def connections_to(port: int) -> int:
 
 
 def await_own_connection(port: int) -> None:
-    """Ask the store, which opens a connection beside PyTorch's, and wait for it, 30 s at most."""
+    """Use the store, which opens a second connection, and wait for it, 30 s at most."""
     hbmcomm.monitored_barrier()
     until = time.monotonic() + 60
     while connections_to(port) < 2 and time.monotonic() < until:
@@ -230,7 +230,7 @@ def await_own_connection(port: int) -> None:
 
 
 def many_groups(pipe: Connection, rank: int, url: str, size: int, count: int) -> tuple[int, int]:
-    """The descriptors after a tenth of the groups, and after all of them."""
+    """Return the descriptors after a tenth of the groups, and after all groups."""
     form(url, rank, size)
     await_own_connection(int(url.rpartition(":")[2]))
     found = []
@@ -300,7 +300,7 @@ def few_descriptors(pipe: Connection, rank: int, port: int, size: int, spare: in
 
 @pytest.mark.parametrize("spare", cases([1, 3, 5], quick=["3"]))
 def test_too_few_descriptors_are_named(spare: int) -> None:
-    """Rank 0, which serves the store, cannot take in the others' connections."""
+    """Rank 0, which serves the store, cannot accept the others' connections."""
     size = 6
     with Ranks(size, few_descriptors, free_port(), size, spare) as ranks:
         everyone = range(size)

@@ -138,7 +138,7 @@ def leave_namespaces(kind: int) -> None:
 def form_over_nodes(
     context: Context, store: str, surrounding: Surrounding | None, ranks: tuple[int, ...]
 ) -> str:
-    """As form(), with a node for each rank."""
+    """Call form() with a node for each rank."""
     os.environ["HBMCOMM_NODE_ID"] = str(context.rank)
     return form(context, store, surrounding, ranks)
 

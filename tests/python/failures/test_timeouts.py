@@ -62,8 +62,10 @@ def attempt(context: Context, call: Operation) -> tuple[str, str, float]:
 
 
 def without_last(context: Context, name: str) -> tuple[str, str, float, float] | None:
-    """The error, and when the operation began and failed. The last rank stays away. Those who only
-    send to a root may be done before it is missed."""
+    """Return the error, and the times at which the operation began and failed.
+
+    The last rank stays away. Ranks that only send to a root may be done before they miss it.
+    """
     to_root = name in ("gather", "reduce")
     if context.rank == context.size - 1 or (to_root and context.rank > 0):
         return None
@@ -78,9 +80,9 @@ def without_last(context: Context, name: str) -> tuple[str, str, float, float] |
 def test_absent_rank(impatient_pool: Pool, ranks: int, name: str) -> None:
     outcomes = impatient_pool.run(without_last, name, limit=SHORT_TIMEOUT + SLACK)
     absent = ranks - 1
-    told = [outcome for outcome in outcomes if outcome]
-    first = min(began for _, _, began, _ in told)  # whose timeout ends the others' wait too
-    for kind, message, _, failed in told:
+    failures = [outcome for outcome in outcomes if outcome]
+    first = min(began for _, _, began, _ in failures)  # its timeout ends the others' wait, too
+    for kind, message, _, failed in failures:
         assert kind == "DistBackendError", message
         assert failed - first > SHORT_TIMEOUT * 0.5, f"came after {failed - first} s: {message}"
         operation = "_?".join(name.split("_")[:2])
@@ -170,7 +172,7 @@ def test_timeout_of_a_subgroup(ranks: int) -> None:
 
 
 def timeout_from_the_start(context: Context, seconds: float) -> tuple[str, str, float] | None:
-    """A group has the timeout that init_process_group was given, which nobody sets again."""
+    """Check that a group has init_process_group's timeout, without set_timeout()."""
     import torch_hbmcomm  # noqa: F401  # so that forming the group takes a moment
 
     tell(context, "loaded")
@@ -200,7 +202,7 @@ def test_timeout_of_init_process_group(bare_pool: Pool) -> None:
 
 
 def after_failure(context: Context) -> list[str]:
-    """A group that has failed says so at once, and says why."""
+    """Check that a failed group raises immediately, with the cause."""
     if context.rank == context.size - 1:
         return []
     attempt(context, lambda c: dist.all_reduce(ones()))
@@ -274,7 +276,7 @@ def die_or_wait(context: Context, size: int) -> tuple[str, str, float] | None:
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("size", [1, 2_000_000])
 def test_killed_rank(fresh_pool: Pool, ranks: int, size: int, nothing_left: None) -> None:
-    """Survivors have their error, long before the timeout is over, and go on to answer."""
+    """Survivors have their error long before the timeout, and continue to answer."""
     with pytest.raises(RankFailure) as failure:
         fresh_pool.run(die_or_wait, size)
     assert failure.value.kinds == {ranks - 1: DIED}, failure.value

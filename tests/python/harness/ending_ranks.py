@@ -174,7 +174,7 @@ def in_thread(function: Any) -> None:
 
 
 class Noted(torch.Tensor):
-    """A tensor that Python owns a part of: whoever drops it needs Python's lock."""
+    """A tensor that Python owns a part of: the thread that drops it needs Python's lock."""
 
 
 def ones(size: int) -> torch.Tensor:

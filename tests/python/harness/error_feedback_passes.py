@@ -25,8 +25,8 @@ def accumulate(
     for gradient, old, new in zip(gradients, before, after, strict=True):
         size = gradient.double().abs().sum().item()
         wide = _wide(new)
-        kept = torch.zeros_like(new) if old is None else old
-        new.copy_(kept.to(wide) + gradient.to(wide) * factor)
+        before_pass = torch.zeros_like(new) if old is None else old
+        new.copy_(before_pass.to(wide) + gradient.to(wide) * factor)
         stored = new.double()
         rows.append([(stored.square() if squares else stored.abs()).sum().item(), size])
     return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)

@@ -83,7 +83,7 @@ class Ranks:
     def tell(self, *ranks: int) -> None:
         """Let a rank that waits for a message continue."""
         for rank in ranks:
-            self._pipes[rank].send("go on")
+            self._pipes[rank].send("continue")
 
     def hear(self, *ranks: int, limit: float = LIMIT) -> list[Any]:
         """Return the next message of each of these ranks; at a rank's end, a Said."""

@@ -69,14 +69,14 @@ class Paper:
     steps: int = 0
     debt: float = 0.0
     ages: list[int] = field(default_factory=lambda: [0] * len(SHAPES))
-    caches: list[list[torch.Tensor]] = field(default_factory=list)  # by rank
+    residuals: list[list[torch.Tensor]] = field(default_factory=list)  # by rank
     sent: list[bool] = field(default_factory=list)
 
     def step(self, of_ranks: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        if not self.caches:
-            self.caches = [[torch.zeros_like(g) for g in own] for own in of_ranks]
-        for cache, own in zip(self.caches, of_ranks, strict=True):
-            for total, gradient in zip(cache, own, strict=True):
+        if not self.residuals:
+            self.residuals = [[torch.zeros_like(g) for g in own] for own in of_ranks]
+        for residual, own in zip(self.residuals, of_ranks, strict=True):
+            for total, gradient in zip(residual, own, strict=True):
                 total += gradient
         values = [self._value(index) for index in range(len(SHAPES))]
         zero = [all(not own[i].any() for own in of_ranks) for i in range(len(SHAPES))]
@@ -85,18 +85,18 @@ class Paper:
         ]
         yields = []
         for index, goes in enumerate(self.sent):
-            total = torch.stack([cache[index] for cache in self.caches]).mean(0)
+            total = torch.stack([residual[index] for residual in self.residuals]).mean(0)
             yields.append(total if goes else torch.zeros_like(total))
             if goes:
-                for cache in self.caches:
-                    cache[index].zero_()
+                for residual in self.residuals:
+                    residual[index].zero_()
             self.ages[index] = 0 if goes or values[index] == 0 else self.ages[index] + 1
         self._move_threshold([(v, i) for i, v in enumerate(values) if not zero[i]])
         self.steps += 1
         return yields
 
     def _value(self, index: int) -> float:
-        own = [cache[index].double() for cache in self.caches]
+        own = [residual[index].double() for residual in self.residuals]
         if self.representative == "l2":
             return math.sqrt(sum(float(one.square().sum()) for one in own) / len(own))
         total = sum(float(one.abs().sum()) for one in own) / len(own)
@@ -153,6 +153,6 @@ def backward(ddp: nn.Module, weights: list[torch.Tensor | None]) -> list[torch.T
     return [parameter.grad for parameter in ddp.parameters()]
 
 
-def cached(state: Hooked) -> list[torch.Tensor]:
-    caches = state.state_dict()["caches"]
-    return [caches.get(f"all.{i}", torch.zeros(shape)) for i, shape in enumerate(SHAPES)]
+def residuals_of(state: Hooked) -> list[torch.Tensor]:
+    residuals = state.state_dict()["caches"]
+    return [residuals.get(f"all.{i}", torch.zeros(shape)) for i, shape in enumerate(SHAPES)]

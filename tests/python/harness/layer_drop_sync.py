@@ -52,24 +52,24 @@ class Worker:
 
     def __init__(self, drop: LayerDrop) -> None:
         self.drop = drop
-        self.caches = [torch.zeros(shape) for shape in SHAPES]
+        self.residuals = [torch.zeros(shape) for shape in SHAPES]
         self.waited = [0] * len(SHAPES)
         self.threshold = -math.inf
         self.steps = 0
 
     def value(self, index: int) -> float:
-        cache = self.caches[index].double()
-        return float(cache.norm() if self.drop.representative == "l2" else cache.abs().mean())
+        residual = self.residuals[index].double()
+        return float(residual.norm() if self.drop.representative == "l2" else residual.abs().mean())
 
     def goes(self, index: int) -> bool:
-        cache = self.caches[index]
-        always = cache.dim() < 2 or cache.numel() < self.drop.min_numel
+        residual = self.residuals[index]
+        always = residual.dim() < 2 or residual.numel() < self.drop.min_numel
         late = self.waited[index] >= self.drop.oldest
-        return bool(cache.any()) and (always or late or self.value(index) >= self.threshold)
+        return bool(residual.any()) and (always or late or self.value(index) >= self.threshold)
 
     def search(self, fresh: Sequence[int]) -> float:
         """Return the score of the layer with which more than `ratio` of all elements are below."""
-        found = sorted((self.value(index), self.caches[index].numel()) for index in fresh)
+        found = sorted((self.value(index), self.residuals[index].numel()) for index in fresh)
         reached = itertools.accumulate(size for _, size in found)
         budget = self.drop.ratio * sum(size for _, size in found)
         return next(value for (value, _), size in zip(found, reached, strict=True) if size > budget)
@@ -79,25 +79,25 @@ class Worker:
         for index in fresh:
             gradient = gradients[index]
             assert gradient is not None
-            self.caches[index] += gradient
+            self.residuals[index] += gradient
         sent = [index for index in fresh if self.goes(index)]
         if self.steps % self.drop.every == 0:
             self.threshold = self.search(fresh)
         self.steps += 1
-        for index, cache in enumerate(self.caches):
-            waits = index not in sent and bool(cache.any())
+        for index, residual in enumerate(self.residuals):
+            waits = index not in sent and bool(residual.any())
             self.waited[index] = self.waited[index] + 1 if waits else 0
         return self.take(sent)
 
     def take(self, sent: Sequence[int]) -> Gradients:
         taken: Gradients = [None] * len(SHAPES)
         for index in sent:
-            taken[index] = self.caches[index]
-            self.caches[index] = torch.zeros(SHAPES[index])
+            taken[index] = self.residuals[index]
+            self.residuals[index] = torch.zeros(SHAPES[index])
         return taken
 
     def flush(self) -> Gradients:
-        return self.take([index for index, cache in enumerate(self.caches) if cache.any()])
+        return self.take([index for index, residual in enumerate(self.residuals) if residual.any()])
 
 
 def update(

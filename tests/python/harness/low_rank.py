@@ -34,7 +34,7 @@ class PowerSgd:
     """
 
     relaxation: float = 1.2
-    caches: list[list[torch.Tensor]] = field(default_factory=list)  # by rank
+    residuals: list[list[torch.Tensor]] = field(default_factory=list)  # by rank
     rights: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: int = 0
 
@@ -49,10 +49,10 @@ class PowerSgd:
         ranks, matrices: rank, and rows and columns, of the approximated parameters; the others are
             sent whole
         """
-        if not self.caches:
-            self.caches = [[torch.zeros_like(g).double() for g in own] for own in of_ranks]
-        for cache, own in zip(self.caches, of_ranks, strict=True):
-            for total, gradient in zip(cache, own, strict=True):
+        if not self.residuals:
+            self.residuals = [[torch.zeros_like(g).double() for g in own] for own in of_ranks]
+        for residual, own in zip(self.residuals, of_ranks, strict=True):
+            for total, gradient in zip(residual, own, strict=True):
                 total += gradient
         yields = [self._yield(f"all.{i}", i, ranks, matrices) for i in range(len(of_ranks[0]))]
         self.steps += 1
@@ -65,10 +65,10 @@ class PowerSgd:
         ranks: Mapping[str, int],
         matrices: Mapping[str, tuple[int, int]],
     ) -> torch.Tensor:
-        mean = torch.stack([cache[index] for cache in self.caches]).mean(0)
+        mean = torch.stack([residual[index] for residual in self.residuals]).mean(0)
         if name not in matrices:
-            for cache in self.caches:
-                cache[index].zero_()
+            for residual in self.residuals:
+                residual[index].zero_()
             return mean
         rank = ranks[name]
         if rank == 0:
@@ -80,8 +80,8 @@ class PowerSgd:
         projected = mean.view(rows, columns) @ torch.cat([old / old.norm(dim=0), new], 1)
         basis, _ = torch.linalg.qr(projected)
         self.rights[name] = mean.view(rows, columns).T @ basis
-        for cache in self.caches:
-            own = cache[index].view(rows, columns)
+        for residual in self.residuals:
+            own = residual[index].view(rows, columns)
             own -= self.relaxation * basis @ (basis.T @ own)
         approximation: torch.Tensor = (basis @ self.rights[name].T).view(mean.shape)
         return self.relaxation * approximation

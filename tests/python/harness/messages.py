@@ -9,7 +9,7 @@ from harness.context import Context
 from harness.data import ALL_DTYPES, LARGE_SIZES, SMALL_SIZES, assert_same, random_bits, supported
 
 
-def neighbours(context: Context) -> tuple[int, int]:
+def ring_peers(context: Context) -> tuple[int, int]:
     """(the rank before this one, the rank after it) in the ring of all ranks."""
     return (context.rank - 1) % context.size, (context.rank + 1) % context.size
 
@@ -21,7 +21,7 @@ def data_of(context: Context, sender: int, size: int, dtype: torch.dtype) -> tor
 
 
 def check_ring(context: Context) -> None:
-    before, after = neighbours(context)
+    before, after = ring_peers(context)
     cases = [(dtype, size) for dtype in supported(ALL_DTYPES) for size in SMALL_SIZES]
     cases += [(torch.float32, size) for size in LARGE_SIZES]
     for dtype, size in cases:
@@ -48,7 +48,7 @@ def check_blocking(context: Context) -> None:
 
 
 def check_order(context: Context) -> None:
-    before, after = neighbours(context)
+    before, after = ring_peers(context)
     count = 50
     sends = [dist.isend(torch.full((3,), float(step)), after) for step in range(count)]
     got = [torch.empty(3) for _ in range(count)]
@@ -77,7 +77,7 @@ def check_any_source(context: Context) -> None:
 
 
 def check_mixed(context: Context) -> None:
-    before, after = neighbours(context)
+    before, after = ring_peers(context)
     for step in range(30):
         total = torch.ones(100)
         reduction = dist.all_reduce(total, async_op=True)

@@ -18,9 +18,9 @@ from harness.layer_drop_ddp import (
     Paper,
     Weighted,
     backward,
-    cached,
     everyones,
     gradients,
+    residuals_of,
     started,
     wrapped,
 )
@@ -71,7 +71,7 @@ def follow_the_paper(context: Context, options: Any, ddp_options: Any) -> None:
             assert summary["sent_layers"] == sum(paper.sent)
         if paper.threshold is not None:
             assert summary["threshold"] == pytest.approx(paper.threshold, rel=1e-9)
-    for ours, theirs in zip(cached(state), paper.caches[context.rank], strict=True):
+    for ours, theirs in zip(residuals_of(state), paper.residuals[context.rank], strict=True):
         assert_same(ours, theirs, "the cache")
     assert summary["steps"] == STEPS
     if options["ratio"] > 0 and options.get("fixed_threshold") != 0:
@@ -101,7 +101,7 @@ def test_options(pool: Pool, number: int) -> None:
     [{"static_graph": True}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 0.001}],
 )
 def test_buckets(pool: Pool, ddp_options: Any) -> None:
-    """One for each layer, one for all, and buckets that change."""
+    """A bucket for each layer, a bucket for all, and buckets that change."""
     pool.run(follow_the_paper, {"ratio": 0.7, "every": 5, "max_age": 13}, ddp_options)
 
 
@@ -118,10 +118,12 @@ def keep_everything(context: Context, dtype: torch.dtype, options: Any) -> None:
         for total, came in zip(sent, backward(ddp, [*small]), strict=True):
             assert came is not None
             total += came.double() * context.size
-    for index, (cache, gone, whole) in enumerate(zip(cached(state), sent, computed, strict=True)):
-        both = torch.stack([cache.double(), whole])
+    for index, (residual, gone, whole) in enumerate(
+        zip(residuals_of(state), sent, computed, strict=True)
+    ):
+        both = torch.stack([residual.double(), whole])
         dist.all_reduce(both)
-        assert_same(gone + both[0], both[1], f"sent and cached of parameter {index}")
+        assert_same(gone + both[0], both[1], f"sent and residual of parameter {index}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -144,12 +146,12 @@ def round_on_the_way(context: Context) -> None:
             assert_same(came.to(torch.bfloat16).float(), came, "what came")
             sum_ += came.double() * context.size
     if context.rank == 0:
-        for cache, sum_, all_ in zip(cached(state), gone, total, strict=True):
-            assert_same(sum_ + cache.double(), all_, "sent and cached")
+        for residual, sum_, all_ in zip(residuals_of(state), gone, total, strict=True):
+            assert_same(sum_ + residual.double(), all_, "sent and residual")
 
 
 @pytest.mark.ranks(1, 2, 4)
-def test_what_bfloat16_rounds_away_stays_cached(pool: Pool) -> None:
+def test_bfloat16_rounding_errors_stay_in_residuals(pool: Pool) -> None:
     pool.run(round_on_the_way)
 
 
@@ -176,7 +178,7 @@ def test_no_sync(pool: Pool) -> None:
 
 
 def leave_unused(context: Context) -> None:
-    """DDP discards what the hook yields for parameters that no rank used."""
+    """DDP discards the hook's results for parameters that no rank used."""
     ddp, state = started(
         ratio=0.6, max_age=3, every=4, ddp_options={"find_unused_parameters": True}
     )
@@ -185,7 +187,7 @@ def leave_unused(context: Context) -> None:
     total = [torch.zeros(shape) for shape in SHAPES]
     for step in range(24):
         unused = {context.shared_random.randrange(len(SHAPES)) for _ in range(3)}
-        alone = context.shared_random.randrange(len(SHAPES))  # that rank 0 alone uses
+        alone = context.shared_random.randrange(len(SHAPES))  # a parameter that rank 0 alone uses
         of_ranks = everyones(context, step)
         for rank, own in enumerate(of_ranks):
             for index in range(len(SHAPES)):
@@ -205,12 +207,12 @@ def leave_unused(context: Context) -> None:
                 assert gradient is not None
                 assert_same(gradient, expected[index], f"step {step}, parameter {index}")
                 applied[index] += gradient * context.size
-    for index, cache in enumerate(cached(state)):
-        dist.all_reduce(cache)
-        assert_same(applied[index] + cache, total[index], f"parameter {index}")
+    for index, residual in enumerate(residuals_of(state)):
+        dist.all_reduce(residual)
+        assert_same(applied[index] + residual, total[index], f"parameter {index}")
 
 
-def test_unused_parameters_keep_their_caches(pool: Pool) -> None:
+def test_unused_parameters_keep_their_residuals(pool: Pool) -> None:
     pool.run(leave_unused)
 
 
@@ -221,16 +223,16 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def skip_updates(context: Context, kind: str, given: bool) -> None:
-    """Beside an optimizer that never hears of a dropped layer.
+    """Compare with an optimizer that never steps a dropped layer.
 
-    given: the state is told of the optimizer; otherwise it finds it
+    given: the state gets the optimizer as an argument; otherwise it finds it
     """
-    ddp, twin = wrapped(Weighted()), Weighted()
+    ddp, plain = wrapped(Weighted()), Weighted()
     with torch.no_grad():
-        for ours, theirs in zip(ddp.parameters(), twin.parameters(), strict=True):
+        for ours, theirs in zip(ddp.parameters(), plain.parameters(), strict=True):
             ours.fill_(1)
             theirs.fill_(1)
-    optimizer, expected = optimizer_of(kind, ddp), optimizer_of(kind, twin)
+    optimizer, expected = optimizer_of(kind, ddp), optimizer_of(kind, plain)
     options: Any = {"skip_update": True, "optimizer": optimizer} if given else {}
     layer_drop(ddp, ratio=0.7, **options)
     paper = Paper(ratio=0.7, max_age=13)
@@ -240,10 +242,10 @@ def skip_updates(context: Context, kind: str, given: bool) -> None:
         dropped += paper.sent.count(False)
         backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
         optimizer.step()
-        for parameter, gradient, goes in zip(twin.parameters(), yields, paper.sent, strict=True):
+        for parameter, gradient, goes in zip(plain.parameters(), yields, paper.sent, strict=True):
             parameter.grad = gradient if goes else None
         expected.step()
-        for ours, theirs in zip(ddp.parameters(), twin.parameters(), strict=True):
+        for ours, theirs in zip(ddp.parameters(), plain.parameters(), strict=True):
             assert_same(ours.detach(), theirs.detach(), f"step {step}")
     assert dropped
 
@@ -300,7 +302,7 @@ def test_a_state_that_is_gone_watches_no_optimizer(pool: Pool) -> None:
 
 def scale_losses(context: Context) -> None:
     """Steps with an infinite gradient on one rank leave no trace but a smaller scale."""
-    ddp, twin = wrapped(Weighted()), Weighted()
+    ddp, plain = wrapped(Weighted()), Weighted()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=4)
     state = layer_drop(ddp, scaler=scaler, ratio=0.7, max_age=6, every=3)
@@ -319,14 +321,16 @@ def scale_losses(context: Context) -> None:
         if step not in broken:
             yields = paper.step(everyones(context, step))
             with torch.no_grad():
-                for parameter, gradient in zip(twin.parameters(), yields, strict=True):
+                for parameter, gradient in zip(plain.parameters(), yields, strict=True):
                     parameter.sub_(gradient)
         for index, (ours, theirs) in enumerate(
-            zip(ddp.parameters(), twin.parameters(), strict=True)
+            zip(ddp.parameters(), plain.parameters(), strict=True)
         ):
             assert_same(ours.detach(), theirs.detach(), f"step {step}, parameter {index}")
-        for cache, expected in zip(cached(state), paper.caches[context.rank], strict=True):
-            assert_same(cache, expected, f"the cache in step {step}")
+        for residual, expected in zip(
+            residuals_of(state), paper.residuals[context.rank], strict=True
+        ):
+            assert_same(residual, expected, f"the residual in step {step}")
     assert state.summary()["refused_steps"] == len(broken)
 
 
@@ -343,11 +347,11 @@ def clip(context: Context) -> None:
         norm = torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
         whole = torch.nn.utils.get_total_norm(expected)
         assert norm == pytest.approx(float(whole), rel=1e-5)
-    for ours, theirs in zip(cached(state), paper.caches[context.rank], strict=True):
+    for ours, theirs in zip(residuals_of(state), paper.residuals[context.rank], strict=True):
         assert_same(ours, theirs, "the cache")
 
 
-def test_clipping_does_not_reach_the_caches(pool: Pool) -> None:
+def test_clipping_does_not_reach_the_residuals(pool: Pool) -> None:
     pool.run(clip)
 
 
@@ -372,12 +376,12 @@ def drain(context: Context, options: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"wire_dtype": torch.bfloat16, "max_age": 2}])
-def test_drain_applies_what_is_cached(pool: Pool, options: Any) -> None:
+def test_drain_applies_the_residuals(pool: Pool, options: Any) -> None:
     pool.run(drain, options)
 
 
 def take_memory(context: Context, dtype: torch.dtype | None, bytes_each: int) -> None:
-    """Caches are the only memory of a state's own: survivors are packed inside the bucket."""
+    """Residuals are the only memory of a state's own: sent layers are packed in the bucket."""
     ddp, state = started(ratio=0.7, cache_dtype=dtype)
     for step in range(6):
         backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
@@ -393,7 +397,7 @@ def test_one_copy_of_the_gradients(pool: Pool, dtype: torch.dtype | None, bytes_
 
 
 def stay_within_the_budget(context: Context, ratio: float, target: Any) -> dict[str, float]:
-    """Layers whose gradients differ in size a thousandfold, and shrink."""
+    """Train layers whose gradients differ in size a thousandfold, and shrink."""
     shapes = [(32, 32 * (1 + index % 7)) for index in range(20)]
     ddp = wrapped(Weighted(shapes=shapes))
     state = hooked(ddp, target, ratio=ratio, min_numel=1024)

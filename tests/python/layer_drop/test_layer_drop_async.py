@@ -49,7 +49,7 @@ def many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train_whole_numbers(boxes: Boxes, workers: int, terms: Any, **options: Any) -> None:
-    """The weights and all that waits are the sum of all updates; in the end, the weights alone."""
+    """Check that weights and waiting deltas are the sum of all updates; at the end, the weights."""
 
     def work(worker: int, barrier: threading.Barrier) -> tuple[list[Weights], Weights, Weights]:
         model, delays = Layered(), seeds.draws(worker)
@@ -127,7 +127,7 @@ def test_nothing_is_lost_under(boxes: Boxes, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("leave", ["close", "finish", "pull", "state_dict"])
-def test_what_waits_is_sent_at_the_end(boxes: Boxes, leave: str) -> None:
+def test_waiting_layers_are_sent_at_the_end(boxes: Boxes, leave: str) -> None:
     terms = drop(fixed_threshold=NEVER)
     watched = Layered()
     options: dict[str, Any] = {"rule": Downpour("sum"), "drop": terms}
@@ -153,7 +153,7 @@ class Reference:
         specs = [TensorSpec.of(*one) for one in model_tensors(model, shared_buffers=True)]
         self._layers = layers_in(specs, None, terms)
         self._rules = [DropRule(terms) for _ in range(workers)]
-        self._cached = [weights(model) for _ in range(workers)]
+        self._residuals = [weights(model) for _ in range(workers)]
         self.pushed, self.pulled = [0] * workers, [0] * workers
 
     def step(self, updates: list[Weights]) -> list[Weights]:
@@ -161,11 +161,11 @@ class Reference:
         versions = COUNTER_BYTES * len(self._layers)
         changed: set[int] = set()
         for worker, update in enumerate(updates):
-            cached, rule = self._cached[worker], self._rules[worker]
+            residuals, rule = self._residuals[worker], self._rules[worker]
             for name, value in update.items():
-                cached[name] += value
+                residuals[name] += value
             layer_sums = [
-                float(sum(cached[name].abs().sum() for name in self._trained(layer)))
+                float(sum(residuals[name].abs().sum() for name in self._trained(layer)))
                 for layer in self._layers
             ]
             flags = rule.decide(self._layers, layer_sums)
@@ -175,13 +175,13 @@ class Reference:
             self.pushed[worker] += self._bytes(sent) + (versions if sent else 0)
             for index in sent:
                 for name in self._trained(self._layers[index]):
-                    self._weights[name] += cached[name]
-                    cached[name].zero_()
+                    self._weights[name] += residuals[name]
+                    residuals[name].zero_()
         for worker in range(len(updates)):
             self.pulled[worker] += self._bytes(changed) + versions
         return [
-            {name: value + cached[name] for name, value in self._weights.items()}
-            for cached in self._cached
+            {name: value + residuals[name] for name, value in self._weights.items()}
+            for residuals in self._residuals
         ]
 
     def _trained(self, layer: Layer) -> list[str]:
@@ -207,7 +207,7 @@ BY_BYTES: dict[str, Any] = {"ratio": 0.8, "every": 5, "warmup": 2, "max_age": 20
 def test_without_staleness_each_step_is_as_the_references(
     workers: int, granularity: Any, terms: dict[str, Any]
 ) -> None:
-    """And as many bytes travel, in both directions."""
+    """The bytes are also equal, in both directions."""
     dropping = drop(**{**terms, "granularity": granularity})
     generators = [seeds.generator(worker) for worker in range(workers)]
     updates = [[Layered().give_random(generator) for generator in generators] for _ in range(20)]
@@ -228,7 +228,7 @@ def test_without_staleness_each_step_is_as_the_references(
                     where = f"worker {worker}, step {step}: {name}"
                     assert torch.equal(model.get_parameter(name), value), where
             end = ps.stats()
-            barrier.wait()  # or the first one's close() would send what waits
+            barrier.wait()  # or the first one's close() would send waiting layers
             return {name: end[name] - start[name] for name in end}
 
     transport = in_turn(TRANSPORTS, workers // 2, GRANULARITIES.index(granularity))
@@ -249,4 +249,4 @@ def test_bytes_follow_the_ratio() -> None:
         reference.step([Layered().give_random(generator) for generator in generators])
     everything = steps * reference.all_bytes
     assert all(pushed < 0.35 * everything for pushed in reference.pushed)
-    assert all(pulled < 0.75 * everything for pulled in reference.pulled)  # what any of three sent
+    assert all(pulled < 0.75 * everything for pulled in reference.pulled)  # sent by any of three

@@ -1,4 +1,4 @@
-"""Layer-wise dropping by asynchronous workers: what dies, is refused, saved, and laid out."""
+"""Layer-wise dropping by asynchronous workers: deaths, refusals, checkpoints and layouts."""
 
 from __future__ import annotations
 
@@ -87,8 +87,10 @@ def test_nothing_is_lost_though_the_box_is_killed(transport: Any, tmp_path: Path
         assert_equal(found, expected)
 
 
-def test_a_worker_dies_before_it_tells(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its differences are seen when the layer is sent next, or by pull()."""
+def test_a_worker_dies_before_it_raises_versions(
+    boxes: Boxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other workers see its deltas when the layer is sent next, or by pull()."""
     terms = drop(fixed_threshold=5.0)
     one, other = Layered(), Layered()
     with parameter_server(boxes, other, rule=Downpour("sum"), drop=terms) as ps:
@@ -111,8 +113,8 @@ def test_a_worker_dies_before_it_tells(boxes: Boxes, monkeypatch: pytest.MonkeyP
         assert other.exact.eq(7).all()
 
 
-def test_what_is_not_finite_is_not_sent(boxes: Boxes) -> None:
-    """And what waited beside it is given up."""
+def test_deltas_that_are_not_finite_are_not_sent(boxes: Boxes) -> None:
+    """The other waiting layers are discarded, too."""
     terms = drop(fixed_threshold=5.0)
     one, other = Layered(), Layered()
     with (
@@ -189,7 +191,7 @@ def test_the_threshold_is_saved(boxes: Boxes) -> None:
         ({"drop": hbmcomm.LowRank()}, TypeError, r"drop is a LayerDrop or None, not LowRank\("),
     ],
 )
-def test_what_does_not_go_together(
+def test_incompatible_arguments_are_refused(
     boxes: Boxes, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with (

@@ -1,4 +1,4 @@
-"""Layer-wise dropping by asynchronous workers: what travels, in both directions."""
+"""Layer-wise dropping by asynchronous workers: the bytes sent in both directions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pair:
-    """Two workers that take turns in one thread, and what each of them moved."""
+    """Two workers that take turns in one thread, and the bytes that each moved."""
 
     def __init__(self, first: ParameterServer, second: ParameterServer, layers: int) -> None:
         self._counters = 8 * layers
         self._servers = first, second
 
     def moved(self, worker: int) -> tuple[int, int]:
-        """Bytes that a step of this worker pushes and pulls, but for the versions."""
+        """Return the bytes that a step of this worker pushes and pulls, without versions."""
         ps = self._servers[worker]
         before = ps.stats()
         ps.step()
@@ -52,7 +52,7 @@ class Pair:
         return pushed - self._counters * (pushed > 0), pulled - self._counters
 
 
-def test_only_what_changed_travels(boxes: Boxes) -> None:
+def test_only_changed_layers_are_sent(boxes: Boxes) -> None:
     terms = drop(fixed_threshold=5.0)
     one, other = Layered(), Layered()
     options: dict[str, Any] = {"rule": Downpour("sum"), "drop": terms, "buffers": "local"}
@@ -144,7 +144,7 @@ def test_nothing_is_dropped_at_a_ratio_of_0(boxes: Boxes) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_half_types(boxes: Boxes, dtype: torch.dtype) -> None:
-    """A layer of 341 elements: the L2 norm of twos is 37."""
+    """A layer has 341 elements: the L2 norm of twos is 37."""
     measures: list[dict[str, Any]] = [
         {"representative": "mean", "fixed_threshold": 5.0},
         {"representative": "l2", "fixed_threshold": 80.0},
@@ -163,7 +163,7 @@ def test_half_types(boxes: Boxes, dtype: torch.dtype) -> None:
         assert model.wide.eq(8).all()
 
 
-def test_who_comes_late_has_everything(boxes: Boxes) -> None:
+def test_a_late_worker_has_everything(boxes: Boxes) -> None:
     terms = drop(fixed_threshold=5.0)
     one, late = Layered(), Layered()
     options: dict[str, Any] = {"rule": Downpour("sum"), "drop": terms, "buffers": "local"}

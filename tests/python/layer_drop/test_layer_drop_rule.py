@@ -50,7 +50,7 @@ def test_a_layer_is_a_module() -> None:
     assert conv.parameters == ("conv.weight", "conv.bias")
     assert conv.members == (0, 3)
     assert (conv.numel, conv.nbytes, conv.always) == (9060, 36240, False)
-    assert (norm.members, norm.always) == ((1, 2), True)  # both of one dimension
+    assert (norm.members, norm.always) == ((1, 2), True)  # both have one dimension
     assert (head.always, scale.always) == (True, True)
 
 
@@ -93,7 +93,7 @@ def test_warmup_and_every() -> None:
     assert thresholds == [-1, -1, 12, 12, 12, 12, 16, 16, 16]
 
 
-def test_nobody_waits_longer_than_max_age() -> None:
+def test_layers_wait_at_most_max_age() -> None:
     rule = DropRule(LayerDrop(max_age=3, fixed_threshold=1e9))
     of = layers(10)
     assert [decide(rule, of, [1.0])[0] for _ in range(9)] == 2 * [*[False] * 3, True] + [False]
@@ -109,7 +109,7 @@ def test_idle_layers_wait() -> None:
 
 
 def test_idle_members_keep_their_age() -> None:
-    """One that was not used stays in the cache when the others of its module leave."""
+    """An unused member keeps its residual when the others of its module are sent."""
     rule = DropRule(LayerDrop(max_age=2, fixed_threshold=1e9, granularity="module"))
     module = [Layer(("m.w", "m.v"), (0, 1), 20, 80, False)]
     for idle, sent, waited in (
@@ -140,7 +140,7 @@ def test_a_step_that_is_cancelled_leaves_no_trace() -> None:
     assert rule.state_dict() == other.state_dict()
 
 
-def test_a_saved_rule_goes_on_alike() -> None:
+def test_a_saved_rule_continues_alike() -> None:
     draw = seeds.draws(0)
     of = layers(*(draw.randrange(1, 9999) for _ in range(20)))
     rule = DropRule(LayerDrop(ratio=0.8, every=5))

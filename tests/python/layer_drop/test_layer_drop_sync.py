@@ -78,7 +78,7 @@ def test_dedicated_server(pool: Pool, group: str) -> None:
 
 
 def check_nothing_dropped(context: Context, drop: LayerDrop) -> None:
-    """Bit for bit what comes without it."""
+    """Check that the results are bit for bit those without dropping."""
     found = []
     for option in (None, drop):
         model = model_of()
@@ -128,11 +128,11 @@ def zeros_of(dtype: torch.dtype = torch.float32) -> nn.ParameterList:
     return nn.ParameterList(torch.zeros(shape, dtype=dtype) for shape in SHAPES)
 
 
-def all_cached(context: Context, caches: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The sum of those of all ranks."""
+def sums_of_residuals(context: Context, residuals: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return the sums of all ranks' residuals, by parameter."""
     found = []
     for index, shape in enumerate(SHAPES):
-        own = caches.get(str(index), torch.zeros(shape))
+        own = residuals.get(str(index), torch.zeros(shape))
         found.append(torch.stack(gathered(context, own)).sum(0))
     return found
 
@@ -141,20 +141,20 @@ def check_conservation(context: Context, drop: LayerDrop) -> None:
     model = zeros_of()
     ps = make(context, model, adding(context.size), drop=drop)
     total = [torch.zeros(shape) for shape in SHAPES]
-    ever_cached = False
+    ever_waited = False
     for step in range(STEPS):
         for worker in range(context.size):
             for sums, gradient in zip(total, gradients_of(context, worker, step), strict=True):
                 sums.add_(0 if gradient is None else gradient)
         give(model, gradients_of(context, context.rank, step))
         ps.step()
-        cached = all_cached(context, ps.state_dict()["drop"]["caches"])
-        ever_cached = ever_cached or any(bool(cache.any()) for cache in cached)
+        waiting = sums_of_residuals(context, ps.state_dict()["drop"]["caches"])
+        ever_waited = ever_waited or any(bool(residual.any()) for residual in waiting)
         for index, parameter in enumerate(weights(model)):
-            assert_same(parameter + cached[index], total[index], f"{index} after step {step}")
-    assert ever_cached
+            assert_same(parameter + waiting[index], total[index], f"{index} after step {step}")
+    assert ever_waited
     ps.close()
-    assert not any(cache.any() for cache in ps.state_dict()["drop"]["caches"].values())
+    assert not any(residual.any() for residual in ps.state_dict()["drop"]["caches"].values())
     for index, parameter in enumerate(weights(model)):
         assert_same(parameter, total[index], f"{index} after close()")
 
@@ -165,7 +165,7 @@ def test_conservation(pool: Pool, target: Target) -> None:
 
 
 def check_rounding_is_kept(context: Context) -> None:
-    """257 is not a bfloat16. One worker, so that the average is what it sent."""
+    """257 is not a bfloat16. With one worker, the average equals the sent gradient."""
     model = nn.ParameterList([torch.zeros(16, 16, dtype=torch.bfloat16)])
     drop = LayerDrop(min_numel=0, fixed_threshold=200, max_age=100)
     sent: list[float] = []
@@ -179,8 +179,8 @@ def check_rounding_is_kept(context: Context) -> None:
         for gradient in (129.0, 128.0, 0.0):
             model[0].grad = torch.full_like(model[0], gradient)
             ps.step()
-        caches = ps.state_dict()["drop"]["caches"]
-        assert_same(caches["0"], torch.ones(16, 16), "cache")
+        residuals = ps.state_dict()["drop"]["caches"]
+        assert_same(residuals["0"], torch.ones(16, 16), "residual")
         if not dedicated:
             assert model[0].grad is None
     ps.close()
@@ -228,7 +228,7 @@ def test_flush_to_a_dedicated_server(pool: Pool) -> None:
 
 
 def check_not_finite(context: Context, value: float) -> None:
-    """A refused step leaves no trace in any cache or decision."""
+    """A refused step leaves no trace in any residual or decision."""
     model = model_of()
     ps = make(context, model, momentum, drop=DROP)
     for step in range(STEPS):
@@ -243,8 +243,8 @@ def check_not_finite(context: Context, value: float) -> None:
             after = ps.state_dict()["drop"]
             assert after["rule"] == before["rule"]
             assert after["caches"].keys() == before["caches"].keys()
-            for name, cache in after["caches"].items():
-                assert_same(cache, before["caches"][name], name)
+            for name, residual in after["caches"].items():
+                assert_same(residual, before["caches"][name], name)
         give(model, gradients_of(context, context.rank, step))
         ps.step()
     ps.close()

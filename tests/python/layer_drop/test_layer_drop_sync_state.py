@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
 
 def check_bytes(context: Context) -> None:
-    """The bytes that leave a rank are those of its stats; unsent layers do not come back either."""
+    """Check that stats() has the sent bytes of a rank; unsent layers do not come back either."""
     model = nn.ParameterList([torch.zeros(64, 64), torch.zeros(8, 8), torch.zeros(5)])
     ps = make(context, model, drop=LayerDrop(min_numel=16, fixed_threshold=10, max_age=100))
     left = 0
@@ -57,8 +57,8 @@ def test_bytes(pool: Pool) -> None:
 
 
 def check_unsent_is_untouched(context: Context) -> None:
-    """Momentum and weight decay leave a layer alone that nobody sends; one that only the last rank
-    sends counts as zeros on the others."""
+    """Momentum and weight decay leave a layer alone that no rank sends. A layer that only the last
+    rank sends counts as zeros on the others."""
     model = nn.ParameterList([torch.ones(8, 8), torch.ones(8, 8)])
     optimizer = momentum(model.parameters()) if context.rank == 0 else None
     drop = LayerDrop(min_numel=0, fixed_threshold=1, max_age=100)
@@ -74,8 +74,8 @@ def check_unsent_is_untouched(context: Context) -> None:
             torch.full((8, 8), 2 / context.size) + torch.tensor(0.1),
             "momentum",
         )
-    caches = ps.state_dict()["drop"]["caches"]
-    assert caches.keys() == ({"0"} if last else {"0", "1"})
+    residuals = ps.state_dict()["drop"]["caches"]
+    assert residuals.keys() == ({"0"} if last else {"0", "1"})
     ps.close()
 
 
@@ -84,7 +84,7 @@ def test_unsent_is_untouched(pool: Pool) -> None:
 
 
 def check_missing_gradients(context: Context) -> None:
-    """A layer's cache waits while the layer has no gradient."""
+    """A layer's residual waits while the layer has no gradient."""
     model = nn.ParameterList([torch.zeros(8, 8)])
     ps = make(context, model, drop=LayerDrop(min_numel=0, fixed_threshold=3, max_age=2))
     for gradient, waits in ((1.0, 1), (None, 2), (None, 3), (1.0, 0), (5.0, 0)):
@@ -102,7 +102,7 @@ def test_missing_gradients(pool: Pool) -> None:
 
 
 def check_modules(context: Context) -> None:
-    """A weight drags along its bias, even one that has no gradient in that step."""
+    """Check that a bias is sent with its weight, even without a gradient in that step."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     for parameter in model.parameters():
         parameter.data.zero_()
@@ -128,7 +128,7 @@ def test_modules(pool: Pool) -> None:
 
 
 def check_resume(context: Context, drop: LayerDrop) -> None:
-    """Bit for bit what comes without an interruption."""
+    """Check that a resumed training equals an uninterrupted one, bit for bit."""
 
     def train(model: nn.Module, state: dict[str, Any] | None, steps: range) -> dict[str, Any]:
         ps = make(context, model, momentum, drop=drop)
@@ -241,14 +241,14 @@ def check_other_workers(context: Context) -> None:
         drop |= {"rank": rank, "ranks": len(drops)}
     expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for drop in drops:
-        for name, cache in drop["caches"].items():
-            expected[name] += cache
+        for name, residual in drop["caches"].items():
+            expected[name] += residual
     message = raised(ValueError, ps.load_state_dict, state | {"drop": drops[0]})
     assert f"give the states of all {len(drops)} ranks" in message
     ps.load_state_dict(state | {"drop": drops})
-    caches = ps.state_dict()["drop"]["caches"]
+    residuals = ps.state_dict()["drop"]["caches"]
     for name, total in expected.items():
-        found = caches.get(name, torch.zeros_like(total))
+        found = residuals.get(name, torch.zeros_like(total))
         dist.all_reduce(found)
         assert_same(found, total.detach(), name)
     ps.close()

@@ -1,5 +1,5 @@
-"""The factors of one bucket, by themselves: what comes back and what stays cached add up to the
-gradient, for every type of gradients, wire and caches."""
+"""The factors of one bucket, by themselves: results and residuals add up to the gradient, for every
+type of gradients, wire and residuals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 @pytest.mark.parametrize("relaxation", [1.0, 1.2])
 @pytest.mark.parametrize("recoverable", [False, True])
 @pytest.mark.parametrize(
-    ("gradients", "wire", "cached"),
+    ("gradients", "wire", "residual"),
     [
         *((FP32, FP32, None), (FP32, FP32, BF16), (FP32, BF16, None), (FP32, BF16, BF16)),
         *((BF16, BF16, None), (BF16, BF16, BF16), (FP16, FP16, None), (FP64, FP64, None)),
@@ -32,7 +32,7 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 def test_nothing_is_lost(
     gradients: torch.dtype,
     wire: torch.dtype,
-    cached: torch.dtype | None,
+    residual: torch.dtype | None,
     recoverable: bool,
     relaxation: float,
 ) -> None:
@@ -49,7 +49,7 @@ def test_nothing_is_lost(
         wire=wire,
         device=torch.device("cpu"),
     )
-    residuals = Residuals(cached, recoverable)
+    residuals = Residuals(residual, recoverable)
     buffer = torch.randn(sum(counts)).to(gradients)
     given = buffer.double().clone()
     residuals.accumulate(list(SHAPES), buffer.split(counts))
@@ -61,7 +61,7 @@ def test_nothing_is_lost(
     assert factors.restore(packed, buffer, scale=0.5)
     came = buffer.double() / 0.5
     kept = torch.cat([residuals.accumulated(name).double() for name in SHAPES])
-    bound = max(torch.finfo(dtype).eps for dtype in (gradients, wire, cached or gradients))
+    bound = max(torch.finfo(dtype).eps for dtype in (gradients, wire, residual or gradients))
     for one, other in zip((came + kept).split(counts), given.split(counts), strict=True):
         assert (one - other).norm() < 2 * bound * other.norm()
     assert (came.norm() > 0.2 * given.norm()) and (kept.norm() > 0.2 * given.norm())

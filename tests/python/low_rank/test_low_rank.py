@@ -1,4 +1,4 @@
-"""low_rank_hook: what waits travels as a low-rank approximation of the residuals."""
+"""low_rank_hook: sends low-rank approximations of the residuals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from harness import Context, Pool
 from harness.data import assert_same
 from harness.hooks import low_rank
-from harness.layer_drop_ddp import SHAPES, Weighted, cached, wrapped
+from harness.layer_drop_ddp import SHAPES, Weighted, residuals_of, wrapped
 from harness.low_rank import (
     MATRICES,
     PowerSgd,
@@ -42,7 +42,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 def follow(context: Context, ratio: float, way: Any, backend: str) -> None:
-    """In float64: a basis of columns that nearly depend on each other tells of all rounding."""
+    """Follow the reference in float64: nearly dependent columns amplify rounding."""
     relaxation = RELAXATIONS[ratio]
     ddp, state = started(context, way, backend, torch.float64, ratio=ratio, relaxation=relaxation)
     reference = PowerSgd(relaxation)
@@ -59,9 +59,9 @@ def follow(context: Context, ratio: float, way: Any, backend: str) -> None:
             for other in of_all:
                 assert_same(other, ours, f"step {step}, parameter {index} on another rank")
     for index, (ours, theirs) in enumerate(
-        zip(cached(state), reference.caches[context.rank], strict=True)
+        zip(residuals_of(state), reference.residuals[context.rank], strict=True)
     ):
-        assert_near(ours, theirs, f"the cache of parameter {index}")
+        assert_near(ours, theirs, f"the residual of parameter {index}")
     assert len(set(ranks.values())) > 1, "ranks follow the energy"
 
 
@@ -73,7 +73,7 @@ def test_approximations_are_power_sgds(pool: Pool, ratio: float) -> None:
 
 
 def stand_for_all(context: Context) -> None:
-    """One rank that has the average of all gradients, beside all ranks."""
+    """Compare one rank that has the average of all gradients with all ranks."""
     ddp, state = started(context, dtype=torch.float64, ratio=0.8)
     groups = [dist.new_group([rank]) for rank in range(context.size)]
     alone = wrapped(Weighted(torch.float64), process_group=groups[context.rank])
@@ -94,7 +94,7 @@ def test_one_rank_stands_for_all(pool: Pool) -> None:
 
 
 def keep_everything(context: Context, options: Any) -> None:
-    """What was sent and what is cached add up to all gradients, but for rounding in each step."""
+    """Check that sent gradients and residuals add up to all gradients, up to rounding."""
     ddp, state = started(context, ratio=0.8, **options)
     sent = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     computed = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
@@ -105,12 +105,14 @@ def keep_everything(context: Context, options: Any) -> None:
             computed[index] += own[index]
             sent[index] += came.double() * context.size
             rounded[index] += 2e-7 * own[index].norm()
-            if "wire_dtype" in options:  # a rank's own rounding stays cached, that of sums is lost
-                half = torch.finfo(torch.bfloat16).eps / 2  # of a unit: what one rounding loses
+            if "wire_dtype" in options:  # a rank's own rounding stays, the sums' is lost
+                half = torch.finfo(torch.bfloat16).eps / 2  # of a unit: the error of one rounding
                 rounded[index] += came.norm() * (context.size - 1) * half
     dist.all_reduce(rounded)
-    for index, (cache, gone, whole) in enumerate(zip(cached(state), sent, computed, strict=True)):
-        both = torch.stack([cache.double(), whole])
+    for index, (residual, gone, whole) in enumerate(
+        zip(residuals_of(state), sent, computed, strict=True)
+    ):
+        both = torch.stack([residual.double(), whole])
         dist.all_reduce(both)
         assert (gone + both[0] - both[1]).norm() <= rounded[index], f"parameter {index}"
 
@@ -139,7 +141,7 @@ def test_nothing_is_approximated_where_everything_is_sent(pool: Pool, options: A
 
 
 def leave_unused(context: Context) -> None:
-    """A matrix that nobody used keeps its cache; one that rank 0 alone used is averaged."""
+    """Check that an unused matrix keeps its residual, and a matrix used by rank 0 is averaged."""
     ddp, state = started(context, {"find_unused_parameters": True}, ratio=0.8)
     applied, total = torch.zeros(SHAPES[3]), torch.zeros(SHAPES[3])
     for step in range(STEPS):
@@ -155,12 +157,12 @@ def leave_unused(context: Context) -> None:
         if weights[3] is not None:
             total += weights[3]
     total += 0
-    held = cached(state)[3] - total
+    held = residuals_of(state)[3] - total
     dist.all_reduce(held)
-    assert_near(applied, -held.double(), "sent and cached")
+    assert_near(applied, -held.double(), "sent and residual")
 
 
-def test_unused_matrices_keep_their_caches(pool: Pool) -> None:
+def test_unused_matrices_keep_their_residuals(pool: Pool) -> None:
     pool.run(leave_unused)
 
 
@@ -169,9 +171,9 @@ def scale_losses(context: Context) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=100)
     one_bucket = {"bucket_cap_mb": 25}  # first ranks follow buckets, and DDP's change
     ddp, state = started(context, one_bucket, ratio=0.8, scaler=scaler)
-    twin, other = started(context, one_bucket, ratio=0.8)
+    plain, other = started(context, one_bucket, ratio=0.8)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
-    reference = torch.optim.SGD(twin.parameters(), lr=1)
+    reference = torch.optim.SGD(plain.parameters(), lr=1)
     for step in range(STEPS):
         own = normal(context, context.rank, step)
         broken = step in (0, 2, 7)  # the first one, which chooses ranks, among them
@@ -182,10 +184,10 @@ def scale_losses(context: Context) -> None:
         scaler.step(optimizer)
         scaler.update()
         if not broken:
-            backward(twin, own)
+            backward(plain, own)
             reference.step()
     assert state.summary()["refused_steps"] == 3
-    for index, (ours, theirs) in enumerate(zip(ddp.parameters(), twin.parameters(), strict=True)):
+    for index, (ours, theirs) in enumerate(zip(ddp.parameters(), plain.parameters(), strict=True)):
         assert_near(ours.detach(), theirs.detach().double(), f"parameter {index}")
     assert state.state_dict()["rule"]["ranks"] == other.state_dict()["rule"]["ranks"]
 
@@ -209,12 +211,12 @@ def resume(context: Context) -> None:
     assert state.summary() == other.summary()
 
 
-def test_resuming_goes_on_with_the_same_factors(pool: Pool) -> None:
+def test_resumed_training_continues_with_equal_factors(pool: Pool) -> None:
     pool.run(resume)
 
 
 def approximate_more(context: Context) -> None:
-    """A checkpoint of a state that sent small matrices whole, which have a rank from now on."""
+    """Load a checkpoint of a larger min_numel: matrices that were sent whole now get a rank."""
     small = 2  # the only matrix of fewer than 4096 elements
     ddp, state = started(context, ratio=0.7, min_numel=4096)
     for step in range(8):
@@ -227,13 +229,13 @@ def approximate_more(context: Context) -> None:
         total += own[small]
         came += backward(again, own)[small].double() * context.size
     assert other.state_dict()["rule"]["ranks"][f"all.{small}"] > 0
-    rest = total - cached(other)[small]
+    rest = total - residuals_of(other)[small]
     dist.all_reduce(rest)
     assert rest.any()
     assert_near(came.float(), rest.double(), "what came")
 
 
-def test_a_checkpoint_that_sent_small_matrices_whole(pool: Pool) -> None:
+def test_a_checkpoint_that_sent_matrices_whole(pool: Pool) -> None:
     pool.run(approximate_more)
 
 

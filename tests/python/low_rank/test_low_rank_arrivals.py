@@ -25,8 +25,8 @@ SHAPES = [(128, 64), (128,), (128, 128), (128,), (10, 128), (10,)]  # of a perce
 class Outcome(NamedTuple):
     """Sums over all ranks and steps.
 
-    lost: the largest share of a parameter's gradient that is neither sent nor cached
-    waiting: the largest share that is cached
+    lost: the largest share of a parameter's gradient that is neither sent nor in the residuals
+    waiting: the largest share in the residuals
     sent: the share of the gradients' bytes
     """
 
@@ -61,10 +61,10 @@ def follow(context: Context) -> Outcome:
             computed[index] += own[index]
             sent[index] += came.double() * context.size
     lost, waiting = [], []
-    caches = state.state_dict()["caches"]
+    residuals = state.state_dict()["caches"]
     for index, (gone, whole) in enumerate(zip(sent, computed, strict=True)):
-        cache = caches.get(f"all.{index}", torch.zeros(SHAPES[index]))
-        both = torch.stack([cache.double(), whole])
+        residual = residuals.get(f"all.{index}", torch.zeros(SHAPES[index]))
+        both = torch.stack([residual.double(), whole])
         dist.all_reduce(both)
         lost.append(float((gone + both[0] - both[1]).norm() / both[1].norm()))
         waiting.append(float(both[0].norm() / both[1].norm()))
@@ -79,15 +79,15 @@ def wait_for_ever(context: Context) -> Outcome:
 
 
 def keep_what_was_sent(context: Context) -> Outcome:
-    """Take nothing out of the caches, so that gradients come again and again."""
+    """Take nothing out of the residuals, so that gradients come again and again."""
     take_out = BucketFactors.take_out
 
     def copy_out(factors: BucketFactors, wire: torch.Tensor) -> None:
         names = [matrix.name for matrix in factors._matrices.values()]
         before = {name: factors._residuals.accumulated(name).clone() for name in names}
         take_out(factors, wire)
-        for name, cache in before.items():
-            factors._residuals.accumulated(name).copy_(cache)
+        for name, residual in before.items():
+            factors._residuals.accumulated(name).copy_(residual)
 
     with mock.patch.object(BucketFactors, "take_out", copy_out):
         return follow(context)

@@ -74,8 +74,8 @@ def test_defaults_follow_the_budget(ratio: float, relaxation: float, damping: fl
 def run_late(context: Context) -> None:
     """Gradients become small, while large ones wait: the matrix goes whole, and is named once.
 
-    It goes whole when the sum of its cache exceeds 80 running means of a gradient's. SEED fixes the
-    step; no data make it one of the first 45, where the cache holds 40 gradients of that size.
+    It is sent whole when the L1 sum of its residual exceeds 80 running means of a gradient's. SEED
+    fixes the step; it is never one of the first 45, where the residual has 40 such gradients.
     """
     ddp = wrapped(Weighted(shapes=[(64, 64), (10,)]))
     state = low_rank(ddp, ratio=0.95)
@@ -97,7 +97,7 @@ def test_a_matrix_goes_whole_before_too_much_waits(pool: Pool) -> None:
 
 
 def send_small(context: Context) -> None:
-    """Matrices of 24 x 24 elements, of which rank 1 takes a twelfth.
+    """Train matrices of 24 x 24 elements, of which rank 1 takes a twelfth.
 
     All columns cost the same, so the bytes follow from the budget, whatever the gradients.
     """
@@ -133,10 +133,10 @@ def spend(context: Context, warmup: int) -> None:
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_first_steps_send_a_gradient_besides(pool: Pool, warmup: int) -> None:
-    """Over the first 1 / (1 - ratio) steps, or at once."""
+    """The extra bytes are spread over the first 1 / (1 - ratio) steps, or in one warm-up step."""
     pool.run(spend, warmup)
 
 
 @pytest.mark.ranks(1, 2)
-def test_small_matrices_are_approximated(pool: Pool) -> None:
+def test_matrices_of_few_elements_are_approximated(pool: Pool) -> None:
     pool.run(send_small)

@@ -24,7 +24,7 @@ SEED = 1  # bounds on distances are for these gradients, and not for every possi
 
 
 def parameters_in(memory_format: torch.memory_format) -> Weighted:
-    """A model of 32 x 16 kernels of 3 x 3, whose gradient is a matrix of 96 x 48."""
+    """Make a model of 32 x 16 kernels of 3 x 3, whose gradient is a matrix of 96 x 48."""
     model = Weighted(shapes=[KERNELS])
     model.all[0] = torch.nn.Parameter(model.all[0].detach().to(memory_format=memory_format))
     return model
@@ -44,8 +44,8 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def held_by_all(state: hbmcomm.LowRankState) -> torch.Tensor:
-    caches = state.state_dict()["caches"]
-    total: torch.Tensor = caches.get("all.0", torch.zeros(KERNELS)).double()
+    residuals = state.state_dict()["caches"]
+    total: torch.Tensor = residuals.get("all.0", torch.zeros(KERNELS)).double()
     dist.all_reduce(total)
     return total
 
@@ -53,7 +53,7 @@ def held_by_all(state: hbmcomm.LowRankState) -> torch.Tensor:
 def given_and_came(
     context: Context, ddp: DistributedDataParallel, steps: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums over the ranks of what they computed in some steps, and of what they got."""
+    """Return the sums over the ranks of their gradients in some steps, and of their results."""
     given, came = torch.zeros(2, *KERNELS, dtype=torch.float64)
     for _ in range(steps):
         gradient = torch.randn(KERNELS, generator=context.generator)
@@ -76,7 +76,7 @@ def approximate_kernels(context: Context, memory_format: torch.memory_format, op
     given, came = given_and_came(context, ddp, 9)
     rest = held_by_all(state)
     assert distance(rest, given) < 1, "something was sent"
-    assert distance(came + rest, before + given) < bound, "sent and cached"
+    assert distance(came + rest, before + given) < bound, "sent and residual"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_memory_order(pool: Pool, memory_format: torch.memory_format, options: A
 
 
 def load_channels_last(context: Context) -> None:
-    """A state of a model in another memory format goes on."""
+    """Load the state of a model in another memory format."""
     saved: dict[str, Any] = {}
     for memory_format in (torch.contiguous_format, torch.channels_last):
         ddp, state = approximated(memory_format)
@@ -114,8 +114,10 @@ def test_states_of_another_memory_format(pool: Pool) -> None:
 
 
 def load_another_split(context: Context) -> None:
-    """A checkpoint whose kernels were a matrix of 32 x 144: its cache and its ranks, 26 at most,
-    are taken over, and factors begin anew."""
+    """Load a checkpoint whose kernels were a matrix of 32 x 144.
+
+    The residual and the ranks, 26 at most, are loaded; factors begin again.
+    """
     ddp, state = approximated(ratio=0.5)
     given_and_came(context, ddp, 3)
     saved = state.state_dict()

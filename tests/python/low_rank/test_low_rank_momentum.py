@@ -1,4 +1,4 @@
-"""SGD's momentum loses what goes along the directions that were sent."""
+"""SGD's momentum loses a part along the directions that were sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = 14
 
 
 def damp(context: Context, damping: float) -> None:
-    """SGD's momentum loses its part along the columns of what came; Adam's first moment nothing."""
+    """Check that SGD's momentum loses its part along the result's columns; Adam's loses none."""
     ddp, state = started(context, dtype=torch.float64, ratio=0.8, damping=damping)
     parameters = list(ddp.parameters())
     momentum = torch.optim.SGD(parameters[:-1], lr=0, momentum=0.9)
@@ -55,7 +55,7 @@ def damp(context: Context, damping: float) -> None:
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("damping", [0, 0.5, 1])
-def test_momentum_is_damped_along_what_was_sent(pool: Pool, damping: float) -> None:
+def test_momentum_is_damped_along_sent_directions(pool: Pool, damping: float) -> None:
     pool.run(damp, damping)
 
 

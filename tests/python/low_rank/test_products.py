@@ -1,4 +1,4 @@
-"""Products with thin factors, and the passes around them, beside a second implementation."""
+"""Tall-skinny products, and the passes around them, against a second implementation."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(turn: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bases(dtype: torch.dtype) -> None:
-    """Of columns that depend on each other, too, and of the largest and the smallest numbers."""
+    """The columns may be linearly dependent, and of the largest and the smallest numbers."""
     lefts = [random(rows, rank, dtype) for rank, rows, _ in SHAPES if rank <= rows]
     lefts += [torch.zeros(20, 3, dtype=dtype), torch.ones(20, 5, dtype=dtype)]
     lefts += [size * random(40, 4, dtype) for size in (1e37, 1e-37)]
@@ -135,7 +135,7 @@ def test_rows_of_norm_1(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_what_is_not_finite_shows_in_products(broken: float, dtype: torch.dtype) -> None:
+def test_factors_that_are_not_finite_show_in_products(broken: float, dtype: torch.dtype) -> None:
     matrix, right = random(40, 50, dtype), random(3, 50, dtype)
     matrix[7, 9] = broken
     found = torch.empty(40, 3, dtype=dtype)
@@ -153,7 +153,7 @@ def test_what_is_not_finite_shows_in_products(broken: float, dtype: torch.dtype)
         ([(20,), (5, 2), (2, 4)], r"matrices\[0\] is Float \[20\] .* float32 \[0, 0\] on the CPU"),
     ],
 )
-def test_what_does_not_fit_is_refused(shapes: list[tuple[int, ...]], message: str) -> None:
+def test_mismatched_arguments_are_refused(shapes: list[tuple[int, ...]], message: str) -> None:
     matrix, left, right = (torch.ones(shape) for shape in shapes)
     for function in (products.find_lefts, products.find_rights, products.add_to_matrices):
         with pytest.raises(ValueError, match=message):
@@ -193,7 +193,7 @@ def test_sums_of_absolute_values_are_exact(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.float16])
-def test_what_is_finite_may_have_a_sum_that_is_not(dtype: torch.dtype) -> None:
+def test_finite_numbers_may_have_an_infinite_sum(dtype: torch.dtype) -> None:
     assert finite(torch.empty(0, dtype=dtype))
     values = torch.full((100,), torch.finfo(dtype).max, dtype=dtype)
     assert finite(values)
@@ -204,7 +204,7 @@ def test_what_is_finite_may_have_a_sum_that_is_not(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("turn", range(20))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_unpacking_around_places_is_unpacking_elsewhere(turn: int, dtype: torch.dtype) -> None:
+def test_unpacking_around_ranges_is_unpacking_elsewhere(turn: int, dtype: torch.dtype) -> None:
     draw = seeds.generator(turn)
     lengths = torch.randint(0, 40, (30,), generator=draw).tolist()
     kinds = torch.randint(0, 3, (30,), generator=draw).tolist()  # a part, a place, zeros

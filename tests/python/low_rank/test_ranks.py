@@ -27,7 +27,7 @@ def test_a_gradient_is_split_where_a_rank_costs_least() -> None:
     assert matrix_of("depthwise", (512, 1, 3, 3), 4) == Matrix("depthwise", 512, 9, 4)
     assert matrix_of("stack", (8, 128, 256), 2) == Matrix("stack", 1024, 256, 2)
     assert matrix_of("vector", (5000,), 4) is None
-    assert matrix_of("thin", (1, 5000), 4) is None
+    assert matrix_of("one row", (1, 5000), 4) is None
     assert matrix_of("empty", (0, 5), 4) is None
 
 
@@ -85,14 +85,14 @@ def test_ranks_go_where_the_energy_is() -> None:
     assert max(ranks[name] for name in "bcd") - min(ranks[name] for name in "bcd") <= 1
 
 
-def test_a_matrix_that_has_waited_too_long_comes_beyond_the_budget() -> None:
+def test_an_overdue_matrix_exceeds_the_budget() -> None:
     found = [Matrix("late", 64, 64, 4), Matrix("early", 64, 64, 4), Matrix("large", 64, 64, 4)]
     energies = {"late": math.inf, "early": 1.0, "large": 5.0}
     ranks = {"late": 0, "early": 0, "large": 2}
     assert next_ranks(found, ranks, energies, -10.0) == {"late": 1, "early": 0, "large": 1}
 
 
-def test_a_matrix_of_rank_0_comes_when_its_cache_has_grown() -> None:
+def test_rank_0_ends_when_the_residual_has_grown() -> None:
     found = [Matrix("loud", 64, 64, 4), Matrix("quiet", 64, 64, 4)]
     ranks = {"loud": 1, "quiet": 0}
     assert next_ranks(found, ranks, {"loud": 1.0, "quiet": 0.5}, found[0].cost) == ranks

@@ -58,7 +58,7 @@ def test_a_second_moment_is_never_negative(gradient: float) -> None:
 
 
 def test_gradients_that_a_scaler_has_scaled_count_unscaled() -> None:
-    """A fused optimizer unscales them itself."""
+    """A fused optimizer unscales the gradients itself."""
     optimizer, weight = stepped({"fused": True})
     expected = optimizer.state[weight]["exp_avg_sq"].clone()
     corrector = SecondMomentCorrector()
@@ -91,7 +91,7 @@ def test_measures_come_back_as_they_were_packed() -> None:
 
 
 def gradients(context: Context, rank: int, step: int) -> list[torch.Tensor]:
-    """Noise of each rank, larger from step to step, and a little that goes on."""
+    """Return noise of each rank, larger from step to step, and a constant part."""
     draw = torch.Generator().manual_seed(context.seed + 1000 * step + rank)
     steady = torch.Generator().manual_seed(context.seed)
     return [
@@ -134,5 +134,5 @@ def run_adam(context: Context, scaled: bool) -> None:
 
 
 @pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_adams_second_moment_is_that_of_the_gradients(pool: Pool, scaled: bool) -> None:
+def test_adams_second_moment_equals_the_gradients_own(pool: Pool, scaled: bool) -> None:
     pool.run(run_adam, scaled, seed=SEED)

@@ -60,7 +60,7 @@ def train_exactly(
                 tell(context, "trained")
             last_finds_a_version = resync_every is not None and step == STEPS - 2
             if last_finds_a_version:
-                await_rank(context, "trained", source)  # which has then given one
+                await_rank(context, "trained", source)  # the source has then given one
         state.drain(optimizer)
         check_weights(model, applied_to_zero(context.seed, context.size, steps_of))
         state.close()
@@ -99,13 +99,13 @@ def test_every_gradient_is_applied_once(
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_versions_keep_it_exact(pool: Pool, boxes: list[str], transport: str) -> None:
-    """A reader that took halves of two versions would miss gradients, or apply them twice."""
+    """A reader of two half versions would miss gradients, or apply them twice."""
     for stats in pool.run(train_exactly, boxes, transport, 2, {})[:-1]:
         assert stats["resyncs"] >= 2
 
 
 def train_and_forget(context: Context, urls: list[str]) -> list[str]:
-    """Returns what is still there of a model whose state was closed."""
+    """Return the names of objects that survive a model whose state was closed."""
 
     def train() -> dict[str, weakref.ref[Any]]:
         with hooked(urls) as (model, ddp, optimizer, state):
@@ -156,7 +156,7 @@ def test_bucket_rebuild(pool: Pool, boxes: list[str]) -> None:
 
 
 def accumulate(context: Context, urls: list[str]) -> None:
-    """Three batches a step; and then two backward() in which the first one's gradients stay."""
+    """Run three batches a step, then two backward() without clearing the gradients."""
     with hooked(urls) as (model, ddp, optimizer, state):
         for set_to_none in (True, False):
             for step in range(STEPS):
@@ -211,7 +211,7 @@ def test_draining_by_several_optimizers(
 
 
 def widen(context: Context, urls: list[str], dtype: torch.dtype) -> None:
-    """The part of a yield that a half type cannot hold comes with the next one."""
+    """Check that rounding errors of a half type come with the next result."""
     with ExitStack() as resources:
         model = Weighted(dtype)
         ddp = wrapped(model)
@@ -280,11 +280,11 @@ def mix(context: Context, urls: list[str], options: Any) -> None:
 
 @pytest.mark.parametrize("options", [{}, STATIC], ids=["plain", "static"])
 def test_mixed_dtypes(pool: Pool, boxes: list[str], options: Any) -> None:
-    """With a static graph DDP numbers no bucket of the first iteration."""
+    """With a static graph DDP gives no numbers to buckets of the first iteration."""
     pool.run(mix, boxes, options)
 
 
-# Nobody waits for anybody.
+# Ranks do not wait for one another.
 
 
 def race(context: Context, urls: list[str]) -> None:
@@ -304,7 +304,7 @@ def race(context: Context, urls: list[str]) -> None:
 
 
 @pytest.mark.ranks(2, 4)
-def test_nobody_waits_for_a_straggler(pool: Pool, boxes: list[str]) -> None:
+def test_ranks_do_not_wait_for_a_straggler(pool: Pool, boxes: list[str]) -> None:
     pool.run(race, boxes)
 
 
@@ -314,7 +314,7 @@ def test_nobody_waits_for_a_straggler(pool: Pool, boxes: list[str]) -> None:
 def spoil(context: Context, urls: list[str]) -> list[str]:
     with (
         hooked(urls) as (model, ddp, optimizer, state),
-        warnings.catch_warnings(record=True) as told,
+        warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
         for step in range(4):
@@ -331,14 +331,14 @@ def spoil(context: Context, urls: list[str]) -> list[str]:
             expected[index] += gradients(context.seed, 0, 2, context.size)[index] / context.size
         check_weights(model, expected)
         assert state.refused == (2 if context.rank == 0 else 0)
-        return sorted(str(one.message) for one in told if one.category is RuntimeWarning)
+        return sorted(str(one.message) for one in caught if one.category is RuntimeWarning)
 
 
 def test_gradients_that_are_not_finite(pool: Pool, boxes: list[str]) -> None:
-    told = pool.run(spoil, boxes)
-    assert all("rank 0: the gradient of " in text for text in told[0])
-    assert "all.1" in " ".join(told[0]) and "all.4" in " ".join(told[0])
-    assert not any(told[1:])
+    warned = pool.run(spoil, boxes)
+    assert all("rank 0: the gradient of " in text for text in warned[0])
+    assert "all.1" in " ".join(warned[0]) and "all.4" in " ".join(warned[0])
+    assert not any(warned[1:])
 
 
 # Optimizers with which replicas drift.
@@ -389,7 +389,7 @@ def drift(
             time.sleep(max(0.0, due - time.monotonic()))
             step(1)
         dist.barrier()
-        step(0)  # takes what is left of the others' gradients
+        step(0)  # takes the rest of the others' gradients
         before = apart()
         state.drain(optimizer)
         return before, apart()
@@ -398,7 +398,7 @@ def drift(
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_drift(pool: Pool, boxes: list[str], name: str) -> None:
-    """Sums alone do not depend on the order but for rounding; drain() makes all replicas equal.
+    """Sums depend on the order by rounding alone; drain() makes all replicas equal.
     papers.async_sgd.hook_drift measures how far other optimizers drift."""
     for resync_every in (None, 20):
         found = pool.run(drift, boxes, name, resync_every, 100)

@@ -1,4 +1,4 @@
-"""async_hook: ranks and boxes that die, jobs that are resumed, and what is refused."""
+"""async_hook: deaths of ranks and boxes, resumed jobs, and refused arguments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from torch_hbmcomm.async_ddp import layout
 
 pytestmark = MARKS
 
-LEASE = 3.0  # seconds; a rank that lives tells so three times meanwhile, however busy the machine
+LEASE = 3.0  # seconds; a live rank renews its lease three times, also on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_rank_that_dies(bare_pool: Pool, boxes: list[str], tmp_path: Path) -> 
 
 
 def checkpoint(context: Context, urls: list[str], path: str) -> int:
-    """The last rank saves when the others have trained for longer. Returns the seed."""
+    """Save on the last rank when the others have trained for longer. Returns the seed."""
     form(context)
     source = context.size - 1
     with hooked(urls) as (model, ddp, optimizer, state):
@@ -129,7 +129,7 @@ def resume(context: Context, urls: list[str], path: str, ranks_then: int, seed_t
                 state.load_state_dict(rest)
         with pytest.raises(TypeError):
             state.load_state_dict(saved["hook"] | {"refused": None})
-        state.load_state_dict(saved["hook"])  # for the first time: what was outstanding counts once
+        state.load_state_dict(saved["hook"])  # for the first time: outstanding additions count once
         assert state.stats()["steps"] == STEPS
         for step in range(STEPS):
             ddp(*gradients(context.seed, context.rank, step, context.size)).backward()
@@ -237,7 +237,7 @@ def forget(context: Context) -> None:
 
 
 @pytest.mark.ranks(1, 2)
-def test_a_state_that_nobody_closes(bare_pool: Pool) -> None:
+def test_an_unclosed_state_ends_with_the_process(bare_pool: Pool) -> None:
     bare_pool.run(forget)
     assert bare_pool.close() == [0] * bare_pool.size
 
@@ -281,8 +281,10 @@ def refuse(context: Context, urls: list[str]) -> None:
                 options: dict[str, Any] = {"model": plain} | (bad if first else {})
                 name, _, words = kind.partition(": ")
                 own = {"ValueError": ValueError, "TypeError": TypeError}[name]
-                told = f"rank 0 of the group cannot take part: {kind}"
-                refused(words if first else told, kind=own if first else RuntimeError, **options)
+                elsewhere = f"rank 0 of the group cannot take part: {kind}"
+                refused(
+                    words if first else elsewhere, kind=own if first else RuntimeError, **options
+                )
                 total = torch.ones(1)
                 dist.all_reduce(total)
                 assert total.item() == context.size
@@ -308,7 +310,7 @@ def test_refusals(pool: Pool, boxes: list[str]) -> None:
 
 
 @pytest.mark.ranks(1)
-def test_every_element_has_its_place(ranks: int, monkeypatch: Any) -> None:
+def test_every_element_has_one_location(ranks: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(layout, "_SHARD_BYTES", 64 * 8)
     monkeypatch.setattr(layout, "LONGEST_RUN", 20)
     draw = seeds.draws(0)

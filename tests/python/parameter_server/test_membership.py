@@ -1,4 +1,4 @@
-"""The membership: which workers train together, how far each is, and which live."""
+"""The membership table: the workers of a job, their clocks, and which are alive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def join(box: smb.Box, timeout: float = TIMEOUT) -> MembershipTable:
 
 
 def begin(box: smb.Box) -> MembershipTable:
-    """The first, and active."""
+    """Join as the first worker, and become active."""
     membership = join(box)
     assert membership.leads()
     membership.publish(17)
@@ -60,7 +60,7 @@ def test_one_of_many_leads(boxes: Boxes) -> None:
     assert boxes.rows() == []
 
 
-def test_the_next_leads_when_the_first_dies_before_it_has_written(boxes: Boxes) -> None:
+def test_the_next_leads_if_the_first_dies_before_writing(boxes: Boxes) -> None:
     with connect(boxes) as second_box:
         with connect(boxes) as first_box:
             first = join(first_box)
@@ -75,7 +75,7 @@ def test_the_next_leads_when_the_first_dies_before_it_has_written(boxes: Boxes) 
         assert found == [True]
 
 
-def test_who_joins_late_starts_with_the_foremost(boxes: Boxes) -> None:
+def test_a_late_worker_starts_with_the_foremost(boxes: Boxes) -> None:
     with connect(boxes) as one, connect(boxes) as other:
         first = begin(one)
         first.set_pushed(5)
@@ -99,7 +99,7 @@ def test_the_dead_are_not_waited_for(boxes: Boxes) -> None:
         assert [line.index for line in first.active()] == [0]
 
 
-def test_deaths_are_noticed_by_those_who_wait_for_nobody(boxes: Boxes) -> None:
+def test_deaths_are_noticed_without_waiting(boxes: Boxes) -> None:
     with connect(boxes) as one:
         first = begin(one)
         with connect(boxes) as other:
@@ -125,7 +125,7 @@ def test_the_living_are_waited_for_and_named(boxes: Boxes) -> None:
 
 
 @pytest.mark.parametrize("joins", [15, pytest.param(40, marks=pytest.mark.full)])
-def test_nobody_passes_one_who_joins(boxes: Boxes, joins: int) -> None:
+def test_workers_do_not_pass_a_joining_one(boxes: Boxes, joins: int) -> None:
     """Two workers write, then look: at least one sees the other."""
     with connect(boxes) as one, connect(boxes) as other:
         first = begin(one)
@@ -154,7 +154,7 @@ def test_nobody_passes_one_who_joins(boxes: Boxes, joins: int) -> None:
             advancing.join()
 
 
-def test_a_life_that_is_looked_at_goes_on(boxes: Boxes) -> None:
+def test_a_life_segment_survives_a_check(boxes: Boxes) -> None:
     with connect(boxes) as one, connect(boxes) as other:
         first, second = begin(one), join(other)
         second.activate()

@@ -1,4 +1,4 @@
-"""The asynchronous parameter server: what arrives in the boxes, and what workers make of it.
+"""The asynchronous parameter server: the weights in the boxes, and on the workers.
 
 Workers are threads here; test_parameter_server_faults.py has them as processes.
 """
@@ -78,7 +78,7 @@ def test_every_push_counts_once_under(boxes: Boxes, options: dict[str, Any]) -> 
         assert_equal(one, expected)
 
 
-def test_what_is_unsent_is_sent_by_close(boxes: Boxes) -> None:
+def test_close_sends_unsent_changes(boxes: Boxes) -> None:
     model = Awkward()
     generator = seeds.generator(0)
     late = Awkward()
@@ -102,12 +102,12 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
     dies, late = 1, first
     begun = [0] * (first + 1)  # the clock at which each joined
     there = [threading.Event() for _ in range(first + 1)]
-    under_way = threading.Event()
+    in_flight = threading.Event()
 
     def expect(worker: int, step: int, present: list[int], seen: list[int]) -> None:
         for other in present:
             if not there[other].is_set():
-                continue  # it has gone meanwhile
+                continue  # the segment has gone since
             clock = begun[other] + seen[other]
             assert clock >= step - staleness, f"worker {worker}, step {step}: {other} at {clock}"
 
@@ -115,7 +115,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
         delays = seeds.draws(worker)
         model = Cells(first + 1)
         if worker == late:
-            assert under_way.wait(WAIT_SECONDS)
+            assert in_flight.wait(WAIT_SECONDS)
         with boxes.connected() as connections:
             ps = ParameterServer(
                 model,
@@ -134,9 +134,9 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
                 expect(worker, step, present, model.seen())
                 if worker == dies and step == 10:
                     there[worker].clear()
-                    return  # its connection ends, and it takes no leave
+                    return  # the worker's connection ends without a leave()
                 if worker == 0 and step == 3:
-                    under_way.set()
+                    in_flight.set()
                 if worker == 0 and step == 15:
                     assert there[late].wait(WAIT_SECONDS)
                 model.add_one(worker)
@@ -162,13 +162,15 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
-    """Make Adam with an eps at which the last bits of gradients make no difference: at the usual
-    1e-8 they could make one of lr where a gradient is nearly 0."""
+    """Make Adam with an eps at which the last bits of gradients do not matter.
+
+    At the usual 1e-8 they could change a step by lr if a gradient is nearly 0.
+    """
     return torch.optim.Adam(parameters, lr=0.01, eps=0.01)
 
 
 def averaged(optimize: Optimize, workers: int, steps: int) -> dict[str, torch.Tensor]:
-    """The reference: after each step all models become the mean of what their optimizers made."""
+    """Train the reference: after each step all models become the mean of the stepped models."""
     models = [network() for _ in range(workers)]
     optimizers = [optimize(model.parameters()) for model in models]
     for step in range(steps):
@@ -260,7 +262,7 @@ def test_one_elastic_worker_and_its_center(boxes: Boxes) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("staleness", [None, 2])
-def test_the_center_gets_what_the_workers_give(
+def test_the_center_moves_by_the_workers_deltas(
     boxes: Boxes, overlap: bool, staleness: int | None
 ) -> None:
     """center + all workers moves by nothing but the workers' own steps."""

@@ -25,7 +25,7 @@ def values(model: Images) -> dict[str, torch.Tensor]:
 
 @CHANGES
 @pytest.mark.usefixtures("nothing_left")
-def test_a_worker_refuses_a_change_and_goes_on_after_it(change: Change, said: str) -> None:
+def test_a_worker_refuses_a_change_then_continues(change: Change, said: str) -> None:
     model, other = Images(), Images()
     optimizer = sgd(model)
     with (
@@ -108,6 +108,6 @@ def check_sync(context: Context, name: str, at_server: bool, push_every: int) ->
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("at_server", [True, False])
-def test_every_rank_is_told(pool: Pool, at_server: bool) -> None:
+def test_every_rank_raises_for_a_changed_model(pool: Pool, at_server: bool) -> None:
     for index, name in enumerate(MODEL | (OPTIMIZER if at_server else {})):
         pool.run(check_sync, name, at_server, 1 + index % 2)

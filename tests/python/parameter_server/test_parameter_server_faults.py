@@ -1,4 +1,4 @@
-"""The asynchronous parameter server when workers or boxes die, and what comes too late."""
+"""The asynchronous parameter server when workers or boxes die, and late calls."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def start(task: Task, under_agent: bool) -> WorkerProcess:
     return AgentsWorker(task) if under_agent else ForkedWorker(task)
 
 
-def test_what_a_killed_worker_had_pushed_counts(transport: Any, tmp_path: Path) -> None:
-    """It joins late, and dies between two exchanges."""
+def test_a_killed_workers_pushed_deltas_count(transport: Any, tmp_path: Path) -> None:
+    """The worker joins late, and dies between two exchanges."""
     steps, kept = 5, network()
     with (
         BoxProcess("--lease", str(LEASE)) as process,
@@ -105,11 +105,13 @@ def test_what_a_killed_worker_had_pushed_counts(transport: Any, tmp_path: Path) 
             assert ps.stats()["workers"] == 2
             late.signal(signal.SIGKILL)
             assert late.finish() == -signal.SIGKILL
-        assert ps.stats()["workers"] == 2  # nobody has noticed
+        assert ps.stats()["workers"] == 2  # no worker has noticed
         before = {name: value.clone() for name, value in kept.state_dict().items()}
         ps.pull()
         assert not torch.equal(kept.first.weight, before["first.weight"])
-        until(lambda: len(box.stats()["segment_table"]) == 5)  # its slot and its life have gone
+        until(
+            lambda: len(box.stats()["segment_table"]) == 5
+        )  # its delta buffer and its life segment have gone
 
         def noticed() -> bool:
             ps.step()
@@ -128,7 +130,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 # -- boxes that die ------------------------------------------------------------------------------
 
 
-def test_a_box_that_is_killed_holds_training_up_and_no_more(transport: Any, tmp_path: Path) -> None:
+def test_a_killed_box_only_delays_training(transport: Any, tmp_path: Path) -> None:
     """Training without staleness ends as in one process."""
     steps, count = 30, 2
     store = ("--store", str(tmp_path / "store"), "--memory", "64MiB")
@@ -241,7 +243,7 @@ def test_a_box_without_a_store_ends_training(transport: Any) -> None:
 
 
 def test_the_first_worker_fails_and_the_second_begins(boxes: Boxes) -> None:
-    """It dies before it has written the weights."""
+    """The first worker dies before it has written the weights."""
     with boxes.connected() as connections:
         membership = MembershipTable(connections[0], "parameter-server", 5.0, temporary=True)
         assert membership.leads()
@@ -316,7 +318,7 @@ def test_a_second_checkpoint(boxes: Boxes) -> None:
 def test_a_checkpoint_that_lacks_something(
     boxes: Boxes, wrong: dict[str, Any], error: type[Exception], said: str
 ) -> None:
-    """Nothing has changed, neither here nor in the box, and the right one is loaded then."""
+    """A refusal changes nothing here or in the box; then the right checkpoint is loaded."""
     options: dict[str, Any] = {"drop": LayerDrop(ratio=0.5, every=2)}
     model, other = network(), network()
     with parameter_server(boxes, model, **options) as ps:
@@ -389,7 +391,7 @@ def test_a_parameter_that_is_unfrozen(boxes: Boxes) -> None:
 
 
 def test_a_mask_of_infinities(boxes: Boxes) -> None:
-    """A causal mask: minus infinity less minus infinity is no difference."""
+    """A causal mask: minus infinity less minus infinity is not a delta."""
     model = network()
     mask = torch.full((3, 3), -math.inf).triu(1)
     model.register_buffer("mask", mask.clone())
@@ -422,7 +424,7 @@ def test_steps_of_the_optimizer_alone(boxes: Boxes) -> None:
         optimizer.step()  # the model is the worker's own again
 
 
-def test_a_server_that_was_given_up_is_in_nobodys_way() -> None:
+def test_a_dropped_server_leaves_the_optimizer_free() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)
     steps = OwnSteps(optimizer)
     with pytest.raises(RuntimeError, match="under a parameter server"):

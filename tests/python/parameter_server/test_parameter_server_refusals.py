@@ -193,13 +193,13 @@ def test_large_updates_are_finite(boxes: Boxes) -> None:
     model = One(torch.zeros(100))
     with parameter_server(boxes, model) as ps, warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.odd.grad = torch.full((100,), 3e38)  # their sum is not
+        model.odd.grad = torch.full((100,), 3e38)  # the sum is not finite
         ps.step()
         ps.pull()
     assert model.odd.tolist() == torch.full((100,), -3e38).tolist()
 
 
-def test_nobody_else_comes() -> None:
+def test_missing_workers_time_out() -> None:
     with (
         serving("shm") as boxes,
         boxes.connected() as connections,

@@ -1,5 +1,5 @@
-"""The asynchronous parameter server: what a model has besides what is trained, workers that come
-late and leave, checkpoints.
+"""The asynchronous parameter server: untrained tensors of a model, workers that come late and
+leave, checkpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left", "many_shards")
 # -- what else a model has -----------------------------------------------------------------------
 
 
-def test_what_is_not_trained_is_handed_out_once(boxes: Boxes) -> None:
+def test_untrained_tensors_are_handed_out_once(boxes: Boxes) -> None:
     first, second = Awkward(), Awkward()
     with torch.no_grad():
         second.frozen.zero_()
@@ -83,7 +83,7 @@ def test_statistics_of_batches(boxes: Boxes, policy: str) -> None:
 
 
 def test_sparse_gradients_are_the_local_optimizers(boxes: Boxes) -> None:
-    """The table's difference travels, whatever the gradient was."""
+    """The table's delta is sent, for a sparse or dense gradient."""
 
     def work(worker: int, barrier: threading.Barrier) -> torch.Tensor:
         table = nn.Embedding(50, 8, sparse=True)
@@ -108,7 +108,7 @@ def test_sparse_gradients_are_the_local_optimizers(boxes: Boxes) -> None:
 # -- joining late, leaving, checkpoints ----------------------------------------------------------
 
 
-def test_whoever_comes_late_takes_the_weights(boxes: Boxes) -> None:
+def test_a_late_worker_takes_the_weights(boxes: Boxes) -> None:
     early, late = network(), network()
     with parameter_server(boxes, early, sgd(early.parameters()), overlap=False) as ps:
         for step in range(3):

@@ -1,7 +1,7 @@
 """The synchronous parameter server's numbers, against training in one process on the union of the
 batches.
 
-Every function runs on each rank of a pool; harness/synchronous.py has what they share.
+Every function runs on each rank of a pool; harness/synchronous.py has the shared functions.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def check_missing_gradients(context: Context) -> None:
         optimizer.step()
     ps.close()
     assert_close(weights(model), weights(expected), 1e-6)
-    assert_same(model[2].detach(), torch.ones(5), "a parameter that nobody used")
+    assert_same(model[2].detach(), torch.ones(5), "a parameter that no rank used")
     assert ps.stats()["gradient_bytes"] == STEPS * 4 * (3 + 4)
 
 
@@ -231,7 +231,7 @@ def test_not_finite(pool: Pool, value: float) -> None:
 
 
 def check_large_but_finite(context: Context) -> None:
-    """Gradients whose sum overflows are finite all the same."""
+    """Check that gradients whose sum overflows count as finite."""
     model = nn.ParameterList([torch.zeros(4)])
     ps = make(context, model, lambda p: torch.optim.SGD(p, lr=1.0))
     model[0].grad = torch.full((4,), 2.0**127 / context.size)
@@ -283,7 +283,7 @@ def check_in_segment(context: Context) -> None:
 
 
 @beyond_gloo
-def test_buffers_lie_in_the_segment(pool: Pool) -> None:
+def test_buffers_are_in_the_segment(pool: Pool) -> None:
     pool.run(check_in_segment)
 
 

@@ -1,7 +1,7 @@
 """The synchronous parameter server's calls: uneven steps, buffers, checkpoints, and errors, which
 every rank has.
 
-Every function runs on each rank of a pool; harness/synchronous.py has what they share.
+Every function runs on each rank of a pool; harness/synchronous.py has the shared functions.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_push_every(pool: Pool) -> None:
 
 
 def check_after_update(context: Context) -> None:
-    """Where a dedicated server's learning-rate schedule and checkpoints go."""
+    """Use after_update for a dedicated server's learning-rate schedule and checkpoints."""
     model = nn.ParameterList([torch.zeros(2)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -181,7 +181,7 @@ def test_buffers(pool: Pool, group: str, options: dict[str, Any]) -> None:
 
 
 def check_resume(context: Context) -> None:
-    """Half of the steps by all ranks, the rest by one rank fewer: as if never interrupted."""
+    """Run half of the steps on all ranks, the rest on one rank fewer, as if uninterrupted."""
     expected = alone(context, model_of(), adam, steps=2 * STEPS)
     model = model_of()
     ps = make(context, model, adam)
@@ -253,7 +253,7 @@ def test_wrong_state(pool: Pool) -> None:
     pool.run(check_wrong_state)
 
 
-# Errors: every rank has them, and the group goes on.
+# Errors: every rank has them, and the group continues.
 
 
 def check_models_differ(context: Context) -> None:
@@ -366,7 +366,7 @@ def check_serving_again(context: Context) -> None:
         if context.rank == 0:
             assert "under a parameter server" in raised(RuntimeError, optimizer.step)
             ps.serve()
-            optimizer.step()  # it serves nobody any more
+            optimizer.step()  # the server is closed
         else:
             backward(model, context, 0, context.rank, context.size)
             ps.step()

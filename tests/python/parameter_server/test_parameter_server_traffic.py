@@ -1,4 +1,4 @@
-"""The bytes that the asynchronous parameter server moves; differences that travel as bfloat16."""
+"""The bytes that the asynchronous parameter server moves; deltas sent as bfloat16."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trained_bytes(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_step_moves_what_is_trained_and_no_more(overlap: bool) -> None:
+def test_a_step_moves_only_trained_tensors(overlap: bool) -> None:
     """Counts the bytes on the wire; the clocks are the rest."""
     steps, model = 7, Awkward()
     membership = smb.key_of("traffic/roster")
@@ -44,7 +44,7 @@ def test_a_step_moves_what_is_trained_and_no_more(overlap: bool) -> None:
     options: dict[str, Any] = {"name": "traffic", "buffers": "local", "overlap": overlap}
     with serving("tcp") as boxes, parameter_server(boxes, model, **options) as ps:
         ps.step()
-        ps.pull()  # what overlaps is done
+        ps.pull()  # waits for the overlapping exchange
         counted, before = ps.stats(), now(boxes)
         for _ in range(steps):
             ps.step()
@@ -55,13 +55,13 @@ def test_a_step_moves_what_is_trained_and_no_more(overlap: bool) -> None:
     assert differences[:3] == [expected] * 3
     assert since["pushed_bytes"] - counted["pushed_bytes"] == expected
     assert since["pulled_bytes"] - counted["pulled_bytes"] == expected
-    # Two clocks of 8 bytes are told. 8 bytes and a line of 64 for each worker are looked at, and
-    # once more when a second has passed.
+    # Two clocks of 8 bytes are written. 8 bytes and an entry of 64 for each worker are read, and
+    # again after a second.
     assert differences[3] == 16 * steps
     assert 72 * steps <= differences[4] <= 2 * 72 * steps
 
 
-# -- differences that travel as bfloat16 ---------------------------------------------------------
+# -- deltas sent as bfloat16 ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -115,7 +115,7 @@ def test_the_weights_are_as_without_rounding(boxes: Boxes) -> None:
         torch.testing.assert_close(found[name], value, rtol=0, atol=2e-3, msg=name)
 
 
-def test_what_bfloat16_cannot_tell_from_0_is_dropped(boxes: Boxes) -> None:
+def test_deltas_below_bfloat16s_smallest_number_are_dropped(boxes: Boxes) -> None:
     model = Cells(3)
     with parameter_server(boxes, model, transfer=torch.bfloat16) as ps:
         model.cells.grad = torch.tensor([1e-42, -1.0, 1.0])

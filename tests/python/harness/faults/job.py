@@ -187,7 +187,7 @@ class FaultJob:
     # The fault.
 
     def _inject_at_moment(self) -> None:
-        """Let the ranks go, and inject the fault, in the order that the moment wants."""
+        """Release the ranks, and inject the fault, in the order that the moment wants."""
         moment = self.cell.moment
         others = [member for member in self._ranks if member.rank != self._victim]
         if moment is Moment.DURING:
