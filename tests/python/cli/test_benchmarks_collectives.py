@@ -16,7 +16,7 @@ import pytest
 from harness import Context, Pool
 from typer.testing import CliRunner
 
-from benchmarks import plot, programs
+from benchmarks import front_page, plot, programs
 from benchmarks.collectives import __main__ as main
 from benchmarks.collectives import native
 from benchmarks.collectives.native import InstalledMpi, IntelMpi
@@ -249,6 +249,23 @@ def test_plot(tmp_path: Path) -> None:
     )
     plot.plot(Result.from_json(result.to_json()), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_front_page_plots_the_record_of_benchmarks_md() -> None:
+    record = (ROOT / "benchmarks" / "collectives-2-ranks.json").read_text()
+    fastest, typical = front_page.panels(Result.from_json(record))
+    for panel in (fastest, typical):
+        assert list(panel.lines) == list(front_page.LINES.values())
+    for label, (sizes, times, _) in fastest.lines.items():
+        assert sizes == typical.lines[label][0] == sorted(sizes)
+        medians = typical.lines[label][1]
+        assert all(low <= median for low, median in zip(times, medians, strict=True))
+
+
+def test_the_front_page_refuses_a_record_without_gloo() -> None:
+    empty = Result("collectives", {}, {}, {}, measurements=[])
+    with pytest.raises(ValueError, match="no all_reduce of float32 by gloo"):
+        front_page.panels(empty)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="has matplotlib")
