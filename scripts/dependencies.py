@@ -1,7 +1,7 @@
 """The requirements of the installed package: all of it, or the memory box alone.
 
-HBMCOMM_WITHOUT_TORCH=1 asks for the latter, when it is built: neither the process group nor what it
-needs, PyTorch and MPI.
+HBMCOMM_WITHOUT_TORCH=1 at build time selects the memory box alone: without the process group,
+PyTorch and MPI.
 """
 
 import os
@@ -16,6 +16,8 @@ def without_torch() -> bool:
 
 
 def dependencies(minors: list[int]) -> list[str]:
-    """Return the requirements of a build for these minor releases of PyTorch 2; for none, those of
-    the memory box alone."""
+    """Return the requirements of a build for these minor releases of PyTorch 2.
+
+    An empty list means the memory box alone.
+    """
     return [torch_releases.requirement(minors), "mpich", *BOX] if minors else BOX

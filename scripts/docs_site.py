@@ -1,7 +1,8 @@
-"""Tells mkdocs which files the site consists of (a hook of mkdocs.yml).
+"""Gives mkdocs the files of the site (a hook of mkdocs.yml).
 
-They are the repository's own Markdown files at their own paths, README.md being the first page, and
-whatever else of the repository they link to: pictures, examples, measured data.
+The site consists of the repository's Markdown files, at their own paths, with README.md as the
+first page. It also has every other file of the repository that a page links to: pictures, examples,
+measured data.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Replace the files of docs_dir by the repository's pages and what these link to.
+    """Replace the files of docs_dir by the repository's pages and the files that the pages link to.
 
     Files that the theme and plugins have added stay.
     """

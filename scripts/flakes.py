@@ -1,8 +1,10 @@
-"""Runs a tier of the tests again and again, in random order and with fresh seeds, and lists each
-test that ever failed, with its seed and output. `make flakes` calls it.
+"""Runs a tier of the tests many times, in random order, with a new seed for each run.
 
-Run number k has the seed SEED + k: it orders the tests, and the tests draw their data from it
-(HBMCOMM_TEST_SEED). CTEST and PYTEST in the environment are the commands that run a tier once.
+Lists each test that failed, with its seeds and its last output. `make flakes` calls it.
+
+Run k, counted from 0, has the seed SEED + k. The seed sets the order of the tests, and the tests
+draw their data from it (HBMCOMM_TEST_SEED). CTEST and PYTEST in the environment are the commands
+that run a tier once.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ class Failure(NamedTuple):
 
 class Outcome(NamedTuple):
     passed: int
-    failures: dict[str, str]  # the output by test
+    failures: dict[str, str]  # test -> output
 
 
 def ctest(seed: int, tests: list[str]) -> Outcome:
-    """Run the native programs, or those that match a regular expression."""
+    """Run the native programs, or the programs that match one of the patterns `tests`."""
     results = RESULTS / f"native-{seed}.xml"
     command = [*shlex.split(os.environ["CTEST"]), "--schedule-random"]
     command += ["--output-junit", str(results.absolute()), *(["-R", "|".join(tests)] * bool(tests))]
@@ -56,7 +58,10 @@ def pytest(tier: str, seed: int, tests: list[str]) -> Outcome:
 
 
 def once(command: list[str], seed: int, results: Path, surroundings: dict[str, str]) -> Outcome:
-    """Run `command`, which writes its results as JUnit does."""
+    """Run `command`, which writes its results as JUnit XML to `results`.
+
+    A run that fails without a failed test, or that runs no test, is a failure of its own.
+    """
     results.unlink(missing_ok=True)
     log = results.with_suffix(".log")
     variables = {**os.environ, **surroundings, "HBMCOMM_TEST_SEED": str(seed)}
@@ -96,7 +101,7 @@ def busy(processes: int) -> Iterator[None]:
             one.wait()
 
 
-def tell(failed: dict[str, list[Failure]], runs: int) -> None:
+def report(failed: dict[str, list[Failure]], runs: int) -> None:
     for test, failures in sorted(failed.items()):
         seeds = ", ".join(str(failure.seed) for failure in failures)
         print(f"\n=== {test}\n=== failed in {len(failures)} of {runs} runs, with seed {seeds}")
@@ -110,14 +115,18 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tier", choices=["native", "quick", "full"], default="quick")
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--tests", type=shlex.split, default="", help="of ctest -R, or of pytest")
-    parser.add_argument("--busy", type=int, default=0, help="busy processes beside the tests")
-    parser.add_argument("--seed", type=int, help="of the first run")
+    parser.add_argument(
+        "--tests", type=shlex.split, default="", help="patterns of ctest -R, or arguments of pytest"
+    )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="processes that keep processors busy during the tests"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the first run")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     RESULTS.mkdir(parents=True, exist_ok=True)
     first = random.SystemRandom().randrange(1 << 30) if asked.seed is None else asked.seed
-    # The quick tier has the native tests, unless Python tests are named.
+    # The quick tier includes the native tests, unless --tests names Python tests.
     parts = (
         ["native"] if asked.tier == "native" or (asked.tier == "quick" and not asked.tests) else []
     )
@@ -140,9 +149,9 @@ def main() -> int:
                     failed.setdefault(test, []).append(Failure(seed, output))
             runs += 1
             seconds = time.monotonic() - begun
-            told = f"run {runs} of {asked.runs}, seed {seed}: {passed} passed, {len(found)} failed"
-            print(f"{told} in {seconds:.0f} s", *found, sep="\n  ", flush=True)
-    tell(failed, runs)
+            line = f"run {runs} of {asked.runs}, seed {seed}: {passed} passed, {len(found)} failed"
+            print(f"{line} in {seconds:.0f} s", *found, sep="\n  ", flush=True)
+    report(failed, runs)
     return 1 if failed or runs < asked.runs else 0  # an interrupted run proves nothing
 
 

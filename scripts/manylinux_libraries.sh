@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prepares a manylinux_2_28 container (AlmaLinux 8) to build the wheels: cibuildwheel runs it once a
-# container. The distribution's hwloc is too old for memkind's search for high-bandwidth memory, and
-# it has no memkind, so both are built here.
+# Prepares a manylinux_2_28 container (AlmaLinux 8) to build the wheels. cibuildwheel runs it once per
+# container. It builds hwloc and memkind: memkind cannot find high-bandwidth memory with the
+# distribution's hwloc, which is too old, and the distribution has no memkind.
 set -eu
 
 HWLOC=2.12.2
@@ -23,8 +23,8 @@ curl -fsSL "https://github.com/memkind/memkind/archive/refs/tags/v$MEMKIND.tar.g
 echo /usr/local/lib >/etc/ld.so.conf.d/libraries.conf
 ldconfig
 
-# The PyTorches whose headers and libraries the extension is compiled against, in the folders that
-# HBMCOMM_TORCH names by their releases. They are the same for every Python.
+# Unpacks the headers and libraries of each PyTorch that the extension is compiled for. HBMCOMM_TORCH
+# names one directory per release. The files are the same for every Python.
 [ "${HBMCOMM_WITHOUT_TORCH:-0}" = 0 ] || exit 0
 for folder in $(echo "$HBMCOMM_TORCH" | tr : ' '); do
   python3.11 -m pip download --no-deps --only-binary :all: --dest "$folder" \

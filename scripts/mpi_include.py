@@ -1,4 +1,4 @@
-"""Prints the directory of MPICH's mpi.h, which native tests and benchmarks are compiled with."""
+"""Prints the directory of MPICH's mpi.h, which the native tests and benchmarks include."""
 
 import os
 import shlex
@@ -11,7 +11,10 @@ from pathlib import Path
 
 
 def mpi_include() -> Path:
-    """The directory of MPICH's mpi.h. HBMCOMM_MPI_INCLUDE, when set, is the only candidate."""
+    """Return the directory of MPICH's mpi.h. HBMCOMM_MPI_INCLUDE, when set, is the only candidate.
+
+    Raises FileNotFoundError if no candidate has it.
+    """
     chosen = os.environ.get("HBMCOMM_MPI_INCLUDE")
     candidates = [Path(chosen)] if chosen else [*_from_wheel(), *_from_mpicc(), *_from_debian()]
     for directory in candidates:
@@ -19,11 +22,11 @@ def mpi_include() -> Path:
             return directory
     if chosen:
         raise FileNotFoundError(
-            f"HBMCOMM_MPI_INCLUDE={chosen} has no mpi.h of MPICH's: name the directory that has "
-            "it, or unset the variable to use the mpich package from PyPI"
+            f"HBMCOMM_MPI_INCLUDE={chosen} has no mpi.h of MPICH: set it to the directory of that "
+            "file, or unset it to use the mpich package from PyPI"
         )
     raise FileNotFoundError(
-        "The tests need MPICH's mpi.h, which is not here: run `pip install mpich`, or "
+        "The native tests need MPICH's mpi.h, which was not found: run `pip install mpich`, or "
         "`apt-get install libmpich-dev`, or set HBMCOMM_MPI_INCLUDE to its directory"
     )
 

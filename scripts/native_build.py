@@ -1,4 +1,4 @@
-"""Builds the native parts of the package, by CMake: see csrc/CMakeLists.txt."""
+"""Builds the native parts of the package with CMake (csrc/CMakeLists.txt)."""
 
 import os
 import shutil
@@ -14,12 +14,15 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "csrc"
 
 LIBRARIES = ["libhbm_verbs", "libhbmsmb"]
-LIBRARIES_OF_GROUPS = ["libhbm_memkind"]  # what the process group alone needs
+LIBRARIES_OF_GROUPS = ["libhbm_memkind"]  # for the process group; the memory box needs none
 HEADER = SOURCE / "smb.h"  # for C programs that link libhbmsmb
 
 
 def put_header(package: Path, *, in_place: bool) -> None:
-    """Copies it to `package`/include; in a source tree (`in_place`) git does not see it there."""
+    """Copies HEADER to `package`/include.
+
+    in_place: `package` is in a source tree, so the directory gets a .gitignore.
+    """
     folder = package / "include"
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy2(HEADER, folder)
@@ -28,9 +31,9 @@ def put_header(package: Path, *, in_place: bool) -> None:
 
 
 def folder() -> Path:
-    """Return where to build: the Makefile's environment, .venv, has a folder that only it uses.
+    """Return the build directory: one for the Makefile's environment (.venv), one for all others.
 
-    The tools of another one, such as pip's for an isolated build, may be gone by the next build.
+    The tools of another environment, such as pip's isolated build, may be gone by the next build.
     """
     tag = sys.implementation.cache_tag
     ours = Path(ninja.BIN_DIR).resolve().is_relative_to(ROOT / ".venv")
@@ -40,8 +43,9 @@ def folder() -> Path:
 def build(folder: Path, targets: list[str], settings: dict[str, str], *, quiet: bool) -> None:
     """Builds `targets` (modules and libraries) in `folder`, for the Python that runs this.
 
-    `settings` are CMake's, besides what Python and the tools decide. Those of an earlier build in
-    the folder stay, so that tests and another product keep what is compiled.
+    settings: CMake variables, in addition to the paths of Python and of the tools. Variables that
+        an earlier build set in `folder` keep their values, so that the tests and other products
+        there are not compiled again.
     """
     program = str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
     settings = settings | {
@@ -53,7 +57,7 @@ def build(folder: Path, targets: list[str], settings: dict[str, str], *, quiet: 
     definitions = [f"-D{name}={value}" for name, value in settings.items()]
     configure = [program, "-S", str(SOURCE), "-B", str(folder), "-G", "Ninja", *definitions]
     if folder.name.endswith("-elsewhere"):
-        configure.append("--fresh")  # forget its tools; what is compiled stays
+        configure.append("--fresh")  # drops the cached paths of tools, not the compiled files
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL if quiet else None)
     jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
     command = [program, "--build", str(folder), *jobs, "--target", *targets]

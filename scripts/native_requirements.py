@@ -1,7 +1,7 @@
 """The requirements of the C++ build on the machine, checked before the compiler runs.
 
-`missing()` says in one line what is not there and how to install it. MPI is loaded at run time, and
-needed for no build.
+`missing()` returns one line that names the missing libraries and the command that installs them. No
+build needs MPI, which is loaded at run time.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Requirement(NamedTuple):
-    package: str  # as Debian and Ubuntu name it
+    package: str  # name in Debian and Ubuntu
     header: str
     library: str | None = None
 
@@ -31,7 +31,7 @@ REQUIREMENTS = [
 ]
 
 
-# Its object needs the C++ library, also if the linker drops unused libraries.
+# Code that needs the C++ library, so that the linker keeps it even with --as-needed.
 _STREAM = "#include <fstream>\nbool read(std::ifstream& from, int& to) { return !!(from >> to); }\n"
 
 
@@ -40,7 +40,7 @@ def compiler() -> list[str]:
 
 
 def missing() -> str | None:
-    """One line that names what the build lacks and the remedy."""
+    """Return one line that names the missing requirements and the remedy; None if all are here."""
     if shutil.which(compiler()[0]) is None:
         return _advice([f"the compiler {compiler()[0]}"], ["g++"])
     if unfit := _unfit_compiler():
@@ -65,7 +65,7 @@ def _links(need: Requirement) -> bool:
 
 
 def _unfit_compiler() -> str | None:
-    """Return what is wrong with the compiler: it fails, or links libstdc++ statically."""
+    """Return the compiler's fault, if it fails or links libstdc++ statically; None if it is fit."""
     named = f"`{shlex.join(compiler())}` (CXX, CXXFLAGS, LDFLAGS)"
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "probe.so"

@@ -1,6 +1,8 @@
-"""Prints the requirements, one a line: the build's, the package's with the PyTorch of development,
-and those of the extras named as arguments. pip can then install them before the package is built.
-With --extras-only, those of the extras alone; with --torch 2.15.0, that PyTorch.
+"""Prints the package's requirements, one a line, for pip to install before it builds the package.
+
+The output has the requirements of the build, of the package with the development release of
+PyTorch, and of the extras named as arguments. --extras-only leaves out the first two. --torch
+2.15.0 replaces the development release of PyTorch by that release.
 """
 
 import argparse

@@ -1,10 +1,13 @@
 #!/bin/sh
-# Runs the tests on the test accelerator with the extension and that accelerator under
-# AddressSanitizer: scripts/sanitize_accelerator.sh [arguments of pytest]. PyTorch and Python are not
-# instrumented, so leaks are not looked for, and errors inside of those do not show. A test dies of a
-# segmentation fault on purpose, which is left to the kernel.
+# Runs the tests on the test accelerator under AddressSanitizer:
 #
-# The tests run in a copy of the checkout, build/address-torch/tree, whose package has that extension.
+#   scripts/sanitize_accelerator.sh [arguments of pytest]
+#
+# The extension and the accelerator are instrumented. PyTorch and Python are not, so their errors do
+# not show, and leak detection is off. The sanitizer does not handle SIGSEGV: one test dies of it on
+# purpose.
+#
+# The tests run in build/address-torch/tree, a copy of the checkout with the instrumented extension.
 set -eu
 
 build=build/address-torch

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the Debian packages named as arguments that are missing, as root or by passwordless sudo.
-# When it may not, it prints one line that says what to install, and fails.
+# Installs the missing ones among the Debian packages named as arguments, as root or by passwordless
+# sudo. Without these rights it prints the command that installs them, and fails.
 set -eu
 
 if ! command -v dpkg-query >/dev/null; then
@@ -10,7 +10,7 @@ fi
 
 missing=""
 for package in "$@"; do
-  # A word for each architecture that has the package.
+  # One word per architecture of the package.
   states=$(dpkg-query -W -f '${db:Status-Status} ' "$package" 2>/dev/null) || states=absent
   case " $states" in
     *" installed "*) ;;
@@ -27,8 +27,8 @@ else
   echo "Missing system packages; install them by: sudo apt-get install$missing" >&2
   exit 1
 fi
-# A source of packages that does not answer may have none of these.
-$root apt-get update -qq || echo "Going on with the lists of packages that are here" >&2
+# An unreachable source may have none of these packages, so its failure is no error.
+$root apt-get update -qq || echo "apt-get update failed; using the present package lists" >&2
 # shellcheck disable=SC2086  # a list of words
 $root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 \
   install -qq -y --no-install-recommends $missing

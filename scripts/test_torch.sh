@@ -1,11 +1,15 @@
 #!/bin/sh
-# Runs the Python tests on a release of PyTorch: scripts/test_torch.sh 2.15.0 [arguments of pytest].
-# It is installed into an environment of its own, build/torch-2.15.0-python3.11; the extension for it
-# lies beside those for other releases and Pythons, in torch_hbmcomm/torch_2_15. PYTHON names another
-# Python, as in PYTHON=python3.13.
+# Runs the Python tests on a release of PyTorch:
+#
+#   scripts/test_torch.sh 2.15.0 [arguments of pytest]
+#
+# It installs the release into its own environment, build/torch-2.15.0-python3.11, and builds the
+# extension for it in torch_hbmcomm/torch_2_15. PYTHON selects another Python, as in
+# PYTHON=python3.13.
 #
 # WHEEL=dist/torch_hbmcomm-....whl installs that wheel instead. The tests then run in a copy of the
-# checkout that has no package to import but the wheel's, and without those of the checkout itself.
+# checkout without its package, so they can import only the wheel's. tests/python/repository is left
+# out.
 set -eu
 
 release=${1:?name a release of PyTorch, as in 2.15.0}
@@ -28,7 +32,7 @@ fi
 
 PATH=$PWD/$folder/bin:$PATH
 export PATH
-# The test accelerator, where setup.py builds the extension.
+# Builds the test accelerator in the directory where setup.py builds the extension.
 build=build/$(python -c 'import sys; print(sys.implementation.cache_tag)')-elsewhere
 cmake -S csrc -B "$build" -G Ninja -DHBM_TESTS=ON -DMPI_INCLUDE="$(python scripts/mpi_include.py)" \
   -DPython_EXECUTABLE="$PWD/$python" \

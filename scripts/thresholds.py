@@ -5,16 +5,16 @@ the component. Each threshold is a comment and one statement:
 
     // The decision.
     // Unit: bytes
-    // Below: the behaviour while the compared quantity is smaller, or the cost of a smaller value.
-    // Above: the same on the other side.
+    // Below: the behaviour for smaller quantities, or the cost of a smaller value.
+    // Above: the behaviour for larger quantities, or the cost of a larger value.
     // Measure: `command, from the root of the repository`
     inline constexpr uint64_t kNameBytes = 64 << 10;
 
-- The fields stand in this order. Each begins a line of the comment and continues on the next ones.
-- A duration of std::chrono has its unit from its type, and no `Unit:`. The page shows "bytes" as
-  KiB or MiB, any other unit as it is written.
+- The fields have this order. Each begins a line of the comment and continues on the next lines.
+- A duration of std::chrono takes its unit from its type, and has no `Unit:`. The page shows "bytes"
+  as KiB or MiB, any other unit as it is written.
 - `Measure:` names a benchmark, or else a test of both sides. In the first comment of the file it
-  is for all thresholds without their own.
+  applies to all thresholds that have no `Measure:`.
 - The value consists of numbers, + - * / << >>, parentheses, casts like size_t{1}, and other
   thresholds' names.
 - Versions, flags, layouts, masks and lengths that the kernel or a standard sets are no thresholds.
@@ -44,7 +44,7 @@ value, or the cost of a smaller and a larger value. Native tests are in `build/c
 HEADER = "| threshold | value | decides | below | above | measured by |"
 
 FIELD = re.compile(r"(Unit|Below|Above|Measure): *(.*)")
-MERGED = re.compile(r"^//.*\S +(Unit|Below|Above|Measure):")  # clang-format breaks long lines so
+MERGED = re.compile(r"^//.*\S +(Unit|Below|Above|Measure):")  # clang-format joins lines like this
 STATEMENT = re.compile(
     r"inline constexpr ([\w:]+) (k[A-Z]\w*)(?:\{(?P<braced>.+)\}| = (?P<assigned>.+));"
 )
@@ -67,7 +67,7 @@ OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 class Threshold(NamedTuple):
-    place: str  # file:line
+    location: str  # file:line
     name: str
     value: str  # as in the source
     decision: str
@@ -84,7 +84,7 @@ class Component(NamedTuple):
 
 
 class FormatError(ValueError):
-    """A tuning.h does not follow the format; says where and how."""
+    """A tuning.h does not follow the format. The text names the line and the fault."""
 
 
 def read(root: Path) -> list[Component]:
@@ -110,11 +110,11 @@ def _component(root: Path, path: Path) -> Component:
     lines = path.read_text().splitlines()
     for at, line in enumerate(lines):
         if merged := MERGED.search(line):
-            raise FormatError(f"{name}:{at + 1}: {merged[1]}: has to begin the line")
+            raise FormatError(f"{name}:{at + 1}: the field {merged[1]}: must begin a line")
     code = next((at for at, line in enumerate(lines) if not line.startswith("//")), len(lines))
     first = _comment_above(lines, code)
     if not first.get(""):
-        raise FormatError(f"{name}:1: a comment introduces the component")
+        raise FormatError(f"{name}:1: the file must begin with a comment on the component")
     found = [
         _threshold(f"{name}:{at + 1}", statement, _comment_above(lines, at), first.get("Measure"))
         for at, statement in _statements(name, lines)
@@ -125,7 +125,7 @@ def _component(root: Path, path: Path) -> Component:
 
 
 def _comment_above(lines: list[str], at: int) -> dict[str, str]:
-    """Return the comment that ends above the line: the text by field, the first under ""."""
+    """Return the comment directly above the line: its text by field, the introduction under ""."""
     first = at
     while first > 0 and lines[first - 1].startswith("//"):
         first -= 1
@@ -156,11 +156,13 @@ def _statements(name: str, lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _threshold(
-    place: str, statement: str, fields: dict[str, str], measure: str | None
+    location: str, statement: str, fields: dict[str, str], measure: str | None
 ) -> Threshold:
     match = STATEMENT.fullmatch(statement)
     if match is None:
-        raise FormatError(f"{place}: expected `inline constexpr TYPE kName = VALUE;`: {statement}")
+        raise FormatError(
+            f"{location}: expected `inline constexpr TYPE kName = VALUE;`: {statement}"
+        )
     name = match[2]
     if measure:
         fields.setdefault("Measure", measure)
@@ -168,9 +170,9 @@ def _threshold(
     expected = ["", *([] if unit else ["Unit"]), "Below", "Above", "Measure"]
     if list(fields) != expected or not all(fields.values()):
         wanted = ", ".join(f"{field}:" if field else "the decision" for field in expected)
-        raise FormatError(f"{place}: the comment of {name} has to give {wanted}")
+        raise FormatError(f"{location}: the comment of {name} must give {wanted}, in this order")
     return Threshold(
-        place,
+        location,
         name,
         match["braced"] or match["assigned"],
         fields[""],
@@ -195,7 +197,7 @@ def _row(threshold: Threshold, thresholds: list[Threshold]) -> str:
 
 
 def _computed(threshold: Threshold, thresholds: list[Threshold]) -> float:
-    """Return the value. Names are looked up in the same file first, then in the others."""
+    """Return the value. A name means a threshold of the same file, or else of another one."""
 
     def compute(node: ast.expr) -> float:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
@@ -204,18 +206,18 @@ def _computed(threshold: Threshold, thresholds: list[Threshold]) -> float:
             return OPERATORS[type(node.op)](compute(node.left), compute(node.right))
         if isinstance(node, ast.Name):
             found = [each for each in thresholds if each.name == node.id]
-            file = threshold.place.split(":")[0]
-            own = [each for each in found if each.place.split(":")[0] == file]
+            file = threshold.location.split(":")[0]
+            own = [each for each in found if each.location.split(":")[0] == file]
             if len(own or found) == 1:
                 return _computed((own or found)[0], thresholds)
-        raise FormatError(f"{threshold.place}: cannot compute {ast.unparse(node)}")
+        raise FormatError(f"{threshold.location}: cannot compute {ast.unparse(node)}")
 
     text = re.sub(r"\b(?:std::)?(?:size_t|u?int(?:32|64)_t)\{([^{}]*)\}", r"(\1)", threshold.value)
     text = re.sub(r"(?<=\d)'(?=\d)|(?<=\d)[uUlL]+\b|\b(?:\w+::)+", "", text)
     try:
         return compute(ast.parse(text, mode="eval").body)
     except SyntaxError as error:
-        raise FormatError(f"{threshold.place}: cannot compute {threshold.value}") from error
+        raise FormatError(f"{threshold.location}: cannot compute {threshold.value}") from error
 
 
 def _shown(value: float, unit: str) -> str:
@@ -228,7 +230,7 @@ def _shown(value: float, unit: str) -> str:
 
 def main() -> None:
     try:
-        if len(sys.argv) > 1:  # another repository: shows its page
+        if len(sys.argv) > 1:  # prints the page of that repository
             print(page(read(Path(sys.argv[1]))), end="")
         else:
             (ROOT / PAGE).write_text(page(read(ROOT)))

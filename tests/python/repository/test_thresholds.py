@@ -1,4 +1,4 @@
-"""docs/design/thresholds.md is the page of the headers csrc/**/tuning.h."""
+"""docs/design/thresholds.md agrees with the headers csrc/**/tuning.h."""
 
 from __future__ import annotations
 
@@ -73,19 +73,25 @@ def test_a_page_has_a_row_for_each_threshold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "complaint"),
     [
-        ("// Thresholds of a component.\n", "", "tuning.h:1: a comment introduces"),
-        ("// Unit: bytes\n", "", "kBatchBytes has to give"),
-        ("// Below: waits.\n", "", "kRetryPeriod has to give"),
-        ("// Measure: `bench`\n", "", "kBatchBytes has to give"),
-        ("// Below: waits.\n", "// Unit: ms\n// Below: waits.\n", "kRetryPeriod has to give"),
+        ("// Thresholds of a component.\n", "", "tuning.h:1: the file must begin"),
+        ("// Unit: bytes\n", "", "kBatchBytes must give"),
+        ("// Below: waits.\n", "", "kRetryPeriod must give"),
+        ("// Measure: `bench`\n", "", "kBatchBytes must give"),
+        ("// Below: waits.\n", "// Unit: ms\n// Below: waits.\n", "kRetryPeriod must give"),
         ("kTries * 1'000u", "kOthers", "cannot compute kOthers"),
         ("uint64_t{3} << 10", "sizeof(int)", "cannot compute sizeof"),
-        ("\n// or for a timeout.\n// Above:", " or. Above:", "tuning.h:12: Above: has to begin"),
+        (
+            "\n// or for a timeout.\n// Above:",
+            " or. Above:",
+            "tuning.h:12: the field Above: must begin",
+        ),
         ("inline constexpr int", "constexpr int", "expected"),
         ("{kTries * 1'000u};", "{kTries * 1'000u};  // of one", "expected"),
     ],
 )
-def test_a_fault_is_named(tmp_path: Path, right: str, wrong: str, complaint: str) -> None:
+def test_a_fault_is_reported_with_its_line(
+    tmp_path: Path, right: str, wrong: str, complaint: str
+) -> None:
     assert HEADER.count(right) == 1
     with pytest.raises(thresholds.FormatError, match=re.escape(complaint)):
         rows(tmp_path, HEADER.replace(right, wrong))
@@ -99,6 +105,6 @@ def test_commands_name_tests_that_exist(component: thresholds.Component) -> None
         ):
             source = (ROOT / "tests/native" / f"{program}.cpp").read_text()
             name = pattern.split(".")[-1].strip("*")
-            assert name and name in source, f"{threshold.place}: {program} has no {name}"
+            assert name and name in source, f"{threshold.location}: {program} has no {name}"
         for file, name in re.findall(r"pytest ([\w/.]+) -k (\w+)", threshold.measure):
-            assert f"def {name}(" in (ROOT / file).read_text(), f"{threshold.place}: no {name}"
+            assert f"def {name}(" in (ROOT / file).read_text(), f"{threshold.location}: no {name}"
