@@ -1,4 +1,4 @@
-"""The documents agree with the repository: links, anchors, paths and names in them exist."""
+"""The documents agree with the repository: their links, anchors, paths and names exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SOURCES = {".cpp", ".h", ".inc", ".py", ".pyi", ".c", ".sh", ".map", ".txt", ""}
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Files that git knows or would add, so that ignored ones and other checkouts do not count."""
+    """Return the files that git tracks or would add: no ignored files, no nested checkouts."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return sorted(path for line in listed.splitlines() if (path := ROOT / line).is_file())
@@ -44,7 +44,7 @@ def name_of(path: Path) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that GitHub makes of the headings."""
+    """Return the anchors that GitHub generates for the headings."""
     found: set[str] = set()
     for heading in HEADING.findall(FENCE.sub("", text)):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
@@ -100,7 +100,7 @@ def require_none(complaints: Iterable[str]) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_link_targets_exist(document: Path) -> None:
     require_none(broken_links(document))
 
 
@@ -164,7 +164,7 @@ def test_every_environment_variable_is_listed() -> None:
         ("`NoSuch::thing()`", "page.md names NoSuch::thing: no source has NoSuch"),
     ],
 )
-def test_what_is_wrong_is_found(
+def test_faults_of_a_page_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, complaint: str
 ) -> None:
     words_of_the_sources()  # of the repository, not of tmp_path

@@ -1,6 +1,7 @@
 """Runs every example by the command that examples/README.md gives for it.
 
-An example verifies itself, so that a test asks for exit status 0 and for the line that says so.
+An example verifies its own result. The test checks the exit status, 0, and the line that reports
+success.
 """
 
 import os
@@ -38,7 +39,7 @@ QUICK = {"ddp_digits.py"}
 
 
 def here(command: str) -> list[str]:
-    """`command` with this interpreter, and the launchers that belong to it."""
+    """Return the words of `command`, with this interpreter and its launchers."""
     programs = {
         "torchrun": [sys.executable, "-m", "torch.distributed.run"],
         "mpiexec": [str(Path(sys.executable).with_name("mpiexec"))],
@@ -53,8 +54,8 @@ def test_every_example_is_in_the_table() -> None:
 
 
 @pytest.mark.full
-def test_memory_box_in_c(tmp_path: Path) -> None:
-    """Compiled by the lines at the head of the program, and run as they say."""
+def test_c_example_compiles_and_runs_as_documented(tmp_path: Path) -> None:
+    """The comment at the head of the program has the commands."""
     head = (EXAMPLES / "memory_box.c").read_text().partition("*/")[0]
     lines = [line.removeprefix(" *     ") for line in head.splitlines()]
     where, compile_it = (next(x for x in lines if x.startswith(y)) for y in ("pkg=", "cc "))
@@ -77,7 +78,7 @@ def test_memory_box_in_c(tmp_path: Path) -> None:
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in COMMANDS],
 )
-def test_example(name: str) -> None:
+def test_example_verifies_itself(name: str) -> None:
     if name == "two_nodes.sh":
         skip_unless_namespaces_work()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
@@ -88,7 +89,7 @@ def test_example(name: str) -> None:
         try:
             output, _ = process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            process.terminate()  # a launcher then ends its ranks
+            process.terminate()  # the launcher ends its ranks
             output, _ = process.communicate()
             pytest.fail(f"{name} still ran after {TIMEOUT} s:\n{output}")
     assert process.returncode == 0, output

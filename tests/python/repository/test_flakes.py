@@ -1,4 +1,4 @@
-"""`make flakes`, and the seeds that random tests draw from."""
+"""`make flakes`, and the seeds of random tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def environment(**more: str) -> dict[str, str]:
 def test_flakes_lists_failed_tests_with_seed_and_output(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_it.py").write_text(ODD_SEEDS_FAIL)
-    program = 'add_test(program sh -c "echo told by the program; exit $((HBMCOMM_TEST_SEED % 2))")'
+    program = (
+        'add_test(program sh -c "echo output of the program; exit $((HBMCOMM_TEST_SEED % 2))")'
+    )
     (tmp_path / "CTestTestfile.cmake").write_text(program)
     commands = environment(
         CTEST=shlex.join(["ctest", "--test-dir", str(tmp_path)]),
@@ -61,7 +63,7 @@ def test_flakes_lists_failed_tests_with_seed_and_output(tmp_path: Path) -> None:
     assert "run 2 of 2, seed 7: 1 passed, 2 failed" in both.stdout
     for test in ("program", "test_it.py::test_fails_with_odd_seeds"):
         assert f"=== {test}\n=== failed in 1 of 2 runs, with seed 7\n" in both.stdout
-    assert "told by the program" in both.stdout
+    assert "output of the program" in both.stdout
     assert "something to read" in both.stdout
 
     one = flakes("--tier", "native", "--runs", "1", "--seed", "6", "--tests", "prog", "--busy", "2")
@@ -72,24 +74,22 @@ def test_flakes_lists_failed_tests_with_seed_and_output(tmp_path: Path) -> None:
     assert "the run as a whole" in none.stdout
 
 
-def test_a_failed_test_prints_the_seed_it_drew_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_test_prints_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_it.py").write_text(DRAW)
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
     surroundings = environment(HBMCOMM_TEST_SEED="77")
-    told = subprocess.run(
+    output = subprocess.run(
         command, cwd=tmp_path, env=surroundings, text=True, capture_output=True
     ).stdout
-    assert "- seed -" in told
-    assert told.count("HBMCOMM_TEST_SEED=77\n") == 2, "in the header and with the failure"
+    assert "- seed -" in output
+    assert output.count("HBMCOMM_TEST_SEED=77\n") == 2, "in the header and with the failure"
     monkeypatch.setenv(seeds.VARIABLE, "77")
     seeds.begin("test_it.py::test_draws")
-    assert f"{random.random()} {torch.rand(())} drawn" in told
+    assert f"{random.random()} {torch.rand(())} drawn" in output
 
 
-def test_a_test_draws_other_seeds_than_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_draw_different_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(seeds.VARIABLE, "5")
     drawn = []
     for name in ("one", "other", "one"):

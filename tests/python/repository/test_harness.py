@@ -1,4 +1,4 @@
-"""The harness itself: what it must find, and that its parts do not get in one another's way."""
+"""The harness itself: it finds leaked files and failed ranks, and its parts stay independent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ else:
 
 
 @pytest.mark.parametrize("kind", ["hbmcomm-{}.socket", "mpich_shm_{}"])
-def test_what_a_dead_process_left_is_found(kind: str, tmp_path: Path) -> None:
+def test_files_left_by_a_dead_process_are_found(kind: str, tmp_path: Path) -> None:
     path = shm.SHM / kind.format(tmp_path.parent.name + tmp_path.name)
     before = shm.entries()
     subprocess.run([sys.executable, "-c", LEAVE, path], check=True)
@@ -35,14 +35,14 @@ def many_ports(_: int) -> list[int]:
     return [network.free_port() for _ in range(20)]
 
 
-def test_processes_are_given_different_ports() -> None:
+def test_processes_get_different_ports() -> None:
     with processes.Pool(2) as givers:
         first, second = givers.map(many_ports, range(2), chunksize=1)
     assert len({*first, *second}) == 40
 
 
-def test_pytorchs_warnings_of_the_network_are_no_output_of_a_job() -> None:
-    """A machine may lack a name server or IPv6. Other messages of PyTorch's sockets stay."""
+def test_output_of_a_job_omits_network_warnings() -> None:
+    """Without a name server or IPv6, PyTorch warns. Its other messages on sockets stay."""
     where = "[W1126 17:20:46.688381882 socket.cpp:764] [c10d]"
     family = "(errno: 97 - Address family not supported by protocol)"
     refused = f"{where} The server socket has failed to listen on 127.0.0.1:2 (errno: 98)."
@@ -59,7 +59,7 @@ def test_pytorchs_warnings_of_the_network_are_no_output_of_a_job() -> None:
 def raise_in_one(context: Context) -> None:
     print(f"rank {context.rank} was here")
     if context.rank == 1:
-        raise ValueError("this rank was told to fail")
+        raise ValueError("this rank fails on purpose")
 
 
 def die_in_one(context: Context) -> None:
@@ -77,7 +77,12 @@ def test_a_failure_names_rank_cause_and_output(bare_pool: Pool) -> None:
     with pytest.raises(RankFailure) as failure:
         bare_pool.run(raise_in_one)
     assert failure.value.kinds == {1: "ValueError"}
-    for words in ("1 of 2 ranks failed", "ranks [1]", "this rank was told", "rank 1 was here"):
+    for words in (
+        "1 of 2 ranks failed",
+        "ranks [1]",
+        "this rank fails on purpose",
+        "rank 1 was here",
+    ):
         assert words in str(failure.value)
     with pytest.raises(RankFailure, match="died with exit code 7") as failure:
         bare_pool.run(die_in_one)

@@ -1,4 +1,4 @@
-"""The native module is refused, with the cause and what to install, where it does not fit."""
+"""A native module that does not fit is refused; the error names the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fresh_loader() -> Iterator[None]:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed torch_hbmcomm that has nothing native, as native.py sees it."""
+    """Make an installed torch_hbmcomm without native files, and have native.py find it."""
     folder = tmp_path / "torch_hbmcomm"
     folder.mkdir()
     monkeypatch.setattr(native, "__file__", str(folder / "native.py"))
@@ -46,7 +46,7 @@ def refusal() -> str:
     return str(caught.value)
 
 
-def test_the_module_is_that_of_the_running_pytorch() -> None:
+def test_the_module_for_the_running_pytorch_is_loaded() -> None:
     major, minor = torch.__version__.split(".")[:2]
     module = native.load()
     assert module.__name__ == "torch_hbmcomm._C"
@@ -54,7 +54,7 @@ def test_the_module_is_that_of_the_running_pytorch() -> None:
     assert Path(module.__file__).parent.name == f"torch_{major}_{minor}"
 
 
-def test_what_a_start_does_not_need_is_registered_when_it_is_used() -> None:
+def test_functions_not_needed_at_start_register_at_first_use() -> None:
     code = """
 from torch_hbmcomm.native import load
 module = load()
@@ -71,50 +71,50 @@ module.nothing
     )
 
 
-def test_a_wheel_names_the_pytorches_that_it_serves(
+def test_refusal_names_the_pytorches_that_the_wheel_serves(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for release in "2.9", "2.13", "2.11":
         add_module(package, release)
     monkeypatch.setattr(torch, "__version__", "2.16.1+cpu")
-    told = refusal()
-    assert "for PyTorch 2.16.1 and Python" in told
-    assert "serves PyTorch 2.9, 2.11 and 2.13." in told
-    assert "pip install 'torch==2.13.*'" in told
-    assert "pip install --upgrade torch_hbmcomm" in told
+    text = refusal()
+    assert "for PyTorch 2.16.1 and Python" in text
+    assert "serves PyTorch 2.9, 2.11 and 2.13." in text
+    assert "pip install 'torch==2.13.*'" in text
+    assert "pip install --upgrade torch_hbmcomm" in text
 
 
-def test_a_wheel_of_another_python(package: Path) -> None:
+def test_a_wheel_for_another_python_is_refused(package: Path) -> None:
     add_module(package, "2.13", ".cpython-39-x86_64-linux-gnu.so")
     assert "for another Python; install torch_hbmcomm with this one" in refusal()
 
 
-def test_the_memory_box_alone(package: Path) -> None:
-    told = refusal()
-    assert "the memory box alone (hbmcomm-box)" in told
-    assert "`pip install torch_hbmcomm`" in told
+def test_refusal_names_an_install_of_the_box_alone(package: Path) -> None:
+    text = refusal()
+    assert "the memory box alone (hbmcomm-box)" in text
+    assert "`pip install torch_hbmcomm`" in text
 
 
 @pytest.mark.parametrize("served", [[], ["2.11"], ["2.11", "2.12"]])
 @pytest.mark.parametrize("suffix", [HERE, ".cpython-39-x86_64-linux-gnu.so"])
-def test_users_of_a_wheel_are_not_told_to_build(
+def test_refusal_of_a_wheel_does_not_advise_a_build(
     package: Path, monkeypatch: pytest.MonkeyPatch, served: list[str], suffix: str
 ) -> None:
     for release in served:
         add_module(package, release, suffix)
     monkeypatch.setattr(torch, "__version__", "2.13.0")
-    told = refusal().replace(sys.executable, "python")  # which may lie in a folder named build
-    assert not re.search(r"\bmake\b|build", told)
+    text = refusal().replace(sys.executable, "python")  # the path may contain "build"
+    assert not re.search(r"\bmake\b|build", text)
 
 
-def test_a_checkout_says_how_to_build(package: Path) -> None:
+def test_refusal_in_a_checkout_advises_a_build(package: Path) -> None:
     (package.parent / "setup.py").touch()
-    told = refusal()
-    assert "`make build`" in told
-    assert f"`pip install --no-build-isolation --editable {package.parent}`" in told
+    text = refusal()
+    assert "`make build`" in text
+    assert f"`pip install --no-build-isolation --editable {package.parent}`" in text
 
 
-def test_only_the_loader_speaks_of_make() -> None:
+def test_only_the_loader_advises_make() -> None:
     listed = subprocess.run(
         ["git", "grep", "-lE", r"`make |\bmake build", "--", "csrc", "torch_hbmcomm"],
         cwd=ROOT,
@@ -127,17 +127,17 @@ def test_only_the_loader_speaks_of_make() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "text"),
     [
         ("torch_version", "2.10.0", r"built for PyTorch 2\.10\.0, and this is 2\."),
         ("version", "9.9", r"of version 9\.9, and the Python files .* hbmcomm-box was installed"),
     ],
 )
-def test_a_module_that_belongs_to_something_else(
-    monkeypatch: pytest.MonkeyPatch, key: str, value: str, told: str
+def test_a_module_of_another_release_or_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch, key: str, value: str, text: str
 ) -> None:
     module = native.load()
     native.load.cache_clear()
     information = module.build_info() | {key: value}
     monkeypatch.setattr(module, "build_info", lambda: information)
-    assert re.search(told, refusal())
+    assert re.search(text, refusal())

@@ -1,5 +1,7 @@
-"""Wheels, made as `make wheel` makes them, on a machine that has neither compiler nor libraries: a
-bare Debian. And the sdist, compiled. `pytest -m long -rP` on this file prints what each took."""
+"""Wheels from `make wheel` work on a bare Debian without compiler or libraries. The sdist compiles.
+
+`pytest -m long -rP` on this file prints the times.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
-# $1 is the bare system's root, $2 the folder of the wheels, $3 the packages of this environment,
-# the rest a command. The mounts go with the namespace.
+# Arguments: the bare system's root, the directory of the wheels, the packages of this environment,
+# then a command. The mounts end with the namespace.
 ENTER = """
 root=$1 dist=$2 site=$3
 shift 3
@@ -42,7 +44,7 @@ exec chroot $root /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin 
   PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 "$@"
 """
 
-# An environment that has this one's PyTorch.
+# Makes an environment with links to this environment's PyTorch.
 WITH_TORCH = f"""
 python3 -m venv /venv
 for name in {OF_TORCH} typing_extensions; do
@@ -88,7 +90,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory, dist: Path) -> list[str | Path]:
-    """The beginning of a command that runs on the bare machine."""
+    """Return the words before a command that make it run on the bare machine."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip("a bare system takes root and debootstrap")
     root = tmp_path_factory.mktemp("bare")
@@ -106,7 +108,7 @@ def the_wheel(dist: Path, name: str) -> zipfile.ZipFile:
 
 
 @pytest.mark.parametrize("name", ["torch_hbmcomm", "hbmcomm_box"])
-def test_it_requires_the_pytorches_that_it_has_binaries_for(dist: Path, name: str) -> None:
+def test_a_wheel_requires_the_pytorches_of_its_binaries(dist: Path, name: str) -> None:
     wheel = the_wheel(dist, name)
     folders = {
         found[1] for path in wheel.namelist() if (found := re.search(r"/torch_2_(\d+)/_C", path))
@@ -121,7 +123,7 @@ def test_it_requires_the_pytorches_that_it_has_binaries_for(dist: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["torch_hbmcomm", "hbmcomm_box"])
-def test_it_brings_its_libraries_but_not_those_of_pytorch_and_rdma(dist: Path, name: str) -> None:
+def test_a_wheel_contains_no_library_of_pytorch_or_rdma(dist: Path, name: str) -> None:
     brought = {
         library[1]
         for path in the_wheel(dist, name).namelist()
@@ -146,7 +148,7 @@ def test_a_bare_machine_trains(bare: list[str | Path]) -> None:
     run(*bare, "/venv/bin/hbmcomm", "info")
 
 
-def test_a_bare_machine_has_a_memory_box(bare: list[str | Path]) -> None:
+def test_a_bare_machine_serves_a_memory_box(bare: list[str | Path]) -> None:
     run(*bare, "sh", "-euc", BOX)
 
 

@@ -1,5 +1,4 @@
-"""The workflows of CI and of releases: what they name exists, and the release is of all that the
-package serves."""
+"""The workflows of CI and releases name things that exist, and release all supported builds."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def commands(workflow: Path) -> list[str]:
 
 
 def shell_texts() -> Iterator[tuple[str, str]]:
-    """Yield where it stands, and what is given to a shell."""
+    """Yield the source and the text of each shell command."""
     for name, path in WORKFLOWS.items():
         yield from ((name, command) for command in commands(path))
     for path in (ROOT / ".ci" / "run", ROOT / "scripts" / "manylinux_libraries.sh"):
@@ -52,27 +51,29 @@ def shell_texts() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_job_waits_for_jobs_that_there_are(name: str) -> None:
+def test_a_job_waits_only_for_existing_jobs(name: str) -> None:
     known = jobs(WORKFLOWS[name])
     for job in known.values():
         needs = job.get("needs", [])
         assert set([needs] if isinstance(needs, str) else needs) <= set(known)
 
 
-@pytest.mark.parametrize(("place", "text"), list(shell_texts()))
-def test_commands_are_of_the_shell_and_name_files_that_exist(place: str, text: str) -> None:
+@pytest.mark.parametrize(("source", "text"), list(shell_texts()))
+def test_shell_commands_parse_and_name_existing_files(source: str, text: str) -> None:
     without_expressions = re.sub(r"\$\{\{.*?\}\}", "expression", text)
     checked = subprocess.run(["bash", "-n"], input=without_expressions, text=True)
     assert checked.returncode == 0
     for word in re.findall(r"(?<![\w./-])(?:scripts|\.ci|torch_hbmcomm)/[\w./-]+", text):
-        assert (ROOT / word).exists(), f"{place} names {word}"
+        assert (ROOT / word).exists(), f"{source} names {word}, which does not exist"
     for line in text.splitlines():
         first = line.split(maxsplit=1)[:1]
         if first and (ROOT / first[0]).is_file():
-            assert os.access(ROOT / first[0], os.X_OK), f"{place} runs {first[0]}"
+            assert os.access(ROOT / first[0], os.X_OK), (
+                f"{source} runs {first[0]}, which is not executable"
+            )
 
 
-def test_make_has_the_targets_that_are_named() -> None:
+def test_make_has_the_targets_that_commands_name() -> None:
     named = {
         target
         for _, text in shell_texts()
@@ -87,7 +88,7 @@ def test_make_has_the_targets_that_are_named() -> None:
     assert [one for one in named if not any(rule.fullmatch(one) for rule in patterns)] == []
 
 
-def test_wheels_are_for_every_release_of_pytorch() -> None:
+def test_wheels_serve_every_supported_pytorch() -> None:
     folders = WHEELS["environment"]["HBMCOMM_TORCH"].split(":")
     served = range(torch_releases.OLDEST, torch_releases.NEWEST + 1)
     assert [Path(folder).name for folder in folders] == [f"2.{minor}" for minor in served]
@@ -96,7 +97,7 @@ def test_wheels_are_for_every_release_of_pytorch() -> None:
     assert [name for name in torch_releases.LIBRARIES if f"torch/lib/{name}" not in script] == []
 
 
-def test_wheels_are_for_every_python() -> None:
+def test_wheels_serve_every_supported_python() -> None:
     minors = [int(found) for found in re.findall(r"\d+", WHEELS["build"].partition("{")[2])]
     assert WHEELS["build"] == f"cp31{{{','.join(map(str, minors))}}}-manylinux_*"
     assert minors == list(range(len(minors)))
@@ -105,7 +106,7 @@ def test_wheels_are_for_every_python() -> None:
     assert f"`cp310` to `cp3{10 + minors[-1]}`" in (ROOT / "docs" / "installing.md").read_text()
 
 
-def test_the_container_has_what_a_build_requires() -> None:
+def test_the_container_installs_the_requirements_of_a_build() -> None:
     installed = WHEELS["before-build"].replace("'", "").split()[2:]
     assert WHEELS["before-build"].startswith("pip install ")
     names = {Requirement(word).name for word in installed}
@@ -127,8 +128,8 @@ def test_both_distributions_are_built_on_both_machines() -> None:
     ]
 
 
-def test_the_wheels_that_are_tried_are_those_that_were_built() -> None:
-    """A registry may have a newer release than the one that is being made."""
+def test_the_release_tries_only_its_own_wheels() -> None:
+    """A registry may have a newer release than the one in progress."""
     tried = [step["run"] for step in jobs(RELEASE)["try"]["steps"] if "run" in step]
     asking = [
         line
@@ -141,7 +142,7 @@ def test_the_wheels_that_are_tried_are_those_that_were_built() -> None:
         assert "--no-index" in line or re.search(r"\schosen/\w+-\*\.whl$", line), line
 
 
-def test_only_a_tag_that_was_tried_is_published_and_without_a_password() -> None:
+def test_only_tried_tags_are_published_and_without_a_password() -> None:
     publish = jobs(RELEASE)["publish"]
     assert set(publish["needs"]) == {"wheels", "sdist", "try"}
     assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
@@ -149,12 +150,12 @@ def test_only_a_tag_that_was_tried_is_published_and_without_a_password() -> None
     assert "secrets." not in RELEASE.read_text()
     refusal = next(step["run"] for step in publish["steps"] if "run" in step)
     for tag, status in (("v0.2.0", 0), ("v0.2", 1), ("v0.3.0", 1)):
-        said = refused(refusal, tag, "0.2.0")
-        assert said == status, tag
+        refused_status = refused(refusal, tag, "0.2.0")
+        assert refused_status == status, tag
 
 
 def refused(command: str, tag: str, version: str) -> int:
-    """Return the status of the step that compares a tag with a version."""
+    """Return the exit status of `command`, the step that compares a tag with the version."""
     text = f'__version__ = "{version}"\n'
     given = command.replace(" torch_hbmcomm/version.py", "")
     environment = os.environ | {"GITHUB_REF_NAME": tag}
