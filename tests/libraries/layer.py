@@ -1,5 +1,7 @@
-"""Lays the virtual environment given as the argument on top of this interpreter's own: it sees all
-that is installed here, and pip adds to it only what is missing or has another version.
+"""Makes the virtual environment given as the argument extend this interpreter's environment.
+
+The given environment sees all packages installed here. pip adds to it only packages that are
+missing or have another version.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ def main(upper: Path) -> None:
     there = sysconfig.get_path("purelib", vars={"base": str(upper)})
     # addsitedir, unlike a path alone, reads the .pth files of editable installations.
     Path(there, "layer.pth").write_text(f"import site; site.addsitedir({here!r})\n")
-    for entry in Path(sys.prefix, "lib").iterdir():  # the MPI library, where mpi4py looks for it
+    for entry in Path(sys.prefix, "lib").iterdir():  # mpi4py looks for the MPI library in lib/
         link = upper / "lib" / entry.name
         if not link.exists():
             link.symlink_to(entry)

@@ -1,8 +1,8 @@
-"""Libraries that call torch.distributed train over hbm as they do over Gloo, to the same numbers.
+"""Libraries that call torch.distributed train over hbm to the same numbers as over Gloo.
 
-`make test-libraries` runs these tests, in an environment of their own (requirements.txt). Each of
-programs/ trains with one library, first over Gloo; it writes its numbers, and the class of the
-backend that reduced its gradients (programs/evidence.py). docs/libraries.md is the table of it.
+`make test-libraries` runs these tests, in their own environment (requirements.txt). Each program in
+programs/ trains with one library, first over Gloo. The program writes its numbers, and the class of
+the backend that reduced its gradients (programs/evidence.py). docs/libraries.md has the table.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import torch
 from harness.jobs import Finished, run
 
 surroundings.settle()
-# Where DeepSpeed has compiled what it needs.
+# DeepSpeed keeps its compiled operators there.
 os.environ["TORCH_EXTENSIONS_DIR"] = str(Path(sys.prefix, "torch_extensions"))
 
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[1] / "docs" / "libraries.md").read_text()
 
-# Of a training, which takes 5 to 20 s (Ray 40) on a machine that does nothing else.
+# Seconds for one training, which takes 5 to 20 s (Ray 40) on an idle machine.
 LIMIT = 240
 pytestmark = pytest.mark.timeout(2 * LIMIT + 60)
 
-# Whose ranks torchrun starts; the others start theirs by themselves.
+# Libraries whose ranks torchrun starts. Each other library starts its ranks itself.
 UNDER_TORCHRUN = {"accelerate", "deepspeed", "ignite", "torchft", "torchmetrics", "transformers"}
 
-# How a program comes to use hbm.
+# Ways in which a program selects hbm.
 UNMODIFIED = "HBMCOMM_INSTEAD_OF=gloo"
-NAMED = "--backend=hbm"  # to the library
-FORMED = "--group=hbm"  # by the program, since the library takes any group, but not the name
+NAMED = "--backend=hbm"  # the library gets the name
+FORMED = "--group=hbm"  # the program forms the group: the library takes any group, but not the name
 
 WAYS = {
     "accelerate": (UNMODIFIED, FORMED),
@@ -57,8 +57,9 @@ TRAININGS = [
     ("deepspeed 2", 2),
     ("deepspeed 2", 4),
 ]
-# What a process with Gloo says that aborts at its very end, when it has shown its numbers: one run
-# in ten of torchmetrics' on a busy machine, with PyTorch 2.13. None over hbm may.
+# Output of a process over Gloo that aborts at its end, after it has written its numbers. This
+# happens in one of ten runs of torchmetrics on a busy machine, with PyTorch 2.13. Over hbm it is a
+# failure.
 GLOO_ABORTS = "terminate called without an active exception"
 REFUSALS = {
     "accelerate": "Your assigned backend hbm is not available, please use gloo",
@@ -71,7 +72,7 @@ def library(training: str) -> str:
     return training.split()[0]
 
 
-# Those of one library run in one process of pytest-xdist, where they share what Gloo gave.
+# All cases of one library run in one process of pytest-xdist, to share the results over Gloo.
 CASES = [
     pytest.param(training, ranks, way, marks=pytest.mark.xdist_group(library(training)))
     for training, ranks in TRAININGS
@@ -93,7 +94,7 @@ def train(training: str, ranks: int, way: str | None, folder: Path) -> Finished:
 def evidence(
     finished: Finished, ranks: int, folder: Path, backend: str = "ProcessGroupHbm"
 ) -> list[dict[str, Any]]:
-    """Return what the program showed on the ranks of its last group, which was of that backend."""
+    """Return the report of each rank, and assert that its last group had that backend."""
     excused = backend == "ProcessGroupGloo" and GLOO_ABORTS in finished.output
     assert finished.code == 0 or excused, finished.output
     found: list[dict[str, Any]] = [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)]
@@ -115,7 +116,7 @@ def test_same_numbers_as_over_gloo(training: str, ranks: int, way: str, tmp_path
     finished = train(training, ranks, way, tmp_path)
     found = evidence(finished, ranks, tmp_path)
     assert {shown["reported"] for shown in found} == {"gloo" if way == UNMODIFIED else "hbm"}
-    # Two numbers have one sum. Gloo adds more of them up in another order than by rank.
+    # The sum of two numbers has one rounding. Gloo adds more numbers in another order than by rank.
     tolerance = 0 if ranks == 2 else 1e-5
     for ours, by_gloo in zip(found, expected, strict=True):
         torch.testing.assert_close(
@@ -127,28 +128,28 @@ def test_same_numbers_as_over_gloo(training: str, ranks: int, way: str, tmp_path
 
 
 @pytest.mark.xdist_group("torchft")
-def test_torchft_goes_on_after_a_death(tmp_path: Path) -> None:
+def test_torchft_continues_after_a_death(tmp_path: Path) -> None:
     found = {}
     for backend, way in (("ProcessGroupGloo", None), ("ProcessGroupHbm", UNMODIFIED)):
         folder = tmp_path / backend
         folder.mkdir()
         [found[backend]] = evidence(train("torchft death", 2, way, folder), 1, folder, backend)
     numbers = found["ProcessGroupHbm"]["numbers"]
-    assert numbers["committed"] == 19  # of 20 steps: not the one in which the other rank died
+    assert numbers["committed"] == 19  # of 20 steps: all but the step in which the other rank died
     torch.testing.assert_close(numbers, found["ProcessGroupGloo"]["numbers"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in REFUSALS]
 )
-def test_who_refuses_the_name(name: str, tmp_path: Path) -> None:
+def test_libraries_refuse_the_name_as_documented(name: str, tmp_path: Path) -> None:
     finished = train(name, 2, NAMED, tmp_path)
     assert finished.code != 0
     assert REFUSALS[name] in finished.output, finished.output
     assert REFUSALS[name] in PAGE
 
 
-def test_the_page_has_the_versions() -> None:
+def test_the_page_has_the_installed_versions() -> None:
     for line in (HERE / "requirements.txt").read_text().splitlines():
         if not line.startswith("#"):
             name, _, pinned = line.partition("==")

@@ -1,4 +1,4 @@
-"""The options of a program, and what it reports to the test: numbers, and the backend they used."""
+"""The options of a program, and its report to the test: numbers, and the backend that it used."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass(frozen=True)
-class Told:
-    folder: Path  # where the evidence goes
+class Options:
+    folder: Path  # directory of the evidence
     ranks: int
-    backend: str | None  # to name to the library in its own way; None: whatever it takes by itself
-    group: str | None  # backend of a group that the program forms before the library is asked
+    backend: str | None  # name to give to the library, in the library's way; None: its default
+    group: str | None  # backend of a group that the program forms before it calls the library
     rest: list[str]  # the program's own arguments
 
 
-def told() -> Told:
-    """Parse the command line; form the group that it asks for."""
+def options() -> Options:
+    """Parse the command line, and form the process group of --group."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--ranks", type=int, required=True)
@@ -33,7 +33,7 @@ def told() -> Told:
     arguments, rest = parser.parse_known_args()
     if arguments.group:
         dist.init_process_group(arguments.group)
-    return Told(**vars(arguments), rest=rest)
+    return Options(**vars(arguments), rest=rest)
 
 
 def write(
@@ -46,10 +46,10 @@ def write(
     """Write rank*.pt: the losses, the module's weights, and the backend that reduced gradients.
 
     Args:
-        losses: of the steps
-        module: what was trained, as the library wrapped it
-        group: the group that reduces gradients; default: that of the module's DDP, which must be
-            there
+        losses: one per step
+        module: the trained module, as the library wrapped it
+        group: the group that reduces gradients; default: the group of the DDP in `module`, which
+            must have one
         more: other numbers to compare
     """
     if group is None:
@@ -69,7 +69,7 @@ def write(
 
 
 def data_parallel(module: nn.Module) -> DistributedDataParallel:
-    """Return the DDP that `module` is or holds; an AssertionError if there is none."""
+    """Return the DDP that `module` is or contains. Raises AssertionError unless there is one."""
     found = [part for part in module.modules() if isinstance(part, DistributedDataParallel)]
-    assert len(found) == 1, f"a {type(module).__name__} with {len(found)} DDP in it"
+    assert len(found) == 1, f"{type(module).__name__} contains {len(found)} DDP modules, not 1"
     return found[0]

@@ -1,4 +1,4 @@
-"""Trains with accelerate, as its documentation has it."""
+"""Trains with accelerate, as its documentation shows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 
 def main() -> None:
-    told = evidence.told()
-    named = [InitProcessGroupKwargs(backend=told.backend)] if told.backend else []
+    options = evidence.options()
+    named = [InitProcessGroupKwargs(backend=options.backend)] if options.backend else []
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, kwargs_handlers=named)
     network = digits.network()
     model, optimizer, loader = accelerator.prepare(
@@ -32,7 +32,7 @@ def main() -> None:
                 optimizer.zero_grad()
             losses.append(accelerator.gather(loss.detach()).mean().item())
 
-    # 511 images are no multiple of the batches: what was added to fill the last is taken away.
+    # 511 images do not fill the last batch: gather_for_metrics() drops the padding.
     uneven = torch.utils.data.Subset(digits.dataset(), range(digits.IMAGES - 1))
     guesses = []
     model.eval()
@@ -40,13 +40,13 @@ def main() -> None:
         guess = model(images).argmax(1)
         guesses.append(torch.stack(accelerator.gather_for_metrics((guess, labels)), 1))
     objects = gather_object([accelerator.process_index])
-    assert objects == list(range(told.ranks)), objects
+    assert objects == list(range(options.ranks)), objects
     assert broadcast_object_list([accelerator.process_index]) == [0]
     length = accelerator.process_index + 1
     padded = accelerator.pad_across_processes(torch.full((length,), float(length)))
     accelerator.wait_for_everyone()
     evidence.write(
-        told.folder, losses, model,
+        options.folder, losses, model,
         guesses=torch.cat(guesses), padded=accelerator.reduce(padded, "mean"),
     )  # fmt: skip
     accelerator.end_training()

@@ -1,4 +1,4 @@
-"""Trains with DeepSpeed on the CPU; the program's own argument is the stage of ZeRO."""
+"""Trains with DeepSpeed on the CPU. The program's own argument is the stage of ZeRO."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 
 
 def main() -> None:
-    told = evidence.told()
-    stage = int(told.rest[0])
-    deepspeed.init_distributed(dist_backend=told.backend)
+    options = evidence.options()
+    stage = int(options.rest[0])
+    deepspeed.init_distributed(dist_backend=options.backend)
     network = digits.network()
     engine, _optimizer, loader, _schedule = deepspeed.initialize(
         model=network,
@@ -34,7 +34,7 @@ def main() -> None:
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    evidence.write(told.folder, losses, engine, engine.data_parallel_group)
+    evidence.write(options.folder, losses, engine, engine.data_parallel_group)
     dist.barrier()
     deepspeed.comm.destroy_process_group()
 

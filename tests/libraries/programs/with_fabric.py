@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 
 def main() -> None:
-    told = evidence.told()
+    options = evidence.options()
     fabric = Fabric(
-        accelerator="cpu", devices=told.ranks,
-        strategy=DDPStrategy(process_group_backend=told.backend) if told.backend else "ddp",
+        accelerator="cpu", devices=options.ranks,
+        strategy=DDPStrategy(process_group_backend=options.backend) if options.backend else "ddp",
     )  # fmt: skip
     fabric.launch()
     fabric.seed_everything(0)
@@ -35,10 +35,10 @@ def main() -> None:
         losses.append(loss.item())
     gathered = fabric.all_gather(torch.tensor(losses))
     mean = fabric.all_reduce(torch.tensor(losses))
-    told_by_0 = fabric.broadcast({"rank": fabric.global_rank})
-    assert told_by_0 == {"rank": 0}, told_by_0
+    received = fabric.broadcast({"rank": fabric.global_rank})
+    assert received == {"rank": 0}, received
     fabric.barrier()
-    evidence.write(told.folder, losses, model, gathered=gathered, mean=mean)
+    evidence.write(options.folder, losses, model, gathered=gathered, mean=mean)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 
-def training(_: int, told: evidence.Told) -> None:
+def training(_: int, options: evidence.Options) -> None:
     model = idist.auto_model(digits.network())
-    if told.group:  # ignite leaves out DDP for a backend that it does not know
+    if options.group:  # ignite leaves out DDP for a backend that it does not know
         assert not isinstance(model, DistributedDataParallel)
         model = DistributedDataParallel(model)
     optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
@@ -33,15 +33,15 @@ def training(_: int, told: evidence.Told) -> None:
     assert idist.broadcast(f"rank {idist.get_rank()}", src=0, safe_mode=True) == "rank 0"
     idist.barrier()
     evidence.write(
-        told.folder, losses, model,
+        options.folder, losses, model,
         evaluation=[result["accuracy"], result["loss"]], gathered=gathered, mean=mean,
     )  # fmt: skip
 
 
 def main() -> None:
-    told = evidence.told()
-    with idist.Parallel(backend=None if told.group else told.backend or "gloo") as parallel:
-        parallel.run(training, told)
+    options = evidence.options()
+    with idist.Parallel(backend=None if options.group else options.backend or "gloo") as parallel:
+        parallel.run(training, options)
 
 
 if __name__ == "__main__":

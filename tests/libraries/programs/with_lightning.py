@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 
 class Digits(lightning.LightningModule):  # type: ignore[misc]
-    def __init__(self, told: evidence.Told) -> None:
+    def __init__(self, options: evidence.Options) -> None:
         super().__init__()
         self.network = digits.network()
-        self._told = told
+        self._options = options
         self._losses: list[float] = []
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
@@ -34,21 +34,21 @@ class Digits(lightning.LightningModule):  # type: ignore[misc]
     def on_train_end(self) -> None:
         logged = self.trainer.callback_metrics
         evidence.write(
-            self._told.folder, self._losses, self.trainer.strategy.model,
+            self._options.folder, self._losses, self.trainer.strategy.model,
             loss=logged["loss_epoch"], accuracy=logged["accuracy"],
             gathered=self.all_gather(torch.tensor(self._losses)),
         )  # fmt: skip
 
 
 def main() -> None:
-    told = evidence.told()
+    options = evidence.options()
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=told.ranks, max_epochs=2, default_root_dir=told.folder,
-        strategy=DDPStrategy(process_group_backend=told.backend) if told.backend else "ddp",
+        accelerator="cpu", devices=options.ranks, max_epochs=2, default_root_dir=options.folder,
+        strategy=DDPStrategy(process_group_backend=options.backend) if options.backend else "ddp",
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
     )  # fmt: skip
     train = DataLoader(digits.dataset(), batch_size=16, shuffle=True)
-    trainer.fit(Digits(told), train, DataLoader(digits.dataset(), batch_size=64))
+    trainer.fit(Digits(options), train, DataLoader(digits.dataset(), batch_size=64))
 
 
 if __name__ == "__main__":

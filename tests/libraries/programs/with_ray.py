@@ -34,19 +34,19 @@ def training(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    told = evidence.told()
+    options = evidence.options()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:  # for Unix sockets
         ray.init(
-            num_cpus=told.ranks + 1, include_dashboard=False, object_store_memory=100 << 20,
+            num_cpus=options.ranks + 1, include_dashboard=False, object_store_memory=100 << 20,
             _temp_dir=short, _node_ip_address="127.0.0.1", logging_level="warning",
         )  # fmt: skip
         TorchTrainer(
             training,
-            train_loop_config={"folder": told.folder},
-            scaling_config=ScalingConfig(num_workers=told.ranks),
-            torch_config=TorchConfig(backend=told.backend),
-            run_config=RunConfig(storage_path=str(told.folder)),
+            train_loop_config={"folder": options.folder},
+            scaling_config=ScalingConfig(num_workers=options.ranks),
+            torch_config=TorchConfig(backend=options.backend),
+            run_config=RunConfig(storage_path=str(options.folder)),
         ).fit()
         ray.shutdown()
 

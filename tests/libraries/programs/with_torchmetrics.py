@@ -1,4 +1,4 @@
-"""Trains with plain DDP, and measures with torchmetrics, which gathers what the ranks have seen."""
+"""Trains with plain DDP, and measures with torchmetrics, which gathers the states of all ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torchmetrics.classification import (
 
 
 def main() -> None:
-    told = evidence.told()
-    dist.init_process_group(told.backend or "gloo")
+    options = evidence.options()
+    dist.init_process_group(options.backend or "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(digits.network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -38,11 +38,11 @@ def main() -> None:
         metrics.update(scores.detach(), labels[own])
         mean.update(loss.detach(), weight=len(own))
         losses.append(loss.item())
-        seen.update(own[: rank + 1].float())  # more of them on each next rank
+        seen.update(own[: rank + 1].float())  # rank r adds r + 1 values
     assert seen.compute().numel() == 20 * size * (size + 1) / 2
     results = {f"metric {name}": value for name, value in metrics.compute().items()}
     results |= {"mean": mean.compute(), "seen": seen.compute()}
-    evidence.write(told.folder, losses, model, **results)
+    evidence.write(options.folder, losses, model, **results)
     dist.destroy_process_group()
 
 

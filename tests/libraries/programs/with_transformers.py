@@ -27,14 +27,14 @@ def accuracy(prediction: Any) -> dict[str, float]:
 
 
 def main() -> None:
-    told = evidence.told()
+    options = evidence.options()
     torch.manual_seed(0)
     shape = BertConfig(
         vocab_size=17, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=64, num_labels=10,
     )  # fmt: skip
     arguments = TrainingArguments(
-        output_dir=str(told.folder), use_cpu=True, ddp_backend=told.backend, max_steps=12,
+        output_dir=str(options.folder), use_cpu=True, ddp_backend=options.backend, max_steps=12,
         per_device_train_batch_size=8, per_device_eval_batch_size=32, learning_rate=1e-3,
         logging_steps=1, report_to=[], disable_tqdm=True, save_strategy="no", seed=0,
     )  # fmt: skip
@@ -47,7 +47,7 @@ def main() -> None:
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     result = trainer.evaluate()
     evidence.write(
-        told.folder, losses, trainer.model_wrapped,
+        options.folder, losses, trainer.model_wrapped,
         evaluation=[result["eval_loss"], result["eval_accuracy"]],
     )  # fmt: skip
 
