@@ -1,4 +1,4 @@
-"""Sum random tensors over all ranks and compare with the sum that each rank computes alone.
+"""Sum random tensors over all ranks, and compare with the sum that each rank computes alone.
 
     torchrun --standalone --nproc-per-node 2 examples/allreduce_check.py --mib 64
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 def contribution(rank: int, iteration: int, numel: int) -> torch.Tensor:
-    """Draw the contribution of `rank` to the sum, which any rank can do."""
+    """Draw the contribution of `rank` to the sum. Any rank can draw it."""
     generator = torch.Generator().manual_seed(1000 * iteration + rank)
     return torch.rand(numel, generator=generator)
 
@@ -30,7 +30,7 @@ def main() -> int:
     dist.init_process_group(args.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     numel = args.mib * 2**20 // 4
-    dist.barrier()  # connections are made here, off the clock
+    dist.barrier()  # makes the connections before the measurement
 
     worst, seconds = 0.0, 0.0
     for iteration in range(args.iterations):

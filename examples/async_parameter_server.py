@@ -1,15 +1,16 @@
-"""Train the network of ddp_digits.py with a parameter server, so that nobody waits for anybody.
+"""Train the network of ddp_digits.py with a parameter server, so that no worker waits for another.
 
-The weights lie in a memory box. Every worker takes a batch that nobody has had, adds what its
-optimizer changed to the weights in the box, and goes on with what it finds there, until all batches
-are gone. A table shows what each of them does.
+The weights are in a memory box. In each step a worker takes the next unused batch, and computes the
+delta of its optimizer's step. It adds the delta to the weights in the box, and continues with the
+sum. The training ends after the last batch. A table shows the progress of each
+worker.
 
     torchrun --standalone --nproc-per-node 4 examples/async_parameter_server.py
 
-With `--slow 3`, rank 3 sleeps in every step, and the others do its work; with `--staleness 4` as
-well they have to wait for it.
+With `--slow 3`, rank 3 sleeps in every step, and the other ranks take the batches that it leaves.
+With `--staleness 4` too, the other ranks wait for it.
 
-Workers can also be plain processes, of which any may come late or be killed:
+Workers can also be plain processes. Any of them may start late or be killed:
 
     hbmcomm serve --listen 127.0.0.1:7777 &
     python examples/async_parameter_server.py --box smb://127.0.0.1:7777 &
@@ -45,18 +46,20 @@ LINE = np.dtype([("steps", "f8"), ("ahead", "f8"), ("mb_s", "f8"), ("seconds", "
 
 
 class Board:
-    """Messages between the workers, in segments of the box that go with the last of them: a
-    line of each one's numbers, and counters of the batches and lines that are taken."""
+    """The workers' shared state: one line of numbers per worker, and counters of batches and lines.
+
+    It is in temporary segments of the box, which end with the last worker.
+    """
 
     def __init__(self, box: hbmcomm.smb.Box, batches: int, line: int | None) -> None:
-        """line: None is the next that is free."""
+        """Take the line with the index `line`, or the next free one if it is None."""
         self._lines = box.alloc(MOST_WORKERS * LINE.itemsize, "digits/lines", temporary=True)
         self._taken = box.alloc(16, "digits/taken", temporary=True)
         self._line = self._taken.fetch_add(8, 1) if line is None else line
         self.batches = batches
 
     def take(self) -> int:
-        """The number of a batch."""
+        """Return the number of the next unused batch."""
         return self._taken.fetch_add(0, 1)
 
     def write(self, *line: float) -> None:
@@ -78,7 +81,7 @@ class Board:
 
 
 def batches(data: TensorDataset, board: Board) -> Iterator[tuple[float, Tensor, Tensor]]:
-    """Images and labels that no other worker has, and how far training is, from 0 to 1."""
+    """Yield the training's progress, from 0 to 1, and the images and labels of an unused batch."""
     images, labels = data.tensors
     in_epoch = len(labels) // BATCH
     while (number := board.take()) < board.batches:
@@ -107,11 +110,13 @@ def train(ps: hbmcomm.ParameterServer, model: torch.nn.Module, optimizer: torch.
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--box", help="its address; without a process group then")
+    parser.add_argument("--box", help="address of a running box; no process group then")
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--staleness", type=int, help="steps ahead of the slowest; without it: any")
+    parser.add_argument("--staleness", type=int, help="most steps ahead of the slowest worker")
     parser.add_argument("--rule", default="downpour", choices=("downpour", "easgd"))
-    parser.add_argument("--slow", type=int, default=-1, metavar="RANK", help="sleeps in every step")
+    parser.add_argument(
+        "--slow", type=int, default=-1, metavar="RANK", help="rank that sleeps in every step"
+    )
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -131,7 +136,7 @@ def main() -> int:
         with hbmcomm.ParameterServer(
             model,
             optimizer,
-            box=None if args.box is None else box,  # None: that of the process group
+            box=None if args.box is None else box,  # None: the box of the process group
             staleness=args.staleness,
             rule=args.rule,
         ) as ps:

@@ -1,8 +1,8 @@
 """Save a sharded model and its optimizer with torch.distributed.checkpoint, and resume.
 
-Training runs for ten steps with a checkpoint after the fifth. A second model, sharded in the same
-way, loads the checkpoint and takes the last five steps again; an unsharded one loads it whole, to
-show that a checkpoint does not depend on how many ranks wrote it. All losses have to agree.
+Training runs for ten steps, with a checkpoint after the fifth. A second model, sharded in the same
+way, loads the checkpoint and repeats the last five steps. An unsharded model loads the checkpoint
+whole and repeats them too: any number of ranks can load a checkpoint. All losses must agree.
 
     torchrun --standalone --nproc-per-node 2 examples/checkpoint.py
 """
@@ -35,7 +35,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, eps=1e-4)
 
     def run(self, steps: range) -> torch.Tensor:
-        """The losses over the whole batch in these steps."""
+        """Take these steps, and return the losses over the whole batch."""
         return torch.tensor([self.step(step) for step in steps])
 
     def step(self, step: int) -> float:

@@ -1,8 +1,8 @@
 """Train a small convolutional network on handwritten digits with DistributedDataParallel.
 
-Every rank trains on its own share of 1,437 images of 8 x 8 pixels, and DDP averages the gradients
-over the process group in each step, so that all ranks hold the same network. Then the training
-runs once more over Gloo: the same seed has to give the same losses, and the times are compared.
+Every rank trains on its own share of 1,437 images of 8 x 8 pixels. DDP averages the gradients over
+the process group in each step, so all ranks hold the same network. The training runs again over
+Gloo. The same seed must give the same losses, and a table compares the times.
 
     torchrun --standalone --nproc-per-node 2 examples/ddp_digits.py
 
@@ -31,12 +31,12 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 SEED = 0
 BATCH = 16  # per rank
 WANTED_ACCURACY = 0.97
-SAME_LOSS = 1e-5  # between backends, which may add in another order
+SAME_LOSS = 1e-5  # largest difference between backends, whose order of addition may differ
 
 
 @dataclass
 class Run:
-    """The outcome of one training run; equal on every rank but for the time."""
+    """The outcome of one training run. All but `seconds` is equal on every rank."""
 
     backend: str
     losses: list[float] = field(default_factory=list)  # mean over all ranks, one per epoch
@@ -45,7 +45,10 @@ class Run:
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Images in [0, 1] as (N, 1, 8, 8) with their labels: four fifths to train on, one to test."""
+    """Return four fifths of the images and labels for training, one fifth for the test.
+
+    Images have the shape (N, 1, 8, 8) and values in [0, 1].
+    """
     pixels, labels = load_digits(return_X_y=True)
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     train, test = train_test_split(range(len(labels)), test_size=0.2, random_state=SEED,
@@ -74,7 +77,9 @@ def train(group: dist.ProcessGroup | None, epochs: int, console: Console) -> Run
     train_set, test_set = digits()
     sampler: DistributedSampler[Any] = DistributedSampler(train_set, seed=SEED)
     loader = DataLoader(train_set, batch_size=BATCH, sampler=sampler)
-    network()(train_set.tensors[0][:BATCH]).sum().backward()  # first-use costs, off the clock
+    network()(
+        train_set.tensors[0][:BATCH]
+    ).sum().backward()  # pays first-use costs before the measurement
     model = DistributedDataParallel(network(), process_group=group)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     schedule = OneCycleLR(optimizer, max_lr=5e-3, total_steps=epochs * len(loader))
@@ -104,7 +109,7 @@ def train(group: dist.ProcessGroup | None, epochs: int, console: Console) -> Run
 
 
 def report(runs: list[Run], images: int, console: Console) -> bool:
-    """Prints the table and the verdict; whether the results are as they should be."""
+    """Print the table and the verdict. Return True if the accuracy and the losses are good."""
     table = Table("backend", title="\nHandwritten digits", title_justify="left")
     for heading in ("last loss", "test accuracy", "time", "images/s"):
         table.add_column(heading, justify="right")
@@ -113,7 +118,7 @@ def report(runs: list[Run], images: int, console: Console) -> bool:
                       f"{run.seconds:.2f} s", f"{images / run.seconds:,.0f}")  # fmt: skip
     console.print(table)
 
-    first, last = runs[0], runs[-1]  # the same one without a comparison
+    first, last = runs[0], runs[-1]  # the same run with --no-compare
     difference = max(abs(a - b) for a, b in zip(first.losses, last.losses, strict=True))
     good = min(first.accuracy, last.accuracy) >= WANTED_ACCURACY and difference <= SAME_LOSS
     verdict = f"{first.accuracy:.1%} of the test images recognised ({WANTED_ACCURACY:.0%} wanted)"

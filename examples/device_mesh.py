@@ -2,8 +2,8 @@
 
 A DeviceMesh makes a process group of every row and every column of a grid of ranks. Along "tp"
 the two matrices of an MLP are split over two ranks; along "dp" the gradients from the two halves
-of the batch are averaged. One step of training has to give the weights that a single process gets
-from the whole batch.
+of the batch are averaged. One step of training must give the same weights as a single process that
+trains on the whole batch.
 
     torchrun --standalone --nproc-per-node 4 examples/device_mesh.py
 """
@@ -31,7 +31,7 @@ def mlp() -> nn.Sequential:
 
 
 def step(model: nn.Module, inputs: Tensor, mesh: DeviceMesh | None = None) -> dict[str, Tensor]:
-    """The parameters after one step of gradient descent, whole ones also if they are sharded."""
+    """Take one step of gradient descent. Return the parameters, unsharded."""
     model(inputs).square().mean().backward()
     if mesh is not None:
         for parameter in model.parameters():
@@ -48,7 +48,7 @@ def average_gradient(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a distributed tensor, in its memory."""
+    """Return this rank's shard of a distributed tensor, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -1,8 +1,8 @@
 """Train a small transformer with fully sharded data parallelism (FSDP2), in fp32 and in bf16.
 
-Each rank keeps only its shard of every parameter: the full ones are gathered just before a layer
-needs them, and the gradients are reduce-scattered. Every rank also trains an unsharded copy on the
-whole batch, to which the sharded model's losses are compared.
+Each rank keeps only its shard of every parameter. FSDP2 gathers the full parameters just before a
+layer needs them, and reduce-scatters the gradients. Every rank also trains an unsharded copy on the
+whole batch, and compares the losses of both models.
 
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
 """
@@ -47,7 +47,7 @@ def reverser() -> Reverser:
 
 
 def train(model: nn.Module, share: slice) -> list[float]:
-    """The losses of training on `share` of every batch."""
+    """Train on `share` of every batch, and return the losses."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     generator = torch.Generator().manual_seed(1)
     losses = []
@@ -62,7 +62,7 @@ def train(model: nn.Module, share: slice) -> list[float]:
 
 
 def train_sharded(mesh: DeviceMesh, dtype: torch.dtype) -> list[float]:
-    """The losses over the whole batch, each rank having trained on its share."""
+    """Train on this rank's share of every batch. Return the losses over the whole batches."""
     model = reverser()
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
     for module in (*model.blocks, model):

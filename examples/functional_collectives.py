@@ -1,13 +1,13 @@
-"""Collectives that return their result, as autograd and torch.compile want them.
+"""Collectives that return their result, as autograd and torch.compile require.
 
-torch.distributed._functional_collectives is what DTensor and FSDP2 stand on. Here one function
-uses four of them, is run as it is and under torch.compile, and has to give what plain arithmetic
-on the inputs of all ranks gives.
+DTensor and FSDP2 build on torch.distributed._functional_collectives. Here one function calls four
+of these collectives. It runs eagerly and under torch.compile. Both results must equal the result of
+plain arithmetic on the inputs of all ranks.
 
     torchrun --standalone --nproc-per-node 2 examples/functional_collectives.py
 
 The default compiler, aot_eager, traces the graph without generating code; --compiler inductor
-generates C++ (about a minute for the first time).
+generates C++ (about a minute the first time).
 """
 
 import argparse
@@ -25,7 +25,7 @@ Results = dict[str, Tensor]
 
 
 def collectives(own: Tensor, group: dist.ProcessGroup) -> Results:
-    """Collectives amid arithmetic, which a compiler may fuse but not move across them."""
+    """Call collectives between arithmetic, which a compiler may fuse but not move across them."""
     doubled = own * 2
     return {
         "all_reduce": funcol.all_reduce(doubled, "sum", group) + 1,
@@ -36,7 +36,7 @@ def collectives(own: Tensor, group: dist.ProcessGroup) -> Results:
 
 
 def reference(inputs: list[Tensor], rank: int) -> Results:
-    """The same from the inputs of all ranks, without communication."""
+    """Return the results of collectives() on `rank`, computed without communication."""
     doubled = [tensor * 2 for tensor in inputs]
     total = torch.stack(doubled).sum(0)
     blocks = [tensor.chunk(len(inputs))[rank] for tensor in doubled]

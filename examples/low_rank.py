@@ -1,13 +1,12 @@
-"""Train the network of ddp_digits.py and send a tenth of its gradients.
+"""Train the network of ddp_digits.py, and send a tenth of its gradients' bytes.
 
-Each step sends a low-rank approximation of each layer's gradient. The rest waits on its rank for
-later steps (error feedback), so a slow network carries a tenth of the bytes. Then the training runs
-once more and sends everything, for comparison.
+Each step sends a low-rank approximation of each layer's gradient. Each rank keeps the remainder for
+later steps (error feedback). The training then runs again and sends everything, for comparison.
 
     torchrun --standalone --nproc-per-node 2 examples/low_rank.py
 
-Exits non-zero when the accuracy is more than a point below the accuracy of the training that sends
-everything, or when more was sent than was asked for.
+Exits non-zero if the accuracy is more than a point below the accuracy of the second training, or if
+the first training sent more bytes than requested.
 """
 
 import argparse
@@ -29,18 +28,18 @@ from torch.utils.data import DataLoader, DistributedSampler
 import torch_hbmcomm as hbmcomm
 
 RATE = 5e-3
-LOST = 0.01  # of the accuracy, at most
-OVER = 0.02  # of the gradients, more than asked for
+LOST = 0.01  # most loss of accuracy
+OVER = 0.02  # largest excess of the share of bytes sent over the requested share
 
 
 @dataclass
 class Run:
     ratio: float
     accuracy: float
-    sent: float  # bytes, by each rank
-    of: float
-    layers: float  # that were sent in the last step, of all
-    oldest: float  # steps that a layer waits
+    sent: float  # bytes that each rank sent
+    of: float  # bytes of all gradients of a rank
+    layers: float  # share of the layers that the last step sent whole
+    oldest: float  # steps that the oldest remainder has waited
 
 
 def train(ratio: float, epochs: int, console: Console) -> Run:
@@ -85,7 +84,7 @@ def report(runs: list[Run], console: Console) -> bool:
     good = lost <= LOST and share <= 1 - compressed.ratio + OVER
     console.print(
         "[green]OK:" if good else "[red]FAILED:",
-        f"{share:.1%} of the bytes were sent ({1 - compressed.ratio:.0%} asked for), and the "
+        f"{share:.1%} of the bytes were sent ({1 - compressed.ratio:.0%} requested), and the "
         f"accuracy is {compressed.accuracy:.1%} instead of {whole.accuracy:.1%}",
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-/* Workers add their gradients into weights that they share in a memory box, in C.
+/* Workers add their gradients to weights that they share in a memory box, in C.
  *
  *     pkg=$(python -c 'import torch_hbmcomm; print(torch_hbmcomm.__path__[0])')
  *     cc examples/memory_box.c -I"$pkg/include" -L"$pkg" -Wl,-rpath,"$pkg" -lhbmsmb -o memory_box
@@ -23,20 +23,20 @@ static void need(int good, const char* what) {
   exit(1);
 }
 
-/* One worker: its slot is its own, the weights are everybody's. */
+/* Runs one worker. All workers share the segment of the weights; each has its own of gradients. */
 static void work(uint64_t key) {
   need(smb_init() == 0, "smb_init");
   float* weights = shm_alloc(&key, kBytes, 0);
   need(weights != NULL, "shm_alloc (weights)");
-  float* slot = shm_alloc(NULL, kBytes, IPC_CREAT);
-  need(slot != NULL, "shm_alloc (slot)");
+  float* gradients = shm_alloc(NULL, kBytes, IPC_CREAT);
+  need(gradients != NULL, "shm_alloc (gradients)");
   for (int step = 0; step < kSteps; ++step) {
-    for (int i = 0; i < kNumbers; ++i) slot[i] = 1.0f;
-    need(shm_wsync(slot, kBytes) == 0, "shm_wsync");
-    need(shm_accum(weights, slot, kBytes, SMB_FLOAT) == 0, "shm_accum");
+    for (int i = 0; i < kNumbers; ++i) gradients[i] = 1.0f;
+    need(shm_wsync(gradients, kBytes) == 0, "shm_wsync");
+    need(shm_accum(weights, gradients, kBytes, SMB_FLOAT) == 0, "shm_accum");
     need(shm_rsync(weights, kBytes) == 0, "shm_rsync");
   }
-  shm_free(slot);
+  shm_free(gradients);
   shm_free(weights);
   smb_terminate();
 }
@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
     fprintf(stderr, "usage: %s WORKERS (1 to 64)\n", argv[0]);
     return 2;
   }
-  /* The master makes the weights and tells the workers their key, here through a pipe. */
+  /* The master allocates the weights and sends their key to the workers, here through a pipe. */
   int key_pipe[2];
   if (pipe(key_pipe) != 0) return 1;
   for (int i = 0; i < workers; ++i) {
@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
   printf("%d workers, %d steps each: every weight is %g\n", workers, kSteps, weights[0]);
   int wrong = 0;
   for (int i = 0; i < kNumbers; ++i) wrong += weights[i] != (float)(workers * kSteps);
-  shm_free(weights); /* the maker's call deletes it */
+  shm_free(weights); /* deletes the segment: this process created it */
   smb_terminate();
   return failed != 0 || wrong != 0;
 }

@@ -1,8 +1,8 @@
-"""NumPy arrays in high-bandwidth memory as the buffers of mpi4py, against object communication.
+"""NumPy arrays in high-bandwidth memory as buffers of mpi4py, compared with pickled objects.
 
-mpi4py has two faces: `comm.Bcast(array)` hands the array's own memory to MPI, `comm.bcast(array)`
-pickles it. This times both for broadcast, gather and allreduce, with arrays that
-hbmcomm.memory.empty_numpy placed in high-bandwidth memory, or in DDR where the machine has none.
+mpi4py has two interfaces: `comm.Bcast(array)` passes the array's memory to MPI, `comm.bcast(array)`
+pickles the array. This program times both for broadcast, gather and allreduce. Its arrays come from
+hbmcomm.memory.empty_numpy, which places them in high-bandwidth memory, or in DDR if there is none.
 
     mpiexec -n 2 python examples/numpy_mpi4py.py
 """
@@ -30,7 +30,7 @@ def array(*shape: int, value: float) -> Array:
 
 
 def best_ms(comm: MPI.Comm, operation: Callable[[], object]) -> float:
-    """The fastest of some runs, each as long as on the slowest rank."""
+    """Return the time of the fastest of REPEAT runs. A run's time is the slowest rank's."""
     times = []
     for _ in range(REPEAT):
         comm.Barrier()
@@ -49,7 +49,7 @@ def main() -> int:
     rank, size = comm.Get_rank(), comm.Get_size()
     numel = args.mib * 2**20 // 4
     own = array(numel, value=rank + 1)
-    sent = own if rank == 0 else array(numel, value=0)  # rank 0's array, once broadcast
+    sent = own if rank == 0 else array(numel, value=0)  # receives rank 0's array
     gathered = array(size, numel, value=0) if rank == 0 else None
     total = array(numel, value=0)
 
@@ -73,7 +73,7 @@ def main() -> int:
     good = comm.allreduce(good, MPI.LAND)
     if rank == 0:
         for node, held in hbmcomm.memory.where(own).items():
-            print(f"{held / 2**20:.0f} MiB of rank 0's array lie on NUMA node {node}")
+            print(f"{held / 2**20:.0f} MiB of rank 0's array are on NUMA node {node}")
         Console().print(table)
         print("OK: all results are right" if good else "FAILED: wrong results")
     return 0 if good else 1

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Two "nodes" on one machine: an allreduce whose bytes really cross a network link.
+# Two emulated nodes on one machine: an allreduce whose bytes cross a network link.
 #
 #     sudo PYTHON="$(which python)" examples/two_nodes.sh [--mib N] [--iterations N] [--backend B]
 #
-# Two network namespaces stand for two hosts, joined by a virtual cable (veth). torchrun starts one
-# rank in each, HBMCOMM_NODE_ID keeps the ranks from meeting in shared memory, and UCX_TLS keeps
-# MPI from doing so. The counters of the link must show that each rank received what the sums need:
-# at least the tensor's size for each of them, as random numbers cannot be packed.
+# Two network namespaces emulate two hosts, joined by an emulated link (veth). torchrun starts one
+# rank in each. HBMCOMM_NODE_ID keeps hbm from using shared memory between the ranks, and UCX_TLS
+# keeps MPI from using it. The counters of the link must show that each rank received enough bytes:
+# at least the size of the tensor for each sum, as random numbers do not compress.
 #
-# Needs root and iproute2. Everything is removed again at exit.
+# Needs root and iproute2. Removes the namespaces at exit.
 set -euo pipefail
 
 python=${PYTHON:-python}
@@ -33,7 +33,7 @@ cleanup() {
   jobs -p | xargs -r kill 2>/dev/null || true
   wait
   for namespace in "${namespaces[@]}"; do
-    ip netns delete "$namespace" 2>/dev/null || true  # takes its end of the cable along
+    ip netns delete "$namespace" 2>/dev/null || true  # also deletes its end of the link
   done
 }
 trap cleanup EXIT
@@ -48,7 +48,7 @@ for node in 0 1; do
   ip -n "${namespaces[node]}" link set "link$node" up
 done
 
-# Bytes that node $1 has received over the link.
+# Prints the bytes that node $1 has received over the link.
 received() {
   ip netns exec "${namespaces[$1]}" cat "/sys/class/net/link$1/statistics/rx_bytes"
 }
@@ -74,7 +74,7 @@ for node in 0 1; do
   crossed=$(($(received "$node") - before[node]))
   echo "link$node: ${before[node]} bytes received before, $crossed more now; the sums need $needed"
   if ((crossed < needed)); then
-    echo "FAILED: too few bytes crossed to node $node: the tensors took another way" >&2
+    echo "FAILED: too few bytes crossed to node $node: the tensors took another path" >&2
     status=1
   fi
 done

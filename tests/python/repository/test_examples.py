@@ -31,9 +31,9 @@ SAYS = {
     "checkpoint.py": r"OK: resumed after step 5",
     "allreduce_check.py": r"OK: 3 allreduces of 64 MiB on 2 ranks over hbm",
     "async_parameter_server.py": r"OK: [\d.]+% of the test images recognised",
-    "low_rank.py": r"OK: [\d.]+% of the bytes were sent \(10% asked for\)",
+    "low_rank.py": r"OK: [\d.]+% of the bytes were sent \(10% requested\)",
     "two_nodes.sh": r"OK: 2 nodes summed 3 x 16 MiB over the link",
-    "numpy_mpi4py.py": r"lie on NUMA node \d+\n(?s:.*)OK: all results are right",
+    "numpy_mpi4py.py": r"are on NUMA node \d+\n(?s:.*)OK: all results are right",
 }
 QUICK = {"ddp_digits.py"}
 
