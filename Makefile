@@ -1,5 +1,5 @@
-# `make demo` and `make test` do all set-up on a fresh Debian or Ubuntu. Each step leaves a stamp,
-# so a second run redoes only what changed.
+# `make demo` and `make test` do all set-up on a fresh Debian or Ubuntu. Each step leaves a stamp
+# file, so a second run repeats only the steps whose inputs changed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,20 +8,21 @@ EXTRAS := bench examples lint test wheels
 FUZZ_SECONDS ?= 30
 FUZZERS := smb_frames smb_replies verbs_frames
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
-# Hundreds of processes of a run would each compile the package, and all workers the tests.
+# Without the cached bytecode, hundreds of processes of a run would each compile the package, and
+# all workers the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Tests at a time: two more than there are processors, since tests wait for one another and for time
-# to pass; fewer where there is not 3 GB of memory for each.
+# Number of tests that run at the same time: processors plus 2, since tests often sleep or wait;
+# fewer if there is less than 3 GB of memory for each.
 JOBS ?= $(shell awk -v processors=$$(env -u OMP_NUM_THREADS nproc) '/^MemAvailable/ { \
   room = int($$2 / 3e6); n = processors + 2; print room < 1 ? 1 : room < n ? room : n }' /proc/meminfo)
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal
-# Without the settings of whoever starts it, as tests/python/surroundings.py has it.
+# Runs without the user's settings, as tests/python/surroundings.py does.
 CTEST = env -u HBMCOMM_BIND -u HBMCOMM_ISA -u HBMCOMM_NODE_ID -u HBMCOMM_SOCKET_DIR \
   -u HBMCOMM_VERBS_LIB -u MEMKIND_HBW_NODES ctest --output-on-failure --no-tests=error \
   --parallel $(JOBS) --timeout $(TEST_SECONDS) --test-dir
 TEST_SECONDS ?= 300
-# Of `make flakes`.
+# Defaults of `make flakes`.
 TIER ?= quick
 N ?= 20
 BUSY ?= 0
@@ -38,15 +39,15 @@ TIDY_PACKAGES := clang clang-tidy libomp-dev
 VM_PACKAGES := busybox-static ibverbs-providers ibverbs-utils kmod perftest qemu-system-x86 \
   rdma-core rdmacm-utils xz-utils zstd
 
-# Directories too: their time changes when a file is added or removed.
+# Includes directories: their time changes when a file is added or removed.
 NATIVE := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
   -o -name '*.map' -o -name CMakeLists.txt)
 CLANG_FORMAT := find benchmarks/native csrc tests/fuzz tests/native tests/vm \
   -name '*.cpp' -o -name '*.h' -o -name '*.inc' | xargs clang-format
 
-# Where setup.py compiles, and the native tests beside it.
+# The directory where setup.py compiles. The native tests are compiled there too.
 BUILD = build/$(shell $(VENV)/bin/python -c 'import sys; print(sys.implementation.cache_tag)')
-# Stamps.
+# Stamp files.
 PACKAGES := $(VENV)/.packages
 SITE_PACKAGES := $(VENV)/.site-packages
 INSTALLED := build/.installed
@@ -57,7 +58,7 @@ LIBRARY_PACKAGES := $(LIBRARIES)/.packages
 # ThreadSanitizer of GCC 12 cannot start under the address randomisation of recent kernels.
 TSAN_LAUNCHER := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-# Otherwise the directory csrc/box/server would be made of csrc/box/server.cpp.
+# A built-in rule would try to make the directory csrc/box/server from csrc/box/server.cpp.
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -71,7 +72,7 @@ deps:  ## install missing system packages (root or passwordless sudo), or name t
 	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES) $(LONG_PACKAGES) $(TIDY_PACKAGES) $(VM_PACKAGES)
 
 .PHONY: deps-full
-deps-full:  ## those of `make test-all`, with the kernel of the virtual machines
+deps-full:  ## install the packages of `make test-all`, with the virtual machines' kernel
 	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES) $(VM_PACKAGES)
 	@$(MAKE) --no-print-directory $(KERNEL)
 
@@ -91,10 +92,10 @@ test: native build bench  ## run the quick tests, native and Python
 	$(PYTEST)
 
 .PHONY: test-all
-test-all: test test-full  ## run every test but those that take hours
+test-all: test test-full  ## run every test except those that take hours
 
 .PHONY: test-full
-test-full: native-aarch64 fuzz native-kills test-full-python  ## what test-all has besides test
+test-full: native-aarch64 fuzz native-kills test-full-python  ## run the tests of test-all that test leaves out
 
 .PHONY: test-full-python
 test-full-python: build bench vm-programs
@@ -106,7 +107,7 @@ test-long: export TEST_SECONDS := 7200
 test-long: export HBM_STRESS_SECONDS ?= 600
 test-long: export HBM_STRESS_KILLS ?= 1000
 test-long: LONG_FUZZ_SECONDS ?= 3600
-test-long: sanitize native build  ## what takes hours: sanitizers, soaks
+test-long: sanitize native build  ## run the tests that take hours: sanitizers, soaks
 	@scripts/system_packages.sh $(LONG_PACKAGES)
 	$(MAKE) fuzz FUZZ_SECONDS=$(LONG_FUZZ_SECONDS)
 	$(MAKE) sanitize-accelerator
@@ -130,7 +131,7 @@ torch-suite: build  ## run PyTorch's own distributed suite over hbm, by name and
 	$(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-gloo
 	$(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-gloo --suite rpc
 
-# The native tests and programs of benchmarks, beside what setup.py builds.
+# Adds the native tests and the benchmarks' programs to the build of setup.py.
 .PHONY: configured
 configured: $(INSTALLED)
 	@scripts/system_packages.sh $(TEST_PACKAGES)
@@ -158,7 +159,7 @@ native-kills: configured  ## kill a memory box a hundred times, with native clie
 	HBM_STRESS_KILLS=100 $(CTEST) $(BUILD) -R 'smb_(crash|kill)_test'
 
 .PHONY: native-aarch64
-native-aarch64: build/aarch64  ## the portable ones of them as AArch64, emulated
+native-aarch64: build/aarch64  ## build the portable native tests for AArch64, and run them emulated
 
 .PHONY: fuzz-programs
 fuzz-programs: $(PACKAGES)
@@ -168,7 +169,7 @@ fuzz-programs: $(PACKAGES)
 	$(COMPILE) build/fuzz
 
 .PHONY: fuzz
-fuzz: fuzz-programs  ## send the memory box, and a client, whatever comes to mind, for FUZZ_SECONDS each
+fuzz: fuzz-programs  ## send random input to the memory box and to a client, for FUZZ_SECONDS each
 	for target in $(FUZZERS); do \
 	  python tests/fuzz/$${target}_corpus.py build/fuzz/corpus/$$target || exit; \
 	done
@@ -176,10 +177,10 @@ fuzz: fuzz-programs  ## send the memory box, and a client, whatever comes to min
 	  -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ build/fuzz/corpus/TARGET \
 	  > build/fuzz/TARGET.log 2>&1; code=$$?; tail -n 200 build/fuzz/TARGET.log; exit $$code'
 
-# Clang reads no precompiled headers of GCC's, and clang-tidy no files that are compiled as one.
-# Clang 14 cannot read kernels/kernels*.cpp (GCC's vectors).
+# Clang cannot read GCC's precompiled headers, and clang-tidy cannot read unity builds. Clang 14
+# cannot read kernels/kernels*.cpp, which use GCC's vectors.
 .PHONY: tidy
-tidy: $(PACKAGES)  ## look for faults in csrc/ with clang-tidy, by the checks of .clang-tidy
+tidy: $(PACKAGES)  ## check csrc/ with clang-tidy
 	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TIDY_PACKAGES)
 	cmake -S csrc -B build/tidy -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCCACHE=OFF \
 	  -DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
@@ -190,11 +191,11 @@ tidy: $(PACKAGES)  ## look for faults in csrc/ with clang-tidy, by the checks of
 	run-clang-tidy -quiet -p build/tidy '/csrc/(?!kernels/kernels)'
 
 .PHONY: soak
-soak: build  ## look for what groups leave behind, for 40 minutes, as with SOAK="--seed 7"
+soak: build  ## search for resources that groups leak, for 40 minutes, as with SOAK="--seed 7"
 	$(VENV)/bin/python tests/python/soak.py $(SOAK)
 
 .PHONY: vm
-vm: build vm-programs  ## check where memory lies, in virtual machines that have HBM
+vm: build vm-programs  ## check the placement of memory, in virtual machines that have HBM
 	$(PYTEST) -m vm tests/vm
 
 .PHONY: vm-programs
@@ -204,23 +205,23 @@ vm-programs: configured $(KERNEL)
 
 .PHONY: sanitize
 sanitize: export TEST_SECONDS := 1800
-sanitize: build/address build/thread  ## native tests under ASan, UBSan and TSan
+sanitize: build/address build/thread  ## run the native tests under ASan, UBSan and TSan
 
 .PHONY: sanitize-accelerator
-sanitize-accelerator: build  ## quick tests on the accelerator, our C++ under ASan
+sanitize-accelerator: build  ## run the quick tests on the accelerator, our C++ under ASan
 	@scripts/system_packages.sh $(TEST_PACKAGES)
 	scripts/sanitize_accelerator.sh -n $(JOBS) --dist worksteal
 
 .PHONY: bench
-bench: configured  ## compile the native programs of the benchmarks, which benchmarks/README.md lists
+bench: configured  ## compile the native programs of the benchmarks (benchmarks/README.md)
 	$(COMPILE) $(BUILD) --target bench_programs
 
 .PHONY: report
-report: bench  ## repeat the papers' experiments in small, in build/report/quick, some minutes
+report: bench  ## repeat small versions of the papers' experiments, in build/report/quick (minutes)
 	$(VENV)/bin/python -m papers.report
 
 .PHONY: report-full
-report-full: bench vm-programs  ## the same at the papers' sizes, in build/report/full, hours
+report-full: bench vm-programs  ## repeat the papers' experiments at their sizes, in build/report/full (hours)
 	$(VENV)/bin/python -m papers.report --full
 
 .PHONY: wheel
@@ -246,7 +247,7 @@ format: $(PACKAGES)  ## rewrite Python and C++ in the project's style
 	$(CLANG_FORMAT) -i
 
 .PHONY: clean
-clean:  ## remove everything that was built, but not .venv
+clean:  ## remove all build outputs except .venv
 	rm -rf build dist *.egg-info torch_hbmcomm/*.so torch_hbmcomm/torch_2_*
 
 $(VENV)/bin/python:
@@ -266,7 +267,8 @@ $(SITE_PACKAGES): pyproject.toml scripts/requirements.py | $(VENV)/bin/python
 	$(PIP) install -r build/site-requirements.txt
 	@touch $@
 
-# An environment on top of .venv. DeepSpeed compiles an operator at its first use.
+# Makes an environment that extends .venv. DeepSpeed compiles an operator at its first use; doing it
+# here keeps it out of the tests.
 $(LIBRARY_PACKAGES): tests/libraries/requirements.txt tests/libraries/layer.py $(PACKAGES)
 	$(VENV)/bin/python -m venv --clear $(LIBRARIES)
 	$(VENV)/bin/python tests/libraries/layer.py $(LIBRARIES)
@@ -281,13 +283,13 @@ $(INSTALLED): $(PACKAGES) setup.py torch_hbmcomm/version.py scripts/native_build
 	$(PIP) install --no-build-isolation --no-deps --editable .
 	@mkdir -p $(@D) && touch $@
 
-# Builds of the native tests alone, by another compiler or with other flags.
+# Build the native tests alone, with another compiler or other flags, and run them.
 .PHONY: build/aarch64 build/address build/thread
 build/aarch64: CMAKE_FLAGS := -DHBM_PORTABLE_ONLY=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
   -DCMAKE_TOOLCHAIN_FILE="$(CURDIR)/tests/native/aarch64.cmake"
 build/address: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
   -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all"
-build/thread: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="-fsanitize=thread -Wno-tsan"  # knows no fences
+build/thread: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="-fsanitize=thread -Wno-tsan"  # TSan ignores fences
 build/thread: LAUNCHER := $(TSAN_LAUNCHER)
 build/aarch64 build/address build/thread: $(PACKAGES)
 	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(if $(findstring aarch64,$@),$(AARCH64_PACKAGES))
