@@ -1,5 +1,7 @@
-"""Runs a program whose standard input and output are a connection to the one that commands it:
-"connected.py FOLDER PROGRAM", under Open MPI's mpiexec, takes the socket of its rank in the folder.
+"""Runs a program with a socket as its standard input and output: "connected.py FOLDER PROGRAM".
+
+Open MPI's mpiexec starts it. It connects to the socket FOLDER/RANK, where the commanding process
+listens.
 """
 
 import os

@@ -1,19 +1,20 @@
-"""How long the other ranks take to notice that one was killed, over hbm, Gloo and MPI in turn.
+"""Measures the time until live ranks detect the death of a rank, over hbm, Gloo and MPI.
 
     python -m benchmarks.failures --json failures.json
 
-A sample is one job: a rank is killed (SIGKILL), and the time until the slowest of the others has
-its error is taken. When it is killed:
+The contenders alternate. A sample is one job. A rank is killed (SIGKILL), and the sample is the
+time until the slowest live rank has its error. The situations are:
 
-    allreduce  in the middle of small ones, which all ranks repeat
-    init       in init_process_group, when it and all others but rank 1 have introduced themselves
-    new_group  when all others wait for it there
+    allreduce  all ranks repeat a small allreduce
+    init       init_process_group: all ranks except rank 1, which never comes, have introduced
+               themselves
+    new_group  the live ranks wait for the victim in new_group
 
 A layout names each rank's node, by HBMCOMM_NODE_ID: "aabb" is two nodes of two ranks, on this
-machine. To Gloo all layouts are the same. Where nobody notices anything, the time is the timeout.
+machine. Gloo ignores the layout. If no rank detects the death, the time is the timeout.
 
-MPI is MPICH in programs without Python, built by `make bench`, which meet without a launcher: one
-would end them all. It takes part in allreduce alone.
+MPI is MPICH in native programs, built by `make bench`. They meet without a launcher, because a
+launcher would end all ranks. MPI takes part in allreduce alone.
 """
 
 import multiprocessing
@@ -51,22 +52,25 @@ from torch_hbmcomm.bench.result import (
 )
 
 _START_SECONDS = 60.0
-_BEFORE_SECONDS = 0.3  # that the ranks have before one is killed
+_BEFORE_SECONDS = 0.3  # from the start of the situation to the kill
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 MPI = "mpich"
 CONTENDERS = {"hbm": "hbm", "gloo": "PyTorch's own backend", MPI: "MPI itself, without a launcher"}
 SITUATIONS = ("allreduce", "init", "new_group")
-_LATE = 1  # the rank that never comes, in init
+_LATE = 1  # the rank that never comes in init
 _INTRODUCTION = {"hbm": "rendezvous1/rendezvous/", "gloo": "cpu//0/"}  # key in the store: + rank
 
 
 @dataclass(frozen=True)
 class FailurePlan:
-    """A choice of what to measure. Raises ValueError for what does not exist or is below its least.
+    """A choice of measurements.
 
-    timeout: of the operations, in seconds.
+    Raises ValueError for an unknown situation, a layout of too few ranks, or a number below its
+    minimum.
+
+    timeout: for operations, in seconds.
     """
 
     layouts: Sequence[str]
@@ -78,15 +82,15 @@ class FailurePlan:
         check_names("situation", self.situations, SITUATIONS)
         check_counts(self, {"timeout": 1, "rounds": 1})
         if short := [layout for layout in self.layouts if len(layout) < 2]:
-            raise ValueError(f"a layout of two ranks or more is needed, not {short[0]!r}")
+            raise ValueError(f"layout {short[0]!r} has fewer than two ranks")
         if "init" in self.situations and min(map(len, self.layouts), default=3) < 3:
-            raise ValueError("init needs layouts of three ranks or more: one never comes")
+            raise ValueError("init needs layouts of three ranks or more: one rank never comes")
 
 
 def _rank(
     pipe: Connection, rank: int, backend: str, layout: str, situation: str, timeout: float, url: str
 ) -> None:
-    """Send "ready", then the moment of the error and its text."""
+    """Send "ready", then the time of the error and its text."""
     os.environ["HBMCOMM_NODE_ID"] = layout[rank]
     torch.set_num_threads(1)
     size = len(layout)
@@ -119,17 +123,18 @@ def _rank(
 
 
 def _await_introduction(store: Path, rank: int, backend: str) -> None:
-    """Wait until the rank has told the others, in the store, that it is there."""
+    """Wait until the rank has introduced itself in the store."""
     key = f"{_INTRODUCTION[backend]}{rank}".encode()
     end = time.monotonic() + _START_SECONDS
     while not (store.exists() and key in store.read_bytes()):
         if time.monotonic() > end:
-            raise RuntimeError(f"rank {rank} did not come for {_START_SECONDS:.0f} s")
+            raise RuntimeError(f"rank {rank} did not come within {_START_SECONDS:.0f} s")
         time.sleep(0.01)
 
 
 def _seconds(backend: str, layout: str, situation: str, timeout: float) -> tuple[float, bool]:
-    """Return the seconds until the slowest has its error, and whether all errors name the rank."""
+    """Return the seconds until the slowest live rank has its error, and True if all errors name
+    the victim."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["torch", "torch.distributed"])
     victim = len(layout) - 1
@@ -166,7 +171,7 @@ def _seconds(backend: str, layout: str, situation: str, timeout: float) -> tuple
 
 
 def _seconds_of_mpi(layout: str, timeout: float) -> tuple[float, bool]:
-    """The same of programs that call MPI_Allreduce."""
+    """Do as _seconds(), for programs that call MPI_Allreduce."""
     size = len(layout)
     victim = size - 1
     libraries = Path(sysconfig.get_path("data")) / "lib"
@@ -201,15 +206,15 @@ def _seconds_of_mpi(layout: str, timeout: float) -> tuple[float, bool]:
 
 def _hear(pipe: Connection, rank: int, limit: float) -> tuple[float, str]:
     if not pipe.poll(limit):
-        raise RuntimeError(f"rank {rank} said nothing for {limit:.0f} s")
+        raise RuntimeError(f"rank {rank} sent nothing for {limit:.0f} s")
     try:
         return pipe.recv()  # type: ignore[no-any-return]
     except EOFError:
-        raise RuntimeError(f"rank {rank} ended without a word") from None
+        raise RuntimeError(f"rank {rank} ended without a result") from None
 
 
 def run(plan: FailurePlan) -> Result:
-    """Measure. Raises RuntimeError when a rank ends otherwise than by an error."""
+    """Measure. Raises RuntimeError if a live rank ends or hangs instead of having an error."""
     found = []
     cause = why_unavailable()
     for situation, layout in product(plan.situations, plan.layouts):
@@ -239,7 +244,7 @@ def run(plan: FailurePlan) -> Result:
 
 
 def render(result: Result) -> RenderableType:
-    """Return a table of the times, and of how often every error named the rank."""
+    """Return a table of the times, and of the jobs in which every error named the victim."""
 
     def entry(row: report.Row, one: Measurement) -> Text:
         text = report.compared_with(one, row["hbm"], reference=True)
@@ -256,12 +261,12 @@ def render(result: Result) -> RenderableType:
 @app.command()
 def main(
     layouts: Annotated[str, typer.Option(help="Each rank's node, as in aaaa,aabb.")] = "aaaa,aabb",
-    situations: Annotated[str, typer.Option(help="When it is killed.")] = ",".join(SITUATIONS),
-    timeout: Annotated[float, typer.Option(help="Of operations, in seconds.")] = 10,
+    situations: Annotated[str, typer.Option(help="At which it is killed.")] = ",".join(SITUATIONS),
+    timeout: Annotated[float, typer.Option(help="For operations, in seconds.")] = 10,
     rounds: Annotated[int, typer.Option(help="Jobs of each contender.")] = 7,
     json: Json = None,
 ) -> None:
-    """Measure how soon a death is noticed, over hbm, Gloo and MPI.
+    """Measure the time until a death is detected, over hbm, Gloo and MPI.
 
     The exit status never depends on a time.
     """

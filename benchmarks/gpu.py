@@ -1,12 +1,13 @@
-"""all_reduce and training steps of ranks that share one accelerator, over hbm and Gloo in turn,
-beside copies alone.
+"""Measures all_reduce and training steps of ranks that share one accelerator, over hbm and Gloo.
 
     python -m benchmarks.gpu --json gpu.json
 
-A call ends when the device has the result. `copies` moves as many bytes to the host and back in
-pinned memory, both ways at once, with no ranks involved: what staging through the host cannot beat.
-`issue` is the time in which an asynchronous call returns. `chunks` compares sizes of the chunks
-that large operations go in (HBMCOMM_DEVICE_CHUNK_BYTES).
+A call ends when the device has the result. Contenders alternate. Further rows:
+
+- `copies`: as many bytes copied to the host and back, in both directions together, in pinned memory
+  and without communication. Staging through the host cannot be faster.
+- `issue`: the time until an asynchronous call returns.
+- `chunks`: several sizes of the chunks of large operations (HBMCOMM_DEVICE_CHUNK_BYTES).
 """
 
 import os
@@ -26,11 +27,11 @@ from torch_hbmcomm.bench.result import Measurement, Result, describe_machine, me
 from torch_hbmcomm.bench.rounds import Samples, interleave, timed
 
 SIZES = [8, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30]  # bytes
-_MOST_SAMPLES = 5  # of a turn
+_MOST_SAMPLES = 5  # in a turn
 _WIDTH, _LAYERS = 4096, 6  # about 100 M parameters
 _BATCH = 64
 _CHUNKS = [1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20]  # bytes
-_CHUNKED = 256 << 20  # bytes of the tensor that they are compared on
+_CHUNKED = 256 << 20  # bytes of the tensor for the comparison of chunks
 _CHUNK_BYTES = "HBMCOMM_DEVICE_CHUNK_BYTES"
 CONTENDERS = {
     "hbm": "through shared memory",
@@ -46,9 +47,9 @@ Call = Callable[[], object]
 
 
 def groups(device: torch.device) -> dict[str, dist.ProcessGroup]:
-    """Make a group of all ranks over each backend that takes the device's tensors."""
+    """Make a group of all ranks over each backend that accepts the device's tensors."""
     made = {"hbm": dist.new_group(backend=f"{device.type}:hbm")}
-    if device.type == "cuda":  # the only one that Gloo takes
+    if device.type == "cuda":  # Gloo accepts no other device
         made["gloo"] = dist.new_group(backend="cuda:gloo")
     return made
 
@@ -56,7 +57,7 @@ def groups(device: torch.device) -> dict[str, dist.ProcessGroup]:
 def all_reduces(
     device: torch.device, by_name: dict[str, dist.ProcessGroup], size: int
 ) -> dict[str, Call]:
-    """Return an all_reduce of `size` bytes of float32 over each group, and the copies alone."""
+    """Return an all_reduce of `size` bytes of float32 over each group, and the copies."""
     tensor = torch.zeros(size // 4, device=device)
     calls = {name: _all_reduce(tensor, group) for name, group in by_name.items()}
     return calls | {"copies": copies(tensor)}
@@ -71,7 +72,7 @@ def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> Call:
 
 
 def chunk_sizes(device: torch.device, sizes: list[int], bytes_in_all: int) -> dict[str, Call]:
-    """Return an all_reduce of so many bytes over a group for each size of chunk, and in one go."""
+    """Return an all_reduce of `bytes_in_all` bytes for each size of chunk, and one in one go."""
     tensor = torch.zeros(bytes_in_all // 4, device=device)
     calls = {}
     before = os.environ.get(_CHUNK_BYTES)
@@ -106,7 +107,7 @@ def copies(tensor: torch.Tensor) -> Call:
 def issues(
     device: torch.device, by_name: dict[str, dist.ProcessGroup], size: int
 ) -> dict[str, list[float]]:
-    """Return, for each group, the microseconds in which asynchronous calls returned."""
+    """Return, for each group, the microseconds until asynchronous calls returned."""
     tensor = torch.zeros(size // 4, device=device)
     found: dict[str, list[float]] = {}
     for name, group in by_name.items():
@@ -149,7 +150,7 @@ def training_steps(
 
 
 def measure_rank(rounds: int, sizes: list[int]) -> dict[str, dict[str, Samples]]:
-    """Measure on one rank; returns each row's samples."""
+    """Measure on one rank. Return each row's samples."""
     join()
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None
@@ -181,7 +182,7 @@ def _least(number: int) -> int:
 
 
 def slowest(ranks: list[dict[str, dict[str, Samples]]]) -> list[Measurement]:
-    """Make the measurements of all rows, each sample that of the slowest rank."""
+    """Make the measurements of all rows. Each sample is the slowest rank's."""
     found = []
     for row, contenders in ranks[0].items():
         samples = {}

@@ -1,9 +1,11 @@
 #!/bin/sh
-# Builds, tests and measures hbm on a machine with a GPU and without the network, in 10 minutes:
+# Builds, tests and measures hbm on a machine with a GPU and without a network, in 10 minutes:
+#
 #   benchmarks/gpu.sh RESULT.json [FOLDER]
-# Takes the PyTorch of PYTHON (python3), a compiler, and what else is installed. FOLDER has what the
-# machine lacks, as files: Debian packages (.deb) of libraries and their headers, and wheels (.whl);
-# both are unpacked under build/gpu, and nothing is installed.
+#
+# It uses the PyTorch of PYTHON (python3), a compiler, and the installed libraries. FOLDER has the
+# packages that the machine lacks: Debian packages (.deb) of libraries and headers, and wheels
+# (.whl). The script unpacks them in build/gpu, and installs nothing.
 set -eu
 
 result=$(realpath "${1:?name the file for the result, as in gpu.json}")

@@ -1,4 +1,4 @@
-"""The names of the shared memory of MPICH's ranks, which a rank that is killed leaves behind."""
+"""Removes the names of the shared memory of MPICH's ranks. A killed rank would leave its name."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _NAMED = "/dev/shm/mpich_shm_"
 
 
 def unlink_segments(world: MPI.Comm) -> None:
-    """Unlink what this process has mapped. All ranks call it, once all have it mapped by then."""
+    """Unlink the segments that this process has mapped. All ranks call it after mapping them."""
     world.Barrier()
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line[line.find("/") :]

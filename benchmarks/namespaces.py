@@ -1,4 +1,4 @@
-"""Network namespaces with a cable or a switch between them, each like a machine of its own.
+"""Network namespaces that emulate machines, joined by a link or a switch.
 
 REQUIRES: root, and iproute2.
 """
@@ -12,28 +12,28 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 PAYLOAD = 1448 / 1514
-"""The share of a full Ethernet frame that TCP with timestamps leaves to its payload."""
+"""The share of a full Ethernet frame that is TCP payload (TCP with timestamps)."""
 
 _UP_SECONDS = 5
 _BURST = "128kb"  # of tbf(8)
 QUEUE = "20ms"
-"""How long a packet may wait for a link, unless a longer queue is asked for."""
+"""Default of the longest wait of a packet for a link."""
 
 
 class NoNamespaces(RuntimeError):
-    """Namespaces cannot be made here; the message says why."""
+    """This machine cannot make namespaces; the text has the cause."""
 
 
 def address(node: int) -> str:
-    """Return the IPv4 address of a node's end of the cable."""
+    """Return the IPv4 address of a node's end of the link."""
     return f"10.77.0.{node + 1}"
 
 
 class Node:
-    """A network namespace at one end of the cable.
+    """A network namespace at one end of a link.
 
     link: the name of its network interface.
-    launcher: the words that stand before a command to run it there.
+    launcher: words to put before a command, so that it runs in the namespace.
     """
 
     def __init__(self, number: int):
@@ -43,28 +43,31 @@ class Node:
         self.launcher = ("ip", "netns", "exec", self.name)
 
     def received(self) -> int:
-        """Return the bytes that have come over the cable."""
+        """Return the bytes received over the link."""
         shown = _ip("-n", self.name, "-s", "-j", "link", "show", "dev", self.link)
         return int(json.loads(shown)[0]["stats64"]["rx"]["bytes"])
 
     def cut(self) -> None:
-        """Take this end of the cable down: nothing crosses it any more."""
+        """Take this end of the link down, so that no packet crosses it."""
         _ip("-n", self.name, "link", "set", self.link, "down")
 
     def mend(self) -> None:
-        """Take this end of the cable up again."""
+        """Take this end of the link up again."""
         _ip("-n", self.name, "link", "set", self.link, "up")
 
     def slow(self, rate: str, queue: str = QUEUE) -> None:
-        """Limit what this node sends, to a rate, with a queue in time, as tc(8) writes them."""
+        """Limit the rate at which this node sends.
+
+        rate, queue: in tc(8)'s notation; `queue` is the longest wait of a packet.
+        """
         _slow(self.name, self.link, rate, queue)
 
 
 @contextmanager
 def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
-    """Make two nodes with a cable between them, and remove them at the end.
+    """Make two nodes joined by a link, and remove them at the end.
 
-    rate: of the cable in each direction, as tc(8) writes it; None: as fast as the machine.
+    rate: the link's rate in each direction, in tc(8)'s notation; None: unlimited.
 
     Raises NoNamespaces.
     """
@@ -74,7 +77,7 @@ def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
     with ExitStack() as stack:
         for node in nodes:
             _ip("netns", "add", node.name)
-            stack.callback(_ip, "netns", "delete", node.name)  # takes its end of the cable along
+            stack.callback(_ip, "netns", "delete", node.name)  # also deletes its end of the link
             _ip("-n", node.name, "link", "set", "lo", "up")
         ends = [[node.link, "netns", node.name] for node in nodes]
         _ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
@@ -90,10 +93,12 @@ def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
 
 @contextmanager
 def switched_nodes(count: int, rate: str, queue: str = QUEUE) -> Iterator[list[Node]]:
-    """Make nodes on a switch, a bridge in a namespace of its own, and remove all at the end.
+    """Make nodes joined by a switch, and remove them at the end.
 
-    rate: of each node's link in each direction, as tc(8) writes it.
-    queue: how long a packet may wait there before it is dropped, in the same way.
+    The switch is a bridge in its own namespace.
+
+    rate: each link's rate in each direction, in tc(8)'s notation.
+    queue: longest wait of a packet for a link before it is dropped, in tc(8)'s notation.
 
     Raises NoNamespaces.
     """
@@ -129,14 +134,16 @@ def _slow(namespace: str, link: str, rate: str, queue: str) -> None:
 
 
 def _await_up(node: Node) -> None:
-    """Wait until the kernel tells programs that a new cable is plugged in."""
+    """Wait until the node's link is up. Raises NoNamespaces after _UP_SECONDS."""
     deadline = time.monotonic() + _UP_SECONDS
     while (
         json.loads(_ip("-n", node.name, "-j", "link", "show", "dev", node.link))[0]["operstate"]
         != "UP"
     ):
         if time.monotonic() > deadline:
-            raise NoNamespaces(f"{node.link} of {node.name} is not up after {_UP_SECONDS} s")
+            raise NoNamespaces(
+                f"link {node.link} of {node.name} is still down after {_UP_SECONDS} s"
+            )
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Panels of plots, and how they are drawn with matplotlib."""
+"""Panels of plots, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 class Panel:
     """One pair of axes.
 
-    lines: by name, the points x and y, and how it is drawn ("-", "--"). An x that is text is a
+    lines: by name, the points' x and y, and the line style ("-", "--"). An x that is text is a
     category.
-    bars: by name, the lengths; labels: the categories of the bars. Stacked bars lie across.
-    logarithmic: both axes; logarithmic_y: the upright one alone.
-    shaded: the height up to which the background is grey.
-    lowest: the lower end of the axis, of lines.
+    bars: by name, the lengths.
+    labels: the categories of the bars.
+    stacked: stacks the bars, and draws them horizontally.
+    logarithmic: for both axes.
+    logarithmic_y: for the y axis alone.
+    shaded: upper end of the grey background on the y axis.
+    lowest: lower end of the y axis, if the panel has lines.
     """
 
     title: str
@@ -40,8 +43,8 @@ def save(panels: Sequence[Panel], columns: int, title: str, path: Path) -> None:
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(4.4 * columns, 3.4 * lines + 0.6), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False).flatten()
-    for panel, place in zip(panels, axes, strict=False):
-        _draw(place, panel)
+    for panel, own in zip(panels, axes, strict=False):
+        _draw(own, panel)
     for empty in axes[len(panels) :]:
         empty.remove()
     figure.suptitle(title, fontsize="medium", wrap=True)
@@ -59,8 +62,8 @@ def _draw(axes: Any, panel: Panel) -> None:
             left = [at + length for at, length in zip(left, lengths, strict=True)]
         else:
             shift = (index - (len(panel.bars) - 1) / 2) * width
-            places = [place + shift for place in range(len(panel.labels))]
-            axes.bar(places, lengths, width, label=name)
+            positions = [number + shift for number in range(len(panel.labels))]
+            axes.bar(positions, lengths, width, label=name)
     if panel.stacked:
         axes.invert_yaxis()
         axes.tick_params(axis="y", labelsize="x-small")

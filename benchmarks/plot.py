@@ -1,4 +1,4 @@
-"""Plots of what `--json` wrote: python -m benchmarks.plot RESULT.json PLOT.png
+"""Plots the results that `--json` writes: python -m benchmarks.plot RESULT.json PLOT.png
 
 `python -m papers.plot` draws the records of the papers' benchmarks.
 
@@ -19,7 +19,7 @@ from torch_hbmcomm.bench.report import machine_line
 from torch_hbmcomm.bench.result import Result
 
 Panels = Callable[[Result], tuple[list[Panel], int]]
-"""Returns the panels of a result, and the number of columns."""
+"""Returns a result's panels and the number of columns."""
 
 PANELS: Mapping[str, Panels] = {
     "collectives": of_collectives,
@@ -31,10 +31,10 @@ PANELS: Mapping[str, Panels] = {
 def plot(result: Result, path: Path, panels_of: Mapping[str, Panels] = PANELS) -> None:
     """Write the figure of a result. Raises ValueError if there is nothing to show."""
     if result.benchmark not in panels_of:
-        raise ValueError(f"there is no plot of {result.benchmark}")
+        raise ValueError(f"no plot is defined for results of the benchmark {result.benchmark}")
     panels, columns = panels_of[result.benchmark](result)
     if not panels:
-        raise ValueError("there is nothing to plot: nothing of what is shown was measured")
+        raise ValueError("nothing to plot: the result lacks all measurements that the plot shows")
     save(panels, columns, machine_line(result), path)
 
 

@@ -16,21 +16,23 @@ OVER_TCP = {
     "MPIR_CVAR_CH4_NETMOD": "ofi",
     "FI_PROVIDER": "tcp",
 }
-"""The environment of MPI's ranks that share no memory. Of MPICH's two ways over tcp this is the
-faster one here; with the other, UCX, ranks in two network namespaces lost messages."""
+"""The environment of MPI's ranks that share no memory. Of MPICH's two transports over tcp, OFI was
+faster here. With UCX, ranks in two network namespaces lost messages."""
 
 
 @contextmanager
 def mpi_ranks(
     role: str, count: int, environment: Mapping[str, str], launcher: Sequence[str] = ()
 ) -> Iterator[list[Peer]]:
-    """Start the ranks of an MPI job. launcher: the words that stand before the command of each
-    rank. Raises Unavailable."""
+    """Start the ranks of an MPI job. Raises Unavailable.
+
+    launcher: words to put before the command of each rank.
+    """
     mpiexec = Path(sys.executable).parent / "mpiexec"
     if importlib.util.find_spec("mpi4py") is None:
         raise Unavailable("mpi4py is not installed: pip install mpi4py")
     if not mpiexec.exists():
-        raise Unavailable(f"there is no {mpiexec}, which the package mpich brings")
+        raise Unavailable(f"{mpiexec} does not exist: pip install mpich")
     with peers(role, count, [str(mpiexec), "-n", str(count), *launcher], environment) as ranks:
         yield ranks
 
@@ -44,20 +46,22 @@ def rpc_ranks(
 ) -> Iterator[list[Peer]]:
     """Start ranks that join a job of PyTorch's RPC or of torch.distributed.
 
-    Each finds its number in RANK. Their `join` gets a store_file, which does not exist yet, the
-    count as `world`, and `options`. launcher: the words that stand before the command of a rank.
+    Each rank finds its number in RANK. Its `join` gets `store_file`, the path of a file that does
+    not exist yet; `world`, the number of ranks; and `options`.
+
+    launcher: returns the words to put before the command of a rank.
 
     Raises Unavailable.
     """
     if importlib.util.find_spec("torch") is None:
         raise Unavailable("PyTorch is not installed")
     with ExitStack() as stack:
-        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="hbmcomm-bench-"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hbmcomm-bench-"))
         with ThreadPoolExecutor(count) as threads:  # a process takes seconds to start
             starts = (peers(role, 1, launcher(rank), {"RANK": str(rank)}) for rank in range(count))
             ranks = [rank for (rank,) in threads.map(stack.enter_context, starts)]
         for rank in ranks:
-            rank.tell("join", store_file=f"{place}/store", world=count, **options)
+            rank.tell("join", store_file=f"{folder}/store", world=count, **options)
         for rank in ranks:
             rank.answer()
         yield ranks

@@ -1,6 +1,7 @@
-"""Native programs that repeat one thing and take its time: benchmarks/native, by `make bench`.
+"""Native programs that repeat an operation and time it: benchmarks/native, built by `make bench`.
 
-They read a line of words and answer with one: "ok" and numbers, or "error" and why.
+They read commands, a line of words each. They answer each with a line: "ok" and numbers, or "error"
+and the cause.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ def path(name: str) -> Path:
 def why_unavailable(name: str = "bounds") -> str | None:
     if path(name).exists():
         return None
-    return f"the native programs are not in {_FOLDER}: make bench"
+    return f"the native program {name} is not in {_FOLDER}: run make bench"
 
 
 class Conversation:
-    """This end of what is said with a native program, which ends when this end is closed."""
+    """The connection to a native program, which ends when the connection is closed."""
 
     def __init__(self, name: str, to: IO[str], of: IO[str]) -> None:
         self._name = name
@@ -40,12 +41,12 @@ class Conversation:
         self._of = of
 
     def ask(self, *words: object) -> list[float]:
-        """Send a request, and return the numbers of the answer. Raises PeerFailed."""
+        """Send a command, and return the numbers of the answer. Raises PeerFailed."""
         self.tell(*words)
         return self.answer()
 
     def tell(self, *words: object) -> None:
-        """Send a request whose answer is fetched later."""
+        """Send a command. answer() returns its answer."""
         try:
             self._to.write(" ".join(map(str, words)) + "\n")
             self._to.flush()
@@ -59,12 +60,15 @@ class Conversation:
         return [float(word) for word in line.split()[1:]]
 
     def says(self, seconds: float) -> bool:
-        """Whether it answers, or ends, within so long; answer() then tells."""
+        """Return True if the program answers or ends within `seconds`. answer() then tells them
+        apart."""
         return bool(select.select([self._of], [], [], max(seconds, 0.0))[0])
 
     def timed(self, *words: object) -> Timed:
-        """Return the program's loop for rounds. words: come before the number of samples and the
-        calls in each."""
+        """Return the program's loop for rounds.
+
+        words: sent before the number of samples and the calls in each.
+        """
         return lambda samples, calls: self.ask(*words, samples, calls)
 
     def close(self) -> None:

@@ -1,11 +1,12 @@
-"""One copy out of another process by process_vm_readv, against two through shared memory.
+"""Compares one copy by process_vm_readv with two copies through shared memory.
 
     python -m benchmarks.read_process
 
-A message of ordinary memory within a node takes two copies, into the sender's segment and out of
-it, which overlap where each rank has a processor. process_vm_readv would take one, by the receiver
-alone. Each size is measured in turns: the call, a copy by the receiver alone, and two copies one
-after the other, as on a single processor. The time of two that overlap lies between those two.
+Within a node, a message from ordinary memory takes two copies: into the sender's segment and out of
+it. The copies overlap if each rank has a processor. process_vm_readv needs one copy, by the
+receiver. Three calls alternate for each size: process_vm_readv, one copy by the receiver, and two
+copies one after the other, as on a single processor. The time of overlapping copies is between the
+last two.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Memory:
 
 
 def reader(process: int, source: int, target: int, size: int) -> Callable[[], None]:
-    """Return a call that copies `size` bytes from an address of `process` to one of this."""
+    """Return a call that copies `size` bytes from `process` to this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.process_vm_readv.restype = ctypes.c_ssize_t
     own, other = _IoVector(target, size), _IoVector(source, size)
@@ -57,9 +58,9 @@ def reader(process: int, source: int, target: int, size: int) -> Callable[[], No
     return read
 
 
-def copy_twice(source: int, slot: int, target: int, size: int) -> None:
-    ctypes.memmove(slot, source, size)
-    ctypes.memmove(target, slot, size)
+def copy_twice(source: int, shared: int, target: int, size: int) -> None:
+    ctypes.memmove(shared, source, size)
+    ctypes.memmove(target, shared, size)
 
 
 def microseconds(call: Callable[[], object]) -> float:
@@ -69,16 +70,16 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 @app.command()
-def main(rounds: Annotated[int, typer.Option(help="of which the median is shown")] = 101) -> None:
+def main(rounds: Annotated[int, typer.Option(help="samples of each median")] = 101) -> None:
     """Measure copies of some sizes."""
     largest = max(SIZES)
     source, target = (Memory(largest, mmap.MAP_PRIVATE) for _ in range(2))
-    slot = Memory(largest, mmap.MAP_SHARED)
+    shared = Memory(largest, mmap.MAP_SHARED)
     gate, held = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(held)
-        os.read(gate, 1)  # until the parent has ended or closed its end
+        os.read(gate, 1)  # returns when the parent has ended or closed its end
         os._exit(0)
     table = Table(title="medians, minima in brackets")
     for name in ("size", "process_vm_readv", "one copy", "two copies"):
@@ -86,8 +87,8 @@ def main(rounds: Annotated[int, typer.Option(help="of which the median is shown"
     for size in SIZES:
         ways: list[Callable[[], object]] = [
             reader(child, source.address, target.address, size),
-            partial(ctypes.memmove, target.address, slot.address, size),
-            partial(copy_twice, source.address, slot.address, target.address, size),
+            partial(ctypes.memmove, target.address, shared.address, size),
+            partial(copy_twice, source.address, shared.address, target.address, size),
         ]
         turns = [[microseconds(way) for way in ways] for _ in range(rounds)]
         columns = list(zip(*turns, strict=True))

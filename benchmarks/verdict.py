@@ -17,7 +17,7 @@ class Verdict:
     """The outcome of a comparison with a goal.
 
     text: as in "97.0% of memcpy (≥ 95%)".
-    reached: None where there is no goal.
+    reached: None if there is no goal.
     """
 
     text: str
@@ -25,7 +25,7 @@ class Verdict:
 
 
 def line(verdict: Verdict) -> Text:
-    """Format a verdict for the terminal: red where the goal is missed."""
+    """Format a verdict for the terminal, in red if the goal is missed."""
     if verdict.reached is None:
         return Text(verdict.text)
     return Text(verdict.text, style="green" if verdict.reached else "red")
@@ -35,9 +35,9 @@ def line(verdict: Verdict) -> Text:
 class JudgedSection(Section):
     """A section of a paper's benchmark.
 
-    render: makes its tables.
-    verdicts: compares its measurements with the goals.
-    plotted: whether its benchmark's plot.py shows something of it.
+    render: makes the tables.
+    verdicts: compares the measurements with the goals.
+    plotted: True if the benchmark's plot.py shows the section.
     """
 
     render: Callable[[Sequence[Measurement]], Iterator[RenderableType]] = lambda found: iter(())

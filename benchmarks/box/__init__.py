@@ -1,5 +1,5 @@
-"""The memory box against the bounds of this machine, and its rivals.
+"""The memory box compared with the bounds of this machine and with its rivals.
 
-Each contender is a process of its own, and does what it is told: the parent only gives turns.
-Nothing here imports torch but the peer of PyTorch's RPC.
+Each contender is a process that executes commands. The parent process only schedules them. Only the
+peer of PyTorch's RPC imports torch.
 """

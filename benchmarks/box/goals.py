@@ -1,4 +1,4 @@
-"""Goals of the box, beside bounds that take turns with it."""
+"""Goals of the box, relative to bounds that are measured alternately with it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from torch_hbmcomm.bench.result import Measurement
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal of `subject`; exactly one of the last four is given.
+    """A goal of `subject`. Exactly one of the last four fields is set.
 
-    bounds: the contenders that it is compared with; the fastest of those that took part counts.
-    operation: the goal is for operations whose name begins so.
-    share: of the bound's speed, at least.
-    times: the bound's time, at most.
-    microseconds: at most, with no bound.
-    fair: the share of an equal part that each client has at least.
+    bounds: contenders to compare with; the fastest that took part counts.
+    operation: prefix of the operations' names that the goal applies to.
+    share: least speed, as a share of the bound's speed.
+    times: longest time, as a multiple of the bound's time.
+    microseconds: longest time; without a bound.
+    fair: least part of each client, as a share of an equal part.
     """
 
     subject: str

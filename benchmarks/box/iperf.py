@@ -1,4 +1,4 @@
-"""The contender iperf3, where it is installed."""
+"""The contender iperf3, if it is installed."""
 
 import json
 import shutil
@@ -27,8 +27,10 @@ class Iperf:
         self._port = port
 
     def timed(self, operation: str, size: int, lanes: int) -> Timed:
-        """Return its loop, whose calls are all one sample: it tells a rate, and that of little data
-        would be the rate of its start."""
+        """Return its loop. All calls of a turn are one sample.
+
+        iperf3 reports a rate, and with little data its start-up would dominate the rate.
+        """
 
         def run(samples: int, calls: int) -> list[float]:
             moved = max(size * samples * calls, _LEAST_BYTES)
@@ -41,8 +43,10 @@ class Iperf:
 
 
 def _report(command: Sequence[str]) -> dict[str, Any]:
-    """Run a client and return its report. It is tried again for a while: between two tests a server
-    is busy, and does not listen."""
+    """Run a client and return its report.
+
+    Retries for _BUSY_SECONDS: between two tests the server does not listen.
+    """
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
         done = subprocess.run(command, capture_output=True, text=True)

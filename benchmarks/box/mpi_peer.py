@@ -1,7 +1,8 @@
-"""A worker (rank 0) and a server (rank 1) that keep a buffer of the worker's on the server, by MPI.
+"""A worker (rank 0) and a server (rank 1), which stores a buffer for the worker, over MPI.
 
-"send": the paper's way. The worker sends and receives; the server receives into the buffer, sends
-it, or receives and adds. "put": one-sided, into a window of the server's.
+- "send", as in the paper: the worker sends and receives; the server receives into the buffer, sends
+  it, or receives and adds.
+- "put": one-sided, into a window of the server.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ _WORKER, _SERVER = 0, 1
 
 
 class Rank:
-    """A rank. Both ranks are told the same."""
+    """A rank. Both ranks get the same commands."""
 
     def __init__(self) -> None:
         self._world = MPI.COMM_WORLD

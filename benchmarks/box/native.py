@@ -14,8 +14,11 @@ POLLED = "sockets, polled"
 
 
 class NativeClient:
-    """A client of the box like ClientPeer of `hbmcomm bench box`, but without Python between two
-    operations. It has a client for each transport, and one local buffer."""
+    """A native client of the box: no Python runs between two operations.
+
+    Its interface is like ClientPeer's of `hbmcomm bench box`. It has a client for each transport,
+    and one local buffer.
+    """
 
     def __init__(self, running: Program) -> None:
         self._program = running
@@ -27,16 +30,19 @@ class NativeClient:
         self._program.ask("disconnect")
 
     def check(self, transport: str) -> None:
-        """Read back what was written. Raises PeerFailed when other bytes come."""
+        """Write, and read back. Raises PeerFailed if the bytes differ."""
         self._program.ask("check", transport)
 
     def check_sum(self, transport: str, dtype: str) -> None:
-        """Check a sum, and leave ones in the source. Raises PeerFailed for a wrong sum."""
+        """Check a sum, and leave ones in the source. Raises PeerFailed if the sum is wrong."""
         self._program.ask("check_sum", transport, dtype)
 
     def timed(self, transport: str, action: str) -> Timed:
-        """Return the loop of an action: read, write, fetch_add, "accumulate TYPE", "add TYPE", and,
-        on shm, "memcpy read" and the like, or "copy_bytes read"."""
+        """Return the loop of an action.
+
+        Actions are read, write, fetch_add, "accumulate TYPE" and "add TYPE". On shm there are also
+        "memcpy read", "memcpy write", "copy_bytes read" and "copy_bytes write".
+        """
         return self._program.timed("run", transport, action.replace(" ", ":"))
 
 
@@ -47,7 +53,7 @@ def native_client(launcher: Sequence[str] = ()) -> Iterator[NativeClient]:
 
 
 class Sockets:
-    """Plain sockets between two processes. Each connect() replaces the connections before."""
+    """Plain sockets between two processes. Each connect() replaces the earlier connections."""
 
     def __init__(self, server: Program, client: Program, host: str) -> None:
         self._server = server
@@ -55,8 +61,10 @@ class Sockets:
         self._host = host
 
     def connect(self, lanes: int, size: int, threads: bool = True) -> None:
-        """Connect the ends. threads: one for each lane, at both ends; otherwise one polls them
-        all."""
+        """Connect the ends by `lanes` connections.
+
+        threads: gives each end a thread per connection; otherwise one thread polls all.
+        """
         options = (lanes, size, "threads" if threads else "poll")
         (port,) = self._server.ask("listen", self._host, *options)
         self._client.ask("connect", self._host, int(port), *options)
@@ -69,7 +77,7 @@ class Sockets:
 def sockets(
     host: str = "127.0.0.1", server: Sequence[str] = (), client: Sequence[str] = ()
 ) -> Iterator[Sockets]:
-    """Start both ends. server, client: the words that stand before their commands."""
+    """Start both ends. server, client: words to put before their commands."""
     with ExitStack() as stack:
         ends = [stack.enter_context(program("sockets", launcher=one)) for one in (server, client)]
         yield Sockets(ends[0], ends[1], host)

@@ -12,8 +12,10 @@ _SECTIONS = SECTIONS | {"rivals": RIVALS}
 
 
 def panels(result: Result) -> tuple[list[Panel], int]:
-    """Return the panels, of sections where several sizes or numbers of clients make a curve, and
-    the number of columns."""
+    """Return the panels and the number of columns.
+
+    A section has panels if it was measured at several sizes or numbers of clients.
+    """
     found: dict[tuple[str, str], list[Measurement]] = {}
     for one in result.measurements:
         if _SECTIONS[one.of["section"]].streams > 0:

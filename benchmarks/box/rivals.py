@@ -1,6 +1,6 @@
-"""The same work by others: MPI to a server rank, MPI one-sided, and PyTorch's RPC.
+"""The same work by rivals: MPI to a server rank, MPI one-sided, and PyTorch's RPC.
 
-"add" brings the worker's data to the server and adds it there: for a box, a write and an
+"add" sends the worker's data to the server and adds it there. A box does this by a write and an
 accumulate.
 """
 
@@ -21,7 +21,7 @@ _OURS = "hbm"
 _MOST_ROUNDS = 7
 
 Prepare = Callable[[int, str], dict[str, Timed]]
-"""Makes the loops of the contenders that take part with so many bytes in that operation."""
+"""Takes the bytes and the operation. Returns the loops of the contenders that take part."""
 
 
 def _measure(plan: BoxPlan, findings: Findings) -> None:
@@ -77,8 +77,10 @@ def _mpi(name: str, environment: Mapping[str, str]) -> Iterator[Prepare]:
 
 
 def _asked(ranks: list[Peer], contenders: Mapping[str, Mapping[str, str]]) -> Prepare:
-    """Make a Prepare of ranks. contenders: the arguments of run() of all ranks besides the
-    operation; the first rank's time counts."""
+    """Make a Prepare that commands `ranks`. The first rank's time counts.
+
+    contenders: for each contender, further arguments of the ranks' run().
+    """
     prepared = 0
 
     def all_do(action: str, **arguments: object) -> Any:
@@ -115,8 +117,8 @@ def _rpc() -> Iterator[Prepare]:
 
 RIVALS = Section(
     "rivals",
-    "a worker's data kept by a server: written, read, and added to what is there; MPI's ranks "
-    "share memory unless it says tcp",
+    "a worker's data stored by a server: written, read, and added to the stored data; MPI's ranks "
+    "share memory, except in rows with tcp",
     _measure,
     streams=1,
 )

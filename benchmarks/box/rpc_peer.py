@@ -1,5 +1,7 @@
-"""A worker (rank 0) and a server (rank 1) that keep a tensor of the worker's on the server, by
-PyTorch's RPC over TensorPipe."""
+"""A worker (rank 0) and a server (rank 1), which stores a tensor for the worker.
+
+They use PyTorch's RPC over TensorPipe.
+"""
 
 import os
 
@@ -35,7 +37,7 @@ class Rank:
         self._rank = rank
 
     def join(self, store_file: str, world: int) -> None:
-        """Join the job. store_file: names a file that does not exist yet, the same for both."""
+        """Join the job. store_file: path of a file that does not exist yet; equal on both ranks."""
         torch.set_num_threads(1)
         options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store_file}")
         rpc.init_rpc(

@@ -1,4 +1,4 @@
-"""The box beside what bounds it: copies, sockets, a triad, the rate of a link."""
+"""The box compared with its bounds: copies, sockets, a triad, the rate of a link."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from torch_hbmcomm.bench.rounds import Samples, Timed, interleave
 from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 
 _CLIENTS_LINK = "clients-link"
-_LINK_WINDOWS = 6  # what is under way at a window's end does not count, and is much of a short one
-_LINK_ROUNDS = 5  # the link hardly varies, and is slow
-_LINK_LARGEST = 32 * MIB  # against which the cable's burst of 128 KiB is little
+_LINK_WINDOWS = 6  # operations in flight at a window's end do not count, so windows are longer
+_LINK_ROUNDS = 5  # the link is slow, and its rate hardly varies
+_LINK_LARGEST = 32 * MIB  # large compared with the link's burst of 128 KiB
 
 
 def _shm(plan: BoxPlan, findings: Findings) -> None:
@@ -106,8 +106,7 @@ def _link(plan: BoxPlan, findings: Findings) -> None:
             crossed = _bytes_of_one(contenders["hbm tcp"], receiver)
             if crossed < size:
                 raise PeerFailed(
-                    f"only {crossed} bytes of {size} came over the link: the others took another "
-                    f"way"
+                    f"only {crossed} of {size} bytes crossed the link: the rest took another path"
                 )
             findings.notes.append(
                 f"link: a {operation} of {format_bytes(size)} brought {format_bytes(crossed)} over "
@@ -119,7 +118,7 @@ def _link(plan: BoxPlan, findings: Findings) -> None:
 
 
 def _nodes(plan: BoxPlan, stack: ExitStack) -> tuple[Node, Node]:
-    """Make the nodes at the ends of a link, for as long as the stack. Raises Unavailable."""
+    """Make the nodes at the ends of a link. `stack` removes them. Raises Unavailable."""
     try:
         return stack.enter_context(two_nodes(f"{plan.megabits}mbit"))
     except NoNamespaces as error:
@@ -132,8 +131,10 @@ def _link_time(plan: BoxPlan, size: int) -> float:
 
 
 def _bytes_of_one(timed: Timed, receiver: Node) -> int:
-    """Return the bytes that reach `receiver` in one call and in the one before that does not
-    count."""
+    """Return the bytes that reach `receiver` in one call.
+
+    timed() makes an uncounted call first, so this is half of the bytes received.
+    """
     before = receiver.received()
     timed(1, 1)
     return (receiver.received() - before) // 2
@@ -216,7 +217,7 @@ SECTIONS: dict[str, Section] = {
             Section(
                 "tcp",
                 "reads and writes on tcp over loopback; as many plain sockets between two "
-                "processes, with a thread for each or one that polls them; iperf3 -P",
+                "processes, with a thread for each or one thread that polls all; iperf3 -P",
                 _tcp,
                 1,
             ),
@@ -225,8 +226,8 @@ SECTIONS: dict[str, Section] = {
         _with(
             Section(
                 "link",
-                "reads and writes on tcp between two network namespaces, over a cable with a "
-                "rate; plain sockets; what is left of the rate beside headers",
+                "reads and writes on tcp between two network namespaces, over a link with a "
+                "limited rate; plain sockets; the rate without headers",
                 _link,
                 1,
             ),
@@ -247,7 +248,7 @@ SECTIONS: dict[str, Section] = {
             Section(
                 "latency",
                 "one small operation after the other; over one plain socket, a request of 40 "
-                "bytes and as many bytes back as the read has",
+                "bytes and a reply as large as the read",
                 _latency,
             ),
             [
@@ -259,8 +260,8 @@ SECTIONS: dict[str, Section] = {
         _with(
             Section(
                 _CLIENTS_LINK,
-                "the same over the cable of `link`; what headers leave of its rate, in both "
-                "directions at once where reads and writes take turns",
+                "the same over the link of `link`; its rate without headers, in both directions "
+                "together if reads and writes alternate",
                 _clients_link,
                 1,
             ),

@@ -1,4 +1,4 @@
-"""The bound of memory: no allreduce that reads and writes every buffer can be faster."""
+"""The bound of memory. No allreduce that reads and writes every buffer can be faster."""
 
 import torch.distributed as dist
 
@@ -10,15 +10,17 @@ from torch_hbmcomm.sizes import MIB
 
 
 class Bound(Contender):
-    """A contender of which each rank reads its share of as many buffers as there are ranks, and
-    writes the sum to all of them, in memory of its own, waiting for nobody. Whatever the type,
-    bytes are added as float32."""
+    """The memory traffic of an allreduce, without synchronisation.
+
+    Each rank has one buffer per rank, in its own memory. It reads its share of all of them, and
+    writes the sum to all. Bytes of any type are added as float32.
+    """
 
     name = "bound"
     about = "memory alone: every rank reduces its share, with no synchronisation"
     reference = True
 
-    _LEAST_BYTES = MIB  # below, it would measure caches and instructions
+    _LEAST_BYTES = MIB  # smaller buffers would measure caches and instructions
 
     def why_unavailable(self) -> str | None:
         return programs.why_unavailable()

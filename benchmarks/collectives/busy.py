@@ -1,19 +1,19 @@
-"""allreduce where processors are short: more ranks than cores, beside processes that compute.
+"""Measures allreduce with too few processors: many ranks, or other processes that compute.
 
     python -m benchmarks.collectives.busy --json busy.json
 
-hbm and Gloo take turns in one set of ranks. A sample is a block of operations, from the first call
-to the last result, on the slowest rank, divided by their number. Ways to issue them:
+hbm and Gloo alternate in one set of ranks. A sample is the time of a block of operations divided by
+their number, from the first call to the last result on the slowest rank. Ways to issue operations:
 
     single   one after the other, each waited for (async_op=False)
-    window   asynchronously, as many at a time as `--window` says
+    window   asynchronously, at most `--window` in flight
     bulk     all asynchronously, then wait() of each
-    futures  all asynchronously, with a future asked for at once, then a wait for each future; as
-             DDP's hooks and torch.distributed's own tests do it
+    futures  all asynchronously, each followed by get_future(), then a wait for each future; as
+    DDP's
+             hooks and torch.distributed's own tests do it
 
-The busy processes are loops of a shell, at the ranks' priority. Beside the time stands how often
-the threads of all ranks were taken off a processor in an operation, because they waited or because
-somebody else's turn came (getrusage).
+The busy processes are loops of a shell, with the ranks' priority. The table also has the context
+switches of all ranks per operation, voluntary and involuntary (getrusage).
 """
 
 import resource
@@ -46,7 +46,7 @@ from torch_hbmcomm.bench.result import (
 )
 from torch_hbmcomm.sizes import KIB, parse_bytes
 
-_LONGEST = 3600  # seconds: how long a busy process outlives a benchmark that was killed
+_LONGEST = 3600  # seconds until a busy process ends itself, if the benchmark was killed
 _FEWEST = 10  # operations in a block
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -62,12 +62,12 @@ def _single(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], window: i
 
 
 def _window(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], window: int) -> None:
-    under_way: deque[dist.Work] = deque()
+    in_flight: deque[dist.Work] = deque()
     for tensor in tensors:
-        if len(under_way) == window:
-            under_way.popleft().wait()
-        under_way.append(_issue(group, tensor))
-    for work in under_way:
+        if len(in_flight) == window:
+            in_flight.popleft().wait()
+        in_flight.append(_issue(group, tensor))
+    for work in in_flight:
         work.wait()
 
 
@@ -96,17 +96,17 @@ WAYS: dict[str, Block] = {
 
 @dataclass(frozen=True)
 class Cell:
-    busy: int  # processes beside the ranks
+    busy: int  # processes that compute
     way: str
     bytes: int
-    operations: int  # of a block
+    operations: int  # in a block
 
 
 @dataclass(frozen=True)
 class BusyPlan:
-    """A choice of what to measure. Raises ValueError for what does not exist or is below its least.
+    """A choice of measurements. Raises ValueError for an unknown way or too small a number.
 
-    operations: of a block of tensors of up to 4 KiB; larger ones have fewer.
+    operations: number in a block, for tensors of up to 4 KiB; blocks of larger tensors have fewer.
     """
 
     ranks: Sequence[int]
@@ -158,7 +158,7 @@ def _measure_cell(cell: Cell, plan: BusyPlan) -> dict[str, list[tuple[float, int
     tensors = [torch.empty(max(1, cell.bytes // 4)) for _ in range(cell.operations)]
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in BACKENDS}
     with busy_processes(cell.busy if dist.get_rank() == 0 else 0):
-        for name in BACKENDS:  # a first time does not count
+        for name in BACKENDS:  # warm-up
             _block(group_of_all(name), tensors[:_FEWEST], cell, plan.window)
         for _ in range(plan.rounds):
             for name in BACKENDS:
@@ -170,18 +170,18 @@ def _measure_cell(cell: Cell, plan: BusyPlan) -> dict[str, list[tuple[float, int
 def _block(
     group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], cell: Cell, window: int
 ) -> tuple[float, int]:
-    for place, tensor in enumerate(tensors):
-        tensor.fill_(place + dist.get_rank())
+    for index, tensor in enumerate(tensors):
+        tensor.fill_(index + dist.get_rank())
     dist.barrier()
     switches = _switches()
     start = time.perf_counter()
     WAYS[cell.way](group, tensors, window)
     seconds = time.perf_counter() - start
     ranks = dist.get_world_size()
-    for place, tensor in enumerate(tensors):
-        expected = place * ranks + ranks * (ranks - 1) // 2
+    for index, tensor in enumerate(tensors):
+        expected = index * ranks + ranks * (ranks - 1) // 2
         if not (tensor == expected).all():
-            raise RuntimeError(f"{cell}: operation {place} should have given {expected}")
+            raise RuntimeError(f"{cell}: operation {index} has a wrong result, not {expected}")
     return seconds, _switches() - switches
 
 
@@ -226,7 +226,7 @@ def _measurement(
 
 
 def render(result: Result) -> RenderableType:
-    """Return a table for each number of ranks: times of an operation, and their ratios to hbm's."""
+    """Return a table for each number of ranks: times of an operation, and ratios to hbm's."""
 
     def entry(row: report.Row, one: Measurement) -> Text:
         text = report.compared_with(one, row["hbm"], reference=False)
@@ -247,15 +247,15 @@ def render(result: Result) -> RenderableType:
 @app.command()
 def main(
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, separated by commas.")] = "4,8",
-    busy: Annotated[str, typer.Option(help="Numbers of busy processes beside them.")] = "0,4",
-    sizes: Annotated[str, typer.Option(help="As in 8,64KiB,1MiB.")] = "8,64KiB",
-    ways: Annotated[str, typer.Option(help="Of issuing.")] = ",".join(WAYS),
-    operations: Annotated[int, typer.Option(help="Of a block; fewer above 4 KiB.")] = 300,
-    window: Annotated[int, typer.Option(help="Operations under way.")] = 16,
+    busy: Annotated[str, typer.Option(help="Numbers of processes that compute.")] = "0,4",
+    sizes: Annotated[str, typer.Option(help="Sizes, as in 8,64KiB,1MiB.")] = "8,64KiB",
+    ways: Annotated[str, typer.Option(help="Ways to issue operations.")] = ",".join(WAYS),
+    operations: Annotated[int, typer.Option(help="In a block; fewer above 4 KiB.")] = 300,
+    window: Annotated[int, typer.Option(help="Most operations in flight.")] = 16,
     rounds: Annotated[int, typer.Option(help="Blocks of each contender.")] = 5,
     json: Json = None,
 ) -> None:
-    """Measure allreduce of float32, hbm beside Gloo, where processors are short.
+    """Measure allreduce of float32 over hbm and Gloo with too few processors.
 
     The exit status never depends on a time.
     """

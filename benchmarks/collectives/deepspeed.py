@@ -1,7 +1,7 @@
-"""DeepSpeed's allreduce through shared memory. benchmarks/README.md tells how to add it.
+"""DeepSpeed's allreduce through shared memory. benchmarks/README.md has the commands to add it.
 
-It is an operator that DeepSpeed compiles on first use. It serves all ranks of the machine as one
-group, and leaves its segments in /dev/shm, from where they are removed here.
+DeepSpeed compiles this operator on first use. All ranks of the machine form one group. The operator
+leaves its segments in /dev/shm, so this module removes them.
 """
 
 import importlib
@@ -27,11 +27,11 @@ class DeepSpeed(PythonContender):
 
     def why_unavailable(self) -> str | None:
         if importlib.util.find_spec("deepspeed") is None:
-            return "it is not installed; benchmarks/README.md tells how to add it"
+            return "it is not installed; benchmarks/README.md has the commands"
         try:
             _load()
             _loop()
-        except Exception as error:  # DeepSpeed and compilers have no common type
+        except Exception as error:  # DeepSpeed and compilers raise many types
             return f"its operator does not load: {error}"
         return None
 
@@ -60,7 +60,7 @@ class DeepSpeedInC(DeepSpeed):
 def _join() -> None:
     """Open the segments of all ranks, once for all contenders."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    os.environ["LOCAL_SIZE"] = str(ranks)  # it falls back to doing nothing where they differ
+    os.environ["LOCAL_SIZE"] = str(ranks)  # if it differs, the operator does nothing
     _load().initialize(ranks, rank)
     dist.barrier()  # every rank has opened every segment
     names = ("MASTER_ADDR", "MASTER_PORT")
@@ -70,7 +70,7 @@ def _join() -> None:
 
 def _load() -> ModuleType:
     os.environ["DS_ACCELERATOR"] = "cpu"
-    os.environ["OMP_NUM_THREADS"] = "1"  # it may bring an OpenMP runtime of its own
+    os.environ["OMP_NUM_THREADS"] = "1"  # the operator may load a second OpenMP runtime
     builders = importlib.import_module("deepspeed.ops.op_builder.cpu")
     module: ModuleType = builders.ShareMemCommBuilder().load(verbose=False)
     return module
@@ -98,6 +98,6 @@ std::vector<double> run(at::Tensor tensor, int64_t samples, int64_t calls) {
 
 @cache
 def _loop() -> ModuleType:
-    """Return the operator called below Python, compiled on first use as DeepSpeed's own is."""
+    """Return a module that calls the operator in a loop of C++. Compiled on first use."""
     module: ModuleType = load_inline("hbm_bench_operator", [_LOOP], functions=["run"])
     return module

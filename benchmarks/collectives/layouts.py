@@ -1,4 +1,4 @@
-"""How ranks lie on nodes, and what each node's link must carry for a collective at the least."""
+"""Layouts of ranks on nodes, and the least bytes on each node's link for a collective."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_t
 
 
 class Layout:
-    """Ranks on nodes: "4x2" are four nodes of two ranks each, "3+1" is a node of three and one of
-    one. Raises ValueError for other texts."""
+    """Ranks on nodes. "4x2" is four nodes of two ranks each; "3+1" is nodes of three and of one.
+
+    Raises ValueError for other texts.
+    """
 
     def __init__(self, text: str):
         if even := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
@@ -19,9 +21,9 @@ class Layout:
         elif re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)+", text):
             self.ranks_of = [int(ranks) for ranks in text.split("+")]
         else:
-            raise ValueError(f"{text} is no layout, as 4x2 (nodes x ranks of each) or 3+1 is")
+            raise ValueError(f"{text} is no layout: write 4x2 (nodes x ranks of each) or 3+1")
         if len(self.ranks_of) < 2:
-            raise ValueError(f"{text} has one node; at least two are needed")
+            raise ValueError(f"layout {text} has one node: name at least two")
         self.text = text
 
     @property
@@ -35,11 +37,13 @@ class Layout:
     def least_bytes(self, collective: str, mib: int) -> float:
         """Return the bytes that links must carry one after another, each at its full rate.
 
-        In an all_reduce a node must send at least (n-1)/n of the tensor for the others to reduce,
-        n being the number of nodes, and as much of what it has reduced. Of reduce_scatter's input
-        and of all_gather's output it must send or get what belongs to the others; of all_to_all's
-        inputs each of its ranks sends the others' shares. A broadcast carries everything. The three
-        collectives of a step of FSDP follow one another.
+        With n nodes, the least bytes are:
+
+        - all_reduce: (n-1)/n of the tensor for other nodes to reduce, and as much reduced data
+        - reduce_scatter, all_gather: the shares of other nodes' ranks in the input or output
+        - all_to_all: the other nodes' shares of the inputs of all ranks of a node
+        - broadcast: the tensor
+        - a step of FSDP: the sum of its three collectives, which follow one another
         """
         total = self.ranks
         foreign = (total - min(self.ranks_of)) / total
@@ -51,11 +55,14 @@ class Layout:
             "all_to_all": max(ranks * (total - ranks) / total for ranks in self.ranks_of),
             "fsdp_step": 3 * foreign,
         }
-        # Each rank's share has whole elements: a few may be left out.
+        # Shares have whole elements, so a few elements may be left out.
         return tensors[collective] * (mib * MIB // 4 // total * total * 4)
 
     def least_crossed(self, collective: str, mib: int) -> float:
-        """Return the bytes that some direction of some node's link must carry: of a step of FSDP,
-        whose collectives are busiest in different directions, those of the two all_gathers."""
+        """Return the bytes that at least one direction of one link must carry.
+
+        In a step of FSDP the collectives are busiest in different directions, so only the two
+        all_gathers count.
+        """
         least = self.least_bytes(collective, mib)
         return least * 2 / 3 if collective == "fsdp_step" else least

@@ -1,5 +1,7 @@
-"""The contender MPI with Python objects, as mpi4py's lower-case functions communicate them: pickled
-on one side, unpickled on the other (Woo et al. 2020, "MPI object communication")."""
+"""The contender MPI with Python objects: mpi4py's lower-case functions, which pickle and unpickle.
+
+It is the "MPI object communication" of Woo et al. 2020.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,7 @@
-"""Collectives called in loops of C++: hbm's, below Python and the dispatcher, whose costs hide the
-rest at small sizes; and MPI's own.
+"""Collectives of hbm and of MPI, called in loops of C++.
 
-Each rank starts a native program of its own, which is one rank of the same job.
+At small sizes, the cost of Python and the dispatcher would hide the rest. Each rank starts a native
+program, which is one rank of the same job.
 """
 
 from __future__ import annotations
@@ -29,63 +29,64 @@ from torch_hbmcomm.bench.rounds import Timed
 
 MEET_SECONDS = 60.0
 _LIBRARIES = Path(sysconfig.get_path("data"), "lib")
-STANDARD_ABI = _LIBRARIES / "libmpi_abi.so.1"  # of the same MPICH, from its version 5 on
+STANDARD_ABI = _LIBRARIES / "libmpi_abi.so.1"  # in MPICH 5 and later
 
 
 def _folder() -> str:
-    """Make a folder that is there until this process ends: hbm's ranks look into it for news of
-    one another."""
+    """Make a directory that lasts until this process ends. It has the ranks' failure log."""
     made = tempfile.TemporaryDirectory(prefix="hbmcomm-bench-", ignore_cleanup_errors=True)
     atexit.register(made.cleanup)
     return made.name
 
 
 def meet(start: Callable[[str], programs.Conversation]) -> programs.Conversation:
-    """Return this rank's native program, once those of all ranks have met. All ranks call it.
+    """Return this rank's native program, once all ranks' programs have met. All ranks call it.
 
-    start: starts it, with the name of a folder that all have.
+    start: starts the program; takes the path of a directory that all ranks share.
 
-    Raises PeerFailed, at the latest when MEET_SECONDS are over.
+    Raises PeerFailed, at the latest after MEET_SECONDS.
     """
-    folder = _folder() if dist.get_rank() == 0 else None
-    place = [folder]
-    dist.broadcast_object_list(place)
-    program = start(str(place[0]))
+    shared = [_folder() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(shared)
+    program = start(str(shared[0]))
     program.tell("ready")
     if not program.says(MEET_SECONDS):
-        raise PeerFailed(f"not all ranks' programs have met in {MEET_SECONDS} s")
+        raise PeerFailed(f"the ranks' programs did not meet within {MEET_SECONDS} s")
     program.answer()
-    dist.barrier()  # all have met
+    dist.barrier()  # all programs have met
     return program
 
 
 def loop(program: programs.Conversation, buffers: Buffers, *words: str) -> Timed:
-    """Return the program's loop. words: come before the size and the type. Raises PeerFailed where
-    the program finds a wrong outcome."""
+    """Return the program's loop. Raises PeerFailed if the collective has a wrong result.
+
+    words: sent before the size and the type.
+    """
     program.ask("prepare", *words, buffers.size, str(buffers.dtype).removeprefix("torch."))
     return program.timed("run")
 
 
 @cache
 def _rank(name: str, *arguments: str, environment: tuple[str, ...] = ()) -> programs.Conversation:
-    """Return a native program, which runs to the end of this process, one for each kind. All ranks
-    ask for the same ones in the same order.
+    """Return the native program for these arguments, which runs until this process ends.
 
-    arguments: what comes behind those that all such programs have, its place among the ranks and
-        the folder of MPI's library.
+    All ranks must call it with the same arguments in the same order.
+
+    arguments: further arguments, after the directory, the rank, the world size and the directory of
+        MPI's library.
     environment: variables, as NAME=VALUE.
     """
 
     def start(folder: str) -> programs.Conversation:
-        place = (folder, dist.get_rank(), dist.get_world_size(), _LIBRARIES)
+        common = (folder, dist.get_rank(), dist.get_world_size(), _LIBRARIES)
         launcher = ["env", *environment]
-        return programs.Program(name, *place, *arguments, launcher=launcher)
+        return programs.Program(name, *common, *arguments, launcher=launcher)
 
     return meet(start)
 
 
 class InC(Contender):
-    """Collectives in a program without Python, which every rank has."""
+    """Collectives in a native program, one per rank."""
 
     def why_unavailable(self) -> str | None:
         return programs.why_unavailable()
@@ -105,7 +106,7 @@ class HbmInC(InC):
     """hbm below Python and PyTorch's dispatcher.
 
     node: the value of HBMCOMM_NODE.
-    library: of MPI; None: the one that hbm finds.
+    library: MPI's library; None: the library that hbm finds.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class HbmInC(InC):
 
     def why_unavailable(self) -> str | None:
         if self._library is not None and not self._library.exists():
-            return f"{self._library} is not there: pip install 'mpich>=5'"
+            return f"{self._library} does not exist: pip install 'mpich>=5'"
         through_dist = Hbm(self.name, self.about, node=self._node)
         return super().why_unavailable() or through_dist.why_unavailable()
 
@@ -136,7 +137,7 @@ class HbmInC(InC):
 
 
 class MpiInC(InC):
-    """MPI in such a program."""
+    """MPI in a native program."""
 
     name = "mpi-c"
     about = "MPI itself in a program without Python, from buffer to buffer as in c10d"
@@ -176,11 +177,10 @@ class MpiInPlace(MpiInC):
 
 
 class InstalledMpi(MpiInC):
-    """Another MPI, as PyPI has it: in a folder of its own, because it has files of the same names
-    as the package mpich.
+    """Another MPI from PyPI, in its own directory: its files have the same names as mpich's.
 
-    package: of PyPI.
-    library: its MPI library.
+    package: name in PyPI.
+    library: path of the MPI library.
     """
 
     package: str
@@ -194,12 +194,12 @@ class InstalledMpi(MpiInC):
 
 
 def folder_of(package: str) -> Path:
-    """Return the folder that an MPI of PyPI is installed into."""
+    """Return the directory of an MPI from PyPI."""
     return Path(__file__).resolve().parents[2] / "build/mpi" / package
 
 
-def crowded() -> bool:
-    """Whether the ranks outnumber the processors."""
+def oversubscribed() -> bool:
+    """Return True if the ranks outnumber the processors."""
     return dist.get_world_size() > machine.cores()
 
 
@@ -210,6 +210,6 @@ class IntelMpi(InstalledMpi):
     library = folder_of(package) / "lib/libmpi.so.12"
 
     def program(self) -> programs.Conversation:
-        yielding = ("I_MPI_WAIT_MODE=1", "I_MPI_THREAD_YIELD=2") if crowded() else ()
+        yielding = ("I_MPI_WAIT_MODE=1", "I_MPI_THREAD_YIELD=2") if oversubscribed() else ()
         environment = (f"HBMCOMM_MPI_LIB={self.library}", *yielding)
         return _rank("mpi_collectives", environment=environment)

@@ -1,14 +1,14 @@
-"""Collectives between nodes over slow links, against what these allow, and against Gloo.
+"""Collectives between nodes over slow links, compared with the links' bound and with Gloo.
 
     sudo .venv/bin/python -m benchmarks.collectives.nodes --json nodes.json --markdown nodes.md
 
-Network namespaces stand for the nodes. A switch joins them; each node's link is shaped to `--rate`
-in each direction, and MPI may use nothing but TCP over it. Root and iproute2 are needed; everything
-is removed at the end.
+Network namespaces emulate the nodes, and a switch joins them. Each node's link is shaped to
+`--rate` in each direction, and MPI may use only TCP over it. The program needs root and iproute2,
+and removes the namespaces at the end.
 
-The bound is the bytes that some link must carry at the least (layouts.py derives them), at the rate
-of TCP, which is measured before in both directions at a time, so that it counts payload: of the
-nominal rate, headers take some 5 %. Processor seconds are those of all ranks together.
+The bound is the least bytes that some link must carry (layouts.py derives them), divided by TCP's
+rate. The program measures this rate first, in both directions together. The rate counts payload
+alone: headers take about 5 % of the nominal rate. Processor seconds are summed over all ranks.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from torch_hbmcomm.bench.result import (
     sampled,
 )
 
-LINK = "link"  # what it needs for the least bytes, at the rate of TCP
-_PORT = 29400  # of the namespaces' own
-_LIMIT = 3600  # seconds, for the ranks of a layout
+LINK = "link"  # contender: the time for the least bytes at TCP's rate
+_PORT = 29400  # inside the namespaces
+_LIMIT = 3600  # seconds for the ranks of a layout
 _LAYOUTS = ["2x2", "2x4", "3x1", "4x2", "3+1"]
 _COLLECTIVES = list(COLLECTIVES)
 _RATES = ["200mbit", "1gbit"]
@@ -52,11 +52,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     layout: Annotated[list[str], typer.Option(help="nodes x ranks, or 3+1")] = _LAYOUTS,
-    rate: Annotated[list[str], typer.Option(help="of a link, as tc(8) writes it")] = _RATES,
-    queue: Annotated[str, typer.Option(help="of a link: the longest wait, as of tc(8)")] = QUEUE,
+    rate: Annotated[list[str], typer.Option(help="rate of a link, as for tc(8)")] = _RATES,
+    queue: Annotated[str, typer.Option(help="longest wait for a link, as for tc(8)")] = QUEUE,
     mib: Annotated[list[int], typer.Option(help="sizes of the tensors")] = [4, 64],  # noqa: B006
     collective: Annotated[list[str], typer.Option(help=", ".join(COLLECTIVES))] = _COLLECTIVES,
-    rounds: Annotated[int, typer.Option(min=1, help="of which the median is shown")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each median")] = 5,
     quick: Annotated[bool, typer.Option(help="1 MiB on 2x2 and 3+1 alone, one round")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Also write the table.")] = None,
     json: Json = None,
@@ -70,7 +70,7 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if unknown := set(collective) - set(COLLECTIVES):
         raise typer.BadParameter(
-            f"{', '.join(sorted(unknown))}; choose from {', '.join(COLLECTIVES)}"
+            f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(COLLECTIVES)}"
         )
     if quick:
         layout, rate, mib, rounds = ["2x2", "3+1"], ["1gbit"], [1], 1
@@ -109,7 +109,10 @@ def main(
 
 
 def _run(layout: Layout, rate: str, queue: str, plan: dict[str, Any]) -> Any:
-    """Return what rank 0 printed. Raises NoNamespaces, and RuntimeError when a rank fails."""
+    """Return the results that rank 0 printed.
+
+    Raises NoNamespaces. Raises RuntimeError if a rank fails.
+    """
     with switched_nodes(layout.nodes, rate, queue) as nodes, ExitStack() as stack:
         processes = []
         for process in _start(nodes, layout, plan):
@@ -119,19 +122,19 @@ def _run(layout: Layout, rate: str, queue: str, plan: dict[str, Any]) -> Any:
         output, _ = processes[0].communicate(timeout=_LIMIT)
         codes = [process.wait(timeout=_LIMIT) for process in processes]
     if any(codes):
-        raise RuntimeError(f"ranks ended with {codes}")
+        raise RuntimeError(f"ranks failed: their exit codes are {codes}")
     return json_module.loads(output.splitlines()[-1])
 
 
 def _start(
     nodes: Sequence[Node], layout: Layout, plan: dict[str, Any]
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start the ranks, node by node; the first prints the results."""
+    """Start the ranks, node by node. Rank 0 prints the results."""
     arguments = json_module.dumps(plan | {"layout": layout.text})
-    places = [
+    local_ranks = [
         (number, local) for number, count in enumerate(layout.ranks_of) for local in range(count)
     ]
-    for rank, (number, local) in enumerate(places):
+    for rank, (number, local) in enumerate(local_ranks):
         node = nodes[number]
         environment = os.environ | {
             "RANK": str(rank),
@@ -146,7 +149,7 @@ def _start(
             "GLOO_SOCKET_IFNAME": node.link,
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore::FutureWarning",  # of PyTorch's names
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # not that addresses have no names
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings on addresses without names
         }
         command = [*node.launcher, sys.executable, "-m", "benchmarks.collectives.nodes_rank"]
         output = subprocess.PIPE if rank == 0 else None
@@ -156,7 +159,7 @@ def _start(
 def measured(
     layout: Layout, rate: str, goodput: float, rows: Sequence[dict[str, Any]]
 ) -> Iterator[Measurement]:
-    """Make the measurements, with what the link needs for the least bytes as a contender."""
+    """Yield the measurements. One contender is the link's time for the least bytes."""
     for row in rows:
         of = {"layout": layout.text, "rate": rate}
         of |= {"collective": row["collective"], "mib": row["mib"]}
@@ -172,8 +175,8 @@ def measured(
 
 
 def table(result: Result) -> Table:
-    """Return the medians beside what the link allows, the bytes over the busiest link beside the
-    least, and the processor seconds of a call."""
+    """Return the medians and the links' bound, the bytes over the busiest link and the least bytes,
+    and the processor seconds of a call."""
     heading = ["nodes, rate", "collective", "MiB", "bound, ms", "hbm, ms", "gloo, ms"]
     heading += ["hbm / bound", "gloo / hbm", "crossed, MiB", "crossed / least"]
     heading += ["gloo's / least", "hbm CPU, s", "gloo CPU, s"]
@@ -182,7 +185,7 @@ def table(result: Result) -> Table:
         of, hbm, gloo = row[LINK].of, row["hbm"], row["gloo"]
         bound, least = row[LINK].median, row[LINK].values["crossed_bytes"]
         crossed = [one.values["crossed_bytes"] for one in (hbm, gloo)]
-        follow = of["collective"] == "fsdp_step"  # its parts are busiest in different directions
+        follow = of["collective"] == "fsdp_step"  # the collectives load different directions most
         rows.append(
             [f"{of['layout']}, {of['rate']}", of["collective"], str(of["mib"])]
             + [f"{one / 1e3:.1f}" for one in (bound, hbm.median, gloo.median)]

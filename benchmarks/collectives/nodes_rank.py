@@ -1,4 +1,4 @@
-"""A rank of benchmarks.collectives.nodes: calls of each collective over hbm and Gloo in turn."""
+"""A rank of benchmarks.collectives.nodes: calls each collective over hbm and Gloo alternately."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ _PROBE_PORT = 29401
 
 
 class Call:
-    """A collective on tensors of a size, whose content it checks.
+    """A collective on tensors of a size, with a check of its result.
 
-    mib: of the whole tensor: all_gather's output, reduce_scatter's input. A step of FSDP gathers
-    the parameters for the forward and the backward pass, and scatters the gradients.
+    A step of FSDP gathers the parameters for the forward and the backward pass, and scatters the
+    gradients.
+
+    mib: size of the whole tensor: all_gather's output, reduce_scatter's input.
     """
 
     def __init__(self, collective: str, mib: int):
@@ -90,8 +92,8 @@ def run(layout: Layout, sizes: list[int], rounds: int, collectives: list[str]) -
             for backend in BACKENDS:
                 if found["crossed"][backend] < least:
                     raise RuntimeError(
-                        f"only {found['crossed'][backend]:.0f} bytes of {backend}'s {name} came "
-                        f"over the links, where {least:.0f} must: the others took another way"
+                        f"only {found['crossed'][backend]:.0f} bytes of {backend}'s {name} crossed "
+                        f"the links, not {least:.0f}: the rest took another path"
                     )
             rows.append({"collective": name, "mib": mib, **found})
     if dist.get_rank() == 0:
@@ -100,8 +102,11 @@ def run(layout: Layout, sizes: list[int], rounds: int, collectives: list[str]) -
 
 
 def _measure(call: Call, groups: dict[str, Any], node: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of each call on the slowest rank, the processor seconds of all ranks in
-    it, and the bytes over the busiest link; the first call of each backend does not count."""
+    """Return three figures of each call; the first call of each backend does not count.
+
+    They are its seconds on the slowest rank, the processor seconds of all ranks, and the bytes over
+    the busiest link.
+    """
     gloo = groups["gloo"]
     seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
     processor: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
@@ -126,13 +131,13 @@ def _measure(call: Call, groups: dict[str, Any], node: int, rounds: int) -> dict
 
 
 def _processor_seconds() -> float:
-    """Return the processor time that this process has taken, in the kernel too."""
+    """Return the processor time of this process, including the kernel's."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def _carried(node: int) -> list[int]:
-    """Return the bytes that have come and gone over this node's link."""
+    """Return the bytes that this node's link has received and sent."""
     counters = Path(f"/sys/class/net/link{node}/statistics")
     return [int((counters / f"{way}_bytes").read_text()) for way in ("rx", "tx")]
 
@@ -144,8 +149,7 @@ def _over_ranks(group: Any, value: float, operator: Any) -> float:
 
 
 def _goodput(node: int) -> float:
-    """Return the bytes a second that TCP moves between nodes 0 and 1 in each direction, while it
-    does so in both."""
+    """Return TCP's bytes per second in each direction, between nodes 0 and 1, both at full load."""
     where = (address(0), _PROBE_PORT)
     if node == 0:
         with socket.create_server(where) as server:
@@ -155,7 +159,7 @@ def _goodput(node: int) -> float:
     with line:
         seconds = []
         for _ in range(3):
-            line.sendall(b"!")  # both are ready
+            line.sendall(b"!")  # both nodes are ready
             line.recv(1)
             begin = time.perf_counter()
             sender = threading.Thread(target=line.sendall, args=(bytes(_PROBE_BYTES),))

@@ -1,5 +1,8 @@
-"""The contender Open MPI, whose ranks its own mpiexec starts: they speak PMIx, and have an ABI of
-their own, so that they are another program than that of the other MPIs."""
+"""The contender Open MPI.
+
+Its own mpiexec starts the ranks, because they need PMIx. Open MPI has its own ABI, so the ranks run
+another program than the ranks of the other MPIs.
+"""
 
 import os
 import shutil
@@ -11,7 +14,7 @@ from functools import cache
 import torch.distributed as dist
 
 from benchmarks import connected, programs
-from benchmarks.collectives.native import InstalledMpi, crowded, folder_of, meet
+from benchmarks.collectives.native import InstalledMpi, folder_of, meet, oversubscribed
 from torch_hbmcomm.bench.peer import PeerFailed
 
 _PROGRAM = "open_mpi_collectives"
@@ -26,7 +29,7 @@ class OpenMpi(InstalledMpi):
 
     def why_unavailable(self) -> str | None:
         if shutil.which("setpriv") is None:
-            return "there is no setpriv: apt install util-linux"
+            return "setpriv is not installed: apt install util-linux"
         return super().why_unavailable() or programs.why_unavailable(_PROGRAM)
 
     def program(self) -> programs.Conversation:
@@ -39,7 +42,7 @@ def _rank() -> programs.Conversation:
 
 
 def _start(folder: str) -> programs.Conversation:
-    """Return this rank's program, which connects to a socket in the folder."""
+    """Return this rank's program, which connects to a socket in `folder`."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/{dist.get_rank()}")
         listener.listen()
@@ -56,14 +59,14 @@ def _start(folder: str) -> programs.Conversation:
 
 
 def _accepted(listener: socket.socket, mpiexec: subprocess.Popen[bytes] | None) -> socket.socket:
-    """Return the connection to this rank's program. Raises PeerFailed where it does not come."""
+    """Return the connection from this rank's program. Raises PeerFailed if none comes."""
     listener.settimeout(1)
     for _ in range(_START_SECONDS):
         try:
             connection, _ = listener.accept()
         except TimeoutError:
             if mpiexec is not None and mpiexec.poll() is not None:
-                cause = f"Open MPI's mpiexec ended with {mpiexec.returncode}, as it says above"
+                cause = f"Open MPI's mpiexec failed with {mpiexec.returncode}; its output is above"
                 raise PeerFailed(cause) from None
         else:
             connection.settimeout(None)
@@ -72,11 +75,13 @@ def _accepted(listener: socket.socket, mpiexec: subprocess.Popen[bytes] | None) 
 
 
 def _mpiexec() -> list[str]:
-    """Return the words before the program. It binds no ranks, since the program does
-    that; where they outnumber the processors, those that wait yield. mpiexec ends with this
-    process, which it would survive where MPI does not start."""
+    """Return the words before the program.
+
+    mpiexec binds no ranks: the program does. If ranks outnumber the processors, waiting ranks
+    yield. setpriv ends mpiexec with this process; it would survive if MPI did not start.
+    """
     ranks = str(dist.get_world_size())
-    yielding = ["--mca", "mpi_yield_when_idle", "1"] if crowded() else []
+    yielding = ["--mca", "mpi_yield_when_idle", "1"] if oversubscribed() else []
     mpiexec = str(folder_of(OpenMpi.package) / "bin/mpiexec")
     ending = ["setpriv", "--pdeathsig", "TERM"]
     return [*ending, mpiexec, "-n", ranks, "--oversubscribe", "--bind-to", "none", *yielding]

@@ -1,4 +1,4 @@
-"""Plots: latency and, beside it, bandwidth of each collective and type."""
+"""Plots the latency and the bandwidth of each collective and type, side by side."""
 
 from benchmarks.panels import Panel
 from torch_hbmcomm.bench.result import Result

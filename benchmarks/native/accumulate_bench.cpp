@@ -1,14 +1,13 @@
-// Measures the box's accumulate on this machine, for 1 and 2 threads: GB/s of memory traffic (reads
-// and a store per element), and percent of the bound that was measured in turns with it: a triad of
-// float32, a[i] = b[i] + s * c[i], whose stores pass the caches.
+// Measures the box's accumulate on this machine, with 1 and 2 threads. It prints the GB/s of memory
+// traffic (reads and one store per element), and the percentage of the bound. The bound is measured
+// alternately with it: a triad of float32, a[i] = b[i] + s * c[i], with non-temporal stores.
 //
-// - memory:  float32 in segments in memory, by chunks of several sizes
+// - memory:  float32 in segments in memory, in chunks of several sizes
 // - store:   the same in a store, with undo records, which the traffic does not count
 // - then, in memory, the other formulas that a parameter server uses
 //
-// The first argument is the store's directory, which is removed (the default lies under the
-// temporary directory), the second the size of the triad's arrays, and of the larger of target and
-// source, in MiB.
+// Arguments: the store's directory, which is removed (default: in the temporary directory); then
+// the size in MiB of the triad's arrays, and of the larger of target and source.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -42,7 +41,7 @@ constexpr kernels::Formula kFormulas[] = {
 
 using Pass = std::function<void()>;
 
-// Something that moves `bytes` through memory when it is run.
+// A function, and the bytes that it moves through memory.
 struct Load {
   uint64_t bytes;
   Pass run;
@@ -52,7 +51,7 @@ struct Rates {
   double bound, measured;  // GB/s
 };
 
-// Median rates of two loads that take turns.
+// Returns the median rates of two loads, which alternate.
 Rates rates(const Load& bound, const Load& measured) {
   const auto time = [](const Pass& pass) {
     const auto start = std::chrono::steady_clock::now();

@@ -1,8 +1,8 @@
-// The program "bounds": times that memory alone allows.
+// The program "bounds": the shortest times that memory alone allows.
 //
-//   triad BYTES THREADS   the bound of accumulate, see triad.h; arrays of so many bytes
-//   bound BYTES RANKS     the bound of allreduce, of so many bytes by so many ranks
-//   run SAMPLES CALLS     of the last one
+//   triad BYTES THREADS   prepares the bound of accumulate (triad.h), with arrays of BYTES
+//   bound BYTES RANKS     prepares the bound of an allreduce of BYTES by RANKS
+//   run SAMPLES CALLS     times the bound prepared last
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -15,16 +15,16 @@
 namespace hbm::bench {
 namespace {
 
-// Costs the memory of one rank the least that an allreduce of `total` floats by `ranks` ranks can:
-// reads its share of every rank's buffer, and writes the sum to all of them. Here the shares lie
-// behind one another in `data`, and nobody waits for anybody. Plain loops that the compiler
-// vectorises for its default target: a bound should owe nothing to our own kernels.
+// Causes the least memory traffic of one rank in an allreduce: reads the rank's share of each
+// rank's buffer, and writes the sum to all buffers. The shares are adjacent in `data`, and no rank
+// waits for another. These are plain loops that the compiler vectorises for its default target, so
+// that the bound is independent of our kernels.
 void reduce_two_shares(float* __restrict first, float* __restrict second, size_t share) {
   for (size_t i = 0; i < share; ++i) first[i] = second[i] = first[i] + second[i];
 }
 
 void reduce_shares(float* data, size_t share, size_t ranks) {
-  std::array<float, 1024> sum;  // stays in the first cache
+  std::array<float, 1024> sum;  // fits into the first-level cache
   for (size_t begin = 0; begin < share; begin += sum.size()) {
     const size_t count = std::min(sum.size(), share - begin);
     std::copy_n(data + begin, count, sum.begin());
@@ -41,7 +41,7 @@ void reduce_shares(float* data, size_t share, size_t ranks) {
 class Bounds {
  public:
   void triad(size_t bytes, size_t threads) {
-    triad_.reset();  // before its memory
+    triad_.reset();  // uses pages_
     pages_.clear();
     for (int array = 0; array < 3; ++array) pages_.push_back(std::make_unique<Pages>(bytes));
     triad_ = std::make_unique<Triad>(pages_[0]->bytes(), pages_[1]->bytes(), pages_[2]->bytes(),
@@ -54,10 +54,10 @@ class Bounds {
     pages_.clear();
     pages_.push_back(std::make_unique<Pages>(bytes));
     float* const data = reinterpret_cast<float*>(pages_[0]->bytes().data());
-    std::fill_n(data, bytes / sizeof(float), 0.0F);  // no numbers out of the ordinary
+    std::fill_n(data, bytes / sizeof(float), 0.0F);  // avoids slow values such as denormals
     const size_t share = bytes / sizeof(float) / ranks;
     run_ = [data, share, ranks] {
-      if (ranks == 2) {  // the usual count, in one pass
+      if (ranks == 2) {  // the most frequent count, in one pass
         reduce_two_shares(data, data + share, share);
       } else {
         reduce_shares(data, share, ranks);

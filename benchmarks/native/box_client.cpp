@@ -1,11 +1,16 @@
-// A client of a memory box without Python between two operations: the program "box_client". It has
+// The program "box_client": a client of a memory box without Python between two operations. It has
 // a client for each transport, and one local buffer.
 //
-//   connect URL TOKEN TRANSPORT LANES BYTES  its segment and the buffer have so many bytes
-//   disconnect                               all
-//   check TRANSPORT                          that what is written is read
-//   check_sum TRANSPORT TYPE                 that sums are right; leaves ones in the source
-//   run TRANSPORT ACTION SAMPLES CALLS       actions are in client_loop.h
+//   connect URL TOKEN TRANSPORT CONNECTIONS BYTES
+//       Allocates a segment and the buffer, of BYTES each.
+//   disconnect
+//       Ends all clients.
+//   check TRANSPORT
+//       Fails unless a read returns the written bytes.
+//   check_sum TRANSPORT TYPE
+//       Fails if a sum is wrong. Leaves ones in the source.
+//   run TRANSPORT ACTION SAMPLES CALLS
+//       Times an action of client_loop.h.
 #include <cstring>
 #include <map>
 #include <memory>
@@ -26,7 +31,8 @@ class Clients {
     const size_t bytes = number(words, 4);
     if (loops_.empty()) local_ = std::make_unique<Pages>(bytes);
     if (local_->bytes().size() != bytes) {
-      throw Error(ErrorKind::kInvalid, "clients have one buffer: disconnect for another size");
+      throw Error(ErrorKind::kInvalid,
+                  "all clients share one buffer: disconnect before another size");
     }
     box::client::ClientOptions options;
     options.url = words.at(0);
@@ -40,7 +46,9 @@ class Clients {
 
   ClientLoop& at(const std::string& transport) {
     const auto found = loops_.find(transport);
-    if (found == loops_.end()) throw Error(ErrorKind::kInvalid, "not connected by " + transport);
+    if (found == loops_.end()) {
+      throw Error(ErrorKind::kInvalid, "no client is connected over " + transport);
+    }
     return *found->second;
   }
 

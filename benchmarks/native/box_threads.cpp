@@ -1,16 +1,18 @@
-// Threads that use a memory box at the same time: the program "box_threads".
+// The program "box_threads": threads that use a memory box at the same time.
 //
-//   connect URL TOKEN TRANSPORT CLIENTS THREADS BYTES  so many clients of one connection each, and
-//                                        so many threads on each of them; every thread has a
-//                                        segment and a buffer of so many bytes. Replaces those
-//                                        before
-//   run ACTION MILLISECONDS              all threads repeat it for so long. Answers, for each
-//                                        thread, with its operations, its seconds, and the least,
-//                                        mean, 99th percentile and greatest microseconds of one
+//   connect URL TOKEN TRANSPORT CLIENTS THREADS BYTES
+//       Makes CLIENTS clients of one connection each, with THREADS threads each. Every thread has a
+//       segment and a buffer of BYTES. Replaces earlier clients.
+//   run ACTION MILLISECONDS
+//       All threads repeat ACTION for MILLISECONDS. The answer has, for each thread, the number of
+//       operations, the seconds, and an operation's minimum, mean, 99th percentile and maximum in
+//       microseconds.
 //
-// Actions: "read" and "write" of all bytes at once; "alone:SIZE", "batch:SIZE" and "packed:SIZE"
-// write all bytes as messages of SIZE: one operation after the other; issued together; copied into
-// the buffer and written at once.
+// Actions:
+// - "read", "write": all bytes in one operation
+// - "alone:SIZE": writes messages of SIZE bytes, one operation after the other
+// - "batch:SIZE": issues the operations of all messages together
+// - "packed:SIZE": copies the messages into the buffer, and writes the buffer in one operation
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -31,7 +33,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The actions of one thread, on a segment and a buffer of its own.
+// The actions of one thread, on its own segment and buffer.
 class Repeater {
  public:
   using Action = std::function<void()>;
@@ -39,7 +41,7 @@ class Repeater {
   Repeater(std::shared_ptr<box::client::Client> client, size_t bytes)
       : client_(std::move(client)), local_(bytes), messages_(bytes), segment_(allocate(bytes)) {}
 
-  // Throws Error(kInvalid) for a name that there is not.
+  // Throws Error(kInvalid) if the name is unknown.
   Action action(const std::string& name) {
     std::byte* const local = local_.bytes().data();
     const size_t bytes = local_.bytes().size();
@@ -95,8 +97,8 @@ class Repeater {
   const box::client::Segment segment_;
 };
 
-// Repeats until the end, at least once. Returns the numbers of one thread, with the seconds since
-// `begin`, when all threads begin.
+// Repeats `action` until `end`, at least once. Returns the figures of this thread. Its seconds
+// count from `begin`, the common start of all threads.
 Numbers repeated(const Repeater::Action& action, Clock::time_point begin, Clock::time_point end) {
   Numbers taken;  // microseconds
   Clock::time_point now = Clock::now();
@@ -114,7 +116,7 @@ Numbers repeated(const Repeater::Action& action, Clock::time_point begin, Clock:
   return {count, seconds, taken.front(), mean, p99, taken.back()};
 }
 
-class Crowd {
+class Repeaters {
  public:
   void connect(const Words& words) {
     repeaters_.clear();
@@ -135,10 +137,10 @@ class Crowd {
     std::vector<Repeater::Action> actions;
     for (const auto& one : repeaters_) {
       actions.push_back(one->action(name));
-      actions.back()();  // a call that does not count
+      actions.back()();  // an uncounted call
     }
     std::latch ready(static_cast<std::ptrdiff_t>(actions.size()) + 1);
-    Clock::time_point begin;  // of all threads; written before the latch opens
+    Clock::time_point begin;  // common start; written before the latch opens
     std::vector<std::future<Numbers>> running;
     for (const Repeater::Action& action : actions) {
       running.push_back(std::async(std::launch::async, [&ready, &begin, &action, milliseconds] {
@@ -166,12 +168,12 @@ class Crowd {
 
 int main() {
   using namespace hbm::bench;
-  Crowd crowd;
+  Repeaters repeaters;
   return serve(
       {{"connect",
         [&](const Words& words) {
-          crowd.connect(words);
+          repeaters.connect(words);
           return Numbers();
         }},
-       {"run", [&](const Words& words) { return crowd.run(words.at(0), number(words, 1)); }}});
+       {"run", [&](const Words& words) { return repeaters.run(words.at(0), number(words, 1)); }}});
 }

@@ -18,10 +18,10 @@ Dtype accumulated(std::string_view name) {
   for (const Dtype dtype : kTypes) {
     if (name == dtype_name(dtype)) return dtype;
   }
-  throw Error(ErrorKind::kInvalid, "boxes accumulate no " + std::string(name));
+  throw Error(ErrorKind::kInvalid, "boxes cannot accumulate " + std::string(name));
 }
 
-// An element of 1, and what accumulating it once to itself makes: 1.5, or 2 of integers.
+// Returns an element 1, and the result of accumulating it once to itself: 1.5, or 2 for integers.
 std::pair<std::string_view, std::string_view> one_and_sum(Dtype dtype) {
   using namespace std::string_view_literals;
   switch (dtype) {
@@ -103,7 +103,7 @@ void ClientLoop::check() {
   action("read")();
   if (std::memcmp(local_.data(), kHead.data(), kHead.size()) != 0 ||
       std::memcmp(tail, kTail.data(), kTail.size()) != 0) {
-    throw Error(ErrorKind::kMismatch, "other bytes were read than were written");
+    throw Error(ErrorKind::kMismatch, "the bytes read differ from the bytes written");
   }
 }
 

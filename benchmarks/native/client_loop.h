@@ -1,12 +1,12 @@
-// A client of a memory box and what it repeats, by name, each on all bytes of `local` and of a
-// segment as large:
-//   read, write              box to local, local to box
-//   accumulate:TYPE          segment += scale * source, another segment; scale is 0.5, and 1 for
-//                            integers
-//   add:TYPE                 the same, after a write of local to the source
-//   fetch_add                1, to the segment's first cell
+// A client of a memory box, and the actions that it repeats. Each action uses all bytes of the
+// buffer `local` and of a segment of the same size:
+//   read, write              copies the segment to `local`, or back
+//   accumulate:TYPE          segment += scale * source; the source is another segment, and scale is
+//                            0.5, or 1 for integers
+//   add:TYPE                 the same, after a write of `local` to the source
+//   fetch_add                adds 1 to the segment's first cell
 //   memcpy:read, memcpy:write, copy_bytes:read, copy_bytes:write
-//                            the same copies by hand; shm alone
+//                            copies as read and write do, by that function; only with shm
 //
 // Threads: one at a time.
 #pragma once
@@ -25,14 +25,14 @@ class ClientLoop {
  public:
   using Action = std::function<void()>;
 
-  // Connects, and allocates segments that go with this client.
+  // Connects, and allocates temporary segments.
   ClientLoop(const box::client::ClientOptions& options, std::span<std::byte> local);
 
-  // Throws Error(kInvalid) for a name that there is not.
+  // Throws Error(kInvalid) if the name is unknown.
   Action action(const std::string& name);
 
-  // A client that is fast because it does nothing is found out before it is timed: these throw
-  // Error(kMismatch).
+  // Called before the measurement, to detect a client that is fast because it does nothing. Both
+  // throw Error(kMismatch).
   void check();
   void check_sum(const std::string& dtype);  // leaves ones in the source
 

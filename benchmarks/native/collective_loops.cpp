@@ -14,15 +14,15 @@
 namespace hbm::bench {
 namespace {
 
-// Elements of a rank's buffers, and what those of the received one are afterwards.
+// The numbers of elements in a rank's buffers, and the expected value of each received element.
 struct Contents {
   size_t sent;
   size_t received;
   std::function<int(size_t)> expected;
 };
 
-// Returns the value of a rank's elements before the call: small, so that every type holds the sum
-// over any number of ranks.
+// Returns the value of a rank's elements before the call. The values are small, so that every type
+// can represent the sum over any number of ranks.
 int own_value(int rank) { return rank < 15 ? rank + 1 : 0; }
 
 class ContentsOf {
@@ -82,7 +82,7 @@ Dtype dtype_of(const std::string& name) {
   throw Error(ErrorKind::kInvalid, "no type \"" + name + "\"");
 }
 
-// A whole number as an element, in the first bytes. REQUIRES: 0 <= value <= 256.
+// Returns `value` as an element, in the first bytes. REQUIRES: 0 <= value <= 256.
 std::array<std::byte, sizeof(double)> element_of(int value, Dtype dtype) {
   std::array<std::byte, sizeof(double)> found{};
   const auto single = static_cast<float>(value);
@@ -93,7 +93,7 @@ std::array<std::byte, sizeof(double)> element_of(int value, Dtype dtype) {
     std::memcpy(found.data(), &single, sizeof single);
   } else {
     const auto bits = std::bit_cast<uint32_t>(single);
-    // 10 bits of the mantissa below an exponent that is biased by 15 instead of 127.
+    // float16 has 10 bits of mantissa, and an exponent biased by 15 instead of 127.
     const uint32_t half = value == 0 ? 0 : (bits >> 13) - ((127 - 15) << 10);
     const auto narrow = static_cast<uint16_t>(dtype == Dtype::kBFloat16 ? bits >> 16 : half);
     std::memcpy(found.data(), &narrow, sizeof narrow);
@@ -101,7 +101,7 @@ std::array<std::byte, sizeof(double)> element_of(int value, Dtype dtype) {
   return found;
 }
 
-// Memory for so many elements.
+// A buffer of `count` elements.
 class Elements {
  public:
   Elements(Collectives& collectives, size_t count, Dtype dtype)
@@ -118,7 +118,7 @@ class Elements {
     }
   }
 
-  // Throws Error(kMismatch) unless they are as expected.
+  // Throws Error(kMismatch) if an element differs from the expected one.
   void check(const std::string& collective, const std::function<int(size_t)>& expected) const {
     for (size_t i = 0; i < bytes_ / element_size(dtype_); ++i) {
       const auto element = element_of(expected(i), dtype_);
@@ -135,10 +135,10 @@ class Elements {
   std::shared_ptr<std::byte> memory_;
 };
 
-// A collective of one size, again and again.
+// A collective of one size, for repeated calls.
 class Loop {
  public:
-  // Leaves zeros.
+  // Makes the buffers, and checks the result of a first call. Leaves zeros in the buffers.
   Loop(Collectives& collectives, const std::string& collective, size_t bytes, Dtype dtype)
       : Loop(collectives, collective, bytes / element_size(dtype), dtype,
              contents(collectives, collective, bytes / element_size(dtype))) {}
@@ -173,9 +173,9 @@ class Loop {
   const std::function<void()> call_;
 };
 
-// Binds this thread to a processor of its own, if each rank can have one: two ranks that the
-// scheduler has left on one, as it does for milliseconds where a rank slept while the other's
-// program was woken, take turns in every call.
+// Binds this thread to its own processor, if there is one for each rank. Otherwise the scheduler
+// may leave two ranks on one processor for milliseconds after a wake-up, and they alternate in
+// every call.
 void bind_to_processor(int rank, int size) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < size) return;
@@ -216,7 +216,7 @@ int serve_collectives(const std::function<std::unique_ptr<Collectives>()>& join)
         }},
        {"prepare",
         [&](const Words& words) {
-          loop.reset();  // before there is memory for the next
+          loop.reset();  // frees its memory first
           loop = std::make_unique<Loop>(*collectives, words.at(0), number(words, 1),
                                         dtype_of(words.at(2)));
           return Numbers();

@@ -1,5 +1,5 @@
-// The collectives in loops, whoever does them: what a rank's buffers hold before and after, and the
-// commands of a program that times them.
+// Loops of collectives, for any implementation: the contents of a rank's buffers before and after,
+// and the commands of a program that times the loops.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace hbm::bench {
 
-// A rank's two buffers in a collective; in place there is the received one alone.
+// A rank's two buffers in a collective. A collective in place uses `received` alone.
 struct CollectiveBuffers {
   const void* sent;
   void* received;
@@ -19,25 +19,27 @@ struct CollectiveBuffers {
   Dtype dtype;
 };
 
-// Collectives, roots and sizes are those of torch_hbmcomm/bench/collectives.py. allgather, gather,
-// scatter, reduce_scatter and alltoall go from one buffer to another, as in c10d; allreduce,
-// broadcast and reduce are in place. "gather_in_place" has the root's part in its place already.
-// sendrecv is there and back within the pairs (0, 1), (2, 3), ...; an odd last rank does nothing.
+// An implementation of the collectives, with the roots and sizes of
+// torch_hbmcomm/bench/collectives.py. allgather, gather, scatter, reduce_scatter and alltoall go
+// from one buffer to another, as in c10d. allreduce, broadcast and reduce are in place. In
+// "gather_in_place" the root's part is already in `received`. sendrecv goes forth and back within
+// the pairs (0, 1), (2, 3), ...; an odd last rank does nothing.
 class Collectives {
  public:
   virtual ~Collectives() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Memory of the kind that is measured.
+  // Allocates memory of the kind to measure.
   virtual std::shared_ptr<std::byte> allocate(size_t bytes);
 
-  // Returns what does it once. Throws Error(kInvalid) for what it does not offer.
+  // Returns a function that runs the collective once. Throws Error(kInvalid) if the implementation
+  // lacks the collective.
   virtual std::function<void()> call(const std::string& collective,
                                      const CollectiveBuffers& buffers) = 0;
 };
 
-// Whether the rank has a peer in a sendrecv, and whether it sends first.
+// A rank's pair in a sendrecv. whole: the rank has a peer. first: the rank sends first.
 struct Pair {
   Pair(int rank, int size) : peer(rank ^ 1), whole(peer < size), first(rank < peer) {}
   int peer;
@@ -45,17 +47,18 @@ struct Pair {
   bool first;
 };
 
-// The elements of one rank's part. Throws Error(kInvalid) unless all have as many.
+// Returns the number of elements in one rank's part. Throws Error(kInvalid) unless all parts are
+// equal.
 size_t share_of(size_t count, int size);
 
 // Answers these commands (program.h) until the end of the input, and returns the exit status:
 //
-//   ready                          calls `join`, and answers once all have met. Then the thread is
-//                                  bound to a processor of its own, if each rank can have one.
-//   prepare COLLECTIVE BYTES TYPE  memory for it, and a first call whose outcome is checked
-//   run SAMPLES CALLS              all ranks are told the same
+//   ready                          calls `join`, and answers once all ranks have met. Then binds
+//                                  the thread to its own processor, if there is one per rank.
+//   prepare COLLECTIVE BYTES TYPE  allocates the buffers, and checks the result of a first call
+//   run SAMPLES CALLS              times calls; all ranks get the same arguments
 //
-// BYTES of a collective of a part for each rank are a multiple of the ranks' number of elements.
+// If a collective has a part for each rank, its elements must be a multiple of the number of ranks.
 // Types: "float32", "float64", "float16", "bfloat16".
 int serve_collectives(const std::function<std::unique_ptr<Collectives>()>& join);
 

@@ -1,9 +1,9 @@
-// One rank of hbm's collectives below PyTorch's dispatcher: the program "hbm_loops DIRECTORY
-// RANK SIZE LIBRARIES KIND", which serves the commands of collective_loops.h. Ranks meet by files
-// in the directory; MPI's library is looked for in LIBRARIES.
+// The program "hbm_loops DIRECTORY RANK SIZE LIBRARIES KIND": one rank of hbm's collectives, below
+// PyTorch's dispatcher. It serves the commands of collective_loops.h. Ranks meet by files in
+// DIRECTORY. LIBRARIES is searched for MPI's library.
 //
-// Kinds: "zero-copy" and "staged", on memory of the segment and on other memory. HBMCOMM_NODE=mpi
-// in the environment has all go over MPI, as for a process group.
+// Kinds: "zero-copy" uses memory of the segment, "staged" other memory. With HBMCOMM_NODE=mpi in
+// the environment, all collectives use MPI, as in a process group.
 #include <exception>
 #include <functional>
 #include <map>
@@ -53,8 +53,8 @@ GroupConnection connect_group(const RankPlace& place) {
                                          .staging_bytes = kStagingBytes});
 }
 
-// A communicator and its queues, which run operations as those of a process group do whose caller
-// waits for each.
+// A communicator and its queues. They run operations as in a process group whose caller waits for
+// each operation.
 class Group {
  public:
   explicit Group(const RankPlace& place)
@@ -71,7 +71,7 @@ class Group {
   Communicator& communicator() const { return *connection_.communicator; }
   uint64_t next() { return ++sequence_; }
 
-  // `make` gives an Operation, or what owns one.
+  // Runs the operation that `make` returns: an Operation, or an owner of one.
   template <class Make>
   void run(const Make& make) {
     while (!collectives_->try_claim("the benchmark")) {
@@ -109,7 +109,7 @@ class Group {
   uint64_t sequence_ = 0;
 };
 
-// A buffer cut into equal parts, one for each rank.
+// Returns equal parts of a buffer, one for each rank.
 template <class Part, class Data>
 std::vector<Part> parts(Data* data, size_t count, Dtype dtype, int size) {
   using Byte = std::conditional_t<std::is_const_v<Data>, const std::byte, std::byte>;
@@ -265,7 +265,7 @@ class HbmCollectives final : public Collectives {
                              const CollectiveBuffers& buffers) override {
     const auto found = kCalls.find(collective);
     if (found != kCalls.end()) return (HbmCalls(group_, place_, buffers).*found->second)();
-    throw Error(ErrorKind::kInvalid, "hbm is not measured in \"" + collective + "\"");
+    throw Error(ErrorKind::kInvalid, "hbm has no loop of \"" + collective + "\"");
   }
 
  private:

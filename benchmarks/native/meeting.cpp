@@ -7,7 +7,7 @@
 namespace hbm::bench {
 namespace {
 
-constexpr uint64_t kStagingBytes = 128 << 10;  // equal on all; nothing is staged
+constexpr uint64_t kStagingBytes = 128 << 10;  // unused, but must be equal on all ranks
 
 }  // namespace
 

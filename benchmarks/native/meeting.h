@@ -1,4 +1,4 @@
-// Ranks of a benchmark, each a program of its own, meet by files in a directory.
+// Ranks of a benchmark, each in its own process, meet by files in a directory.
 #pragma once
 
 #include <chrono>
@@ -12,18 +12,19 @@ namespace hbm::bench {
 
 inline constexpr std::chrono::seconds kPatience{60};
 
-// A rank's place among them.
+// A rank's identity in the job.
 struct RankPlace {
   std::string directory;
   int rank;
   int size;
 };
 
-// All ranks call it; `tell` adds what the others shall know of this one. Throws Error(kTimeout).
+// Meets all other ranks. All ranks call it. `tell` completes this rank's entry for them. Throws
+// Error(kTimeout).
 bootstrap::Rendezvous meet(const RankPlace& place,
                            const std::function<void(bootstrap::Member&)>& tell);
 
-// A communicator of all ranks, in an MPI world that they form. REQUIRES: several ranks.
+// Returns a communicator of all ranks, which form an MPI world. REQUIRES: several ranks.
 communicator::mpi::MpiConnection connect_by_mpi(const RankPlace& place);
 
 }  // namespace hbm::bench

@@ -1,6 +1,6 @@
-// One rank of the collectives of an MPI that has MPICH's ABI (mpi_loops.h), without mpiexec:
-// "mpi_collectives DIRECTORY RANK SIZE LIBRARIES". Ranks meet by files in the directory; MPI's
-// library is looked for in LIBRARIES.
+// The program "mpi_collectives DIRECTORY RANK SIZE LIBRARIES": one rank of the collectives
+// (mpi_loops.h) of an MPI with MPICH's ABI, without mpiexec. Ranks meet by files in DIRECTORY.
+// LIBRARIES is searched for MPI's library.
 #include <dlfcn.h>
 
 #include <memory>

@@ -14,7 +14,7 @@
 namespace hbm::bench {
 namespace {
 
-using MpiCall = std::function<int()>;  // returns MPI's code
+using MpiCall = std::function<int()>;  // returns MPI's error code
 
 MPI_Datatype type_of(Dtype dtype) {
   if (dtype == Dtype::kFloat32) return MPI_FLOAT;
@@ -162,7 +162,7 @@ class MpiCollectives final : public Collectives {
                              const CollectiveBuffers& buffers) override {
     const auto found = kCalls.find(collective);
     if (found == kCalls.end()) {
-      throw Error(ErrorKind::kInvalid, "MPI is not measured in \"" + collective + "\"");
+      throw Error(ErrorKind::kInvalid, "MPI has no loop of \"" + collective + "\"");
     }
     return [this, collective, call = (MpiCalls(world_, buffers).*found->second)()] {
       const int code = call();

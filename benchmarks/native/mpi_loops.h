@@ -1,5 +1,5 @@
-// MPI's own collectives in a loop, without Python. What this declares is compiled with the mpi.h of
-// each ABI: mpi_collectives.cpp, open_mpi_collectives.cpp.
+// Loops of MPI's own collectives, without Python. mpi_loops.cpp is compiled once with the mpi.h of
+// each ABI: for mpi_collectives.cpp, and for open_mpi_collectives.cpp.
 #pragma once
 
 #include <functional>
@@ -7,12 +7,12 @@
 
 namespace hbm::bench {
 
-// A rank's place in MPI_COMM_WORLD.
+// A rank in MPI_COMM_WORLD.
 struct MpiWorld {
   int rank;
   int size;
-  std::shared_ptr<void> kept;  // as long as the world is needed
-  void* library;               // of dlsym()
+  std::shared_ptr<void> kept;  // keeps MPI initialised
+  void* library;               // handle for dlsym()
 };
 
 // Serves the commands of collective_loops.h, in float32 and float64, and returns the exit status.

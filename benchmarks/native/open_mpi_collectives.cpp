@@ -1,4 +1,4 @@
-// One rank of Open MPI's collectives (mpi_loops.h), which its mpiexec starts.
+// One rank of Open MPI's collectives (mpi_loops.h). Open MPI's mpiexec starts it.
 #include <dlfcn.h>
 #include <mpi.h>
 

@@ -47,7 +47,8 @@ int serve(const std::map<std::string, Command>& commands) {
 
 size_t number(const Words& words, size_t index) {
   if (index >= words.size() || words[index].find_first_not_of("0123456789") != std::string::npos) {
-    throw Error(ErrorKind::kInvalid, "word " + std::to_string(index) + " is no number");
+    throw Error(ErrorKind::kInvalid,
+                "word " + std::to_string(index) + " of the command is no number");
   }
   return std::stoull(words[index]);
 }

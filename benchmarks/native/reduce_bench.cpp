@@ -1,14 +1,14 @@
-// Measures csrc/kernels on this machine: GB/s of memory traffic (bytes read plus bytes stored) that
-// one thread moves alone, and two threads together, each on arrays of its own.
+// Measures csrc/kernels on this machine. It prints the GB/s of memory traffic (bytes read plus
+// bytes stored) of one thread alone, and of two threads together, each on its own arrays.
 //
-// - both:  two sources, each of which is a destination too (a rank's half of an allreduce of two)
-// - bound: as both, by a plain loop over float32: what the memory allows
-// - slot:  an array in place plus a second one of 128 KiB over and over (a staged allreduce)
+// - both:  two sources that are also the destinations (a rank's half of an allreduce of two ranks)
+// - bound: as both, by a plain loop over float32: the bound of the memory
+// - slot:  an array in place plus a second array of 128 KiB, repeatedly (a staged allreduce)
 // - apart: two sources, another destination
-// - four:  four sources, of which the first is the destination
-// - copy:  copy_bytes(), and memcpy beside it
+// - four:  four sources; the first is the destination
+// - copy:  copy_bytes(), then memcpy for comparison
 //
-// An argument chooses the rows of whose names it is a part.
+// The argument selects the rows whose names contain it.
 #include <algorithm>
 #include <array>
 #include <barrier>
@@ -29,7 +29,7 @@ namespace {
 
 constexpr size_t kSizes[] = {32 << 10, 512 << 10, 32 << 20};  // bytes of an array
 constexpr size_t kSlot = 128 << 10;
-constexpr size_t kTraffic = 512 << 20;  // bytes that a round moves, about
+constexpr size_t kTraffic = 512 << 20;  // approximate bytes of a round
 constexpr int kRounds = 15;
 
 class Arrays {
@@ -52,11 +52,12 @@ class Arrays {
   std::array<std::byte*, 4> arrays_;
 };
 
-std::string wanted;  // of the rows: part of the name
+std::string wanted;  // part of the selected rows' names
 
 using Pass = std::function<void(const Arrays&, size_t bytes)>;
 
-// Median GB/s of all threads together; a pass moves `streams` times the bytes of an array.
+// Returns the median GB/s of all threads together. A pass moves `streams` times the bytes of an
+// array.
 double measure(size_t threads, size_t bytes, double streams, const Pass& pass) {
   const double moved = streams * static_cast<double>(bytes);
   const int passes = std::max(1, static_cast<int>(kTraffic / moved));

@@ -1,9 +1,12 @@
-// Plain sockets between two processes: the program "sockets", one end of them.
+// The program "sockets": one end of plain sockets between two processes.
 //
-//   listen HOST LANES BYTES MODE        answers with a port, and serves who connects there until it
-//                                       closes; MODE is "threads" or "poll", see lanes.h
-//   connect HOST PORT LANES BYTES MODE  to one that listens; replaces the connections before
-//   run ACTION SAMPLES CALLS            "read" or "write" of all bytes, by who has connected
+//   listen HOST CONNECTIONS BYTES MODE
+//       Answers with a port. Serves the client that connects to it until the client closes. MODE is
+//       "threads" or "poll" (connections.h).
+//   connect HOST PORT CONNECTIONS BYTES MODE
+//       Connects to a listening end. Replaces earlier connections.
+//   run ACTION SAMPLES CALLS
+//       Times "read" or "write" of all bytes, on the client.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -18,7 +21,7 @@
 
 #include "base/descriptor.h"
 #include "base/error.h"
-#include "lanes.h"
+#include "connections.h"
 #include "program.h"
 
 namespace hbm::bench {
@@ -49,20 +52,20 @@ int ready(int connection) {
   return connection;
 }
 
-LaneMode mode_of(const std::string& name) {
-  return name == "threads" ? LaneMode::kThreads : LaneMode::kPoll;
+ConnectionMode mode_of(const std::string& name) {
+  return name == "threads" ? ConnectionMode::kThreads : ConnectionMode::kPoll;
 }
 
-// Serves one connection, until its other end closes, on a thread of its own.
-void serve_one(const Descriptor& listener, size_t lanes, size_t bytes, LaneMode mode) try {
+// Accepts one client's sockets, and serves them until the client closes.
+void serve_one(const Descriptor& listener, size_t count, size_t bytes, ConnectionMode mode) try {
   std::vector<int> sockets;
-  while (sockets.size() < lanes) {
+  while (sockets.size() < count) {
     sockets.push_back(ready(checked(accept(listener.get(), nullptr, nullptr), "accept")));
   }
   const Pages pages(bytes);
-  Lanes(std::move(sockets), pages.bytes(), mode).serve();
+  Connections(std::move(sockets), pages.bytes(), mode).serve();
 } catch (const std::exception&) {
-  // The other end tells that its lanes are gone.
+  // The client reports the closed sockets.
 }
 
 Numbers listen_at(const Words& words) {
@@ -73,9 +76,9 @@ Numbers listen_at(const Words& words) {
   checked(bind(listener.get(), any, size), "bind");
   checked(listen(listener.get(), 64), "listen");
   checked(getsockname(listener.get(), any, &size), "getsockname");
-  std::thread([listener = std::move(listener), lanes = number(words, 1), bytes = number(words, 2),
+  std::thread([listener = std::move(listener), count = number(words, 1), bytes = number(words, 2),
                mode = mode_of(words.at(3))] {
-    serve_one(listener, lanes, bytes, mode);
+    serve_one(listener, count, bytes, mode);
   }).detach();
   return {static_cast<double>(ntohs(address.sin_port))};
 }
@@ -84,7 +87,7 @@ class Client {
  public:
   void connect_to(const Words& words) {
     const sockaddr_in address = address_of(words.at(0), number(words, 1));
-    lanes_.reset();  // before its memory
+    connections_.reset();  // uses pages_
     pages_ = std::make_unique<Pages>(number(words, 3));
     std::vector<int> sockets;
     while (sockets.size() < number(words, 2)) {
@@ -93,17 +96,18 @@ class Client {
       checked(connect(one.get(), any, sizeof(address)), "connect");
       sockets.push_back(ready(one.release()));
     }
-    lanes_ = std::make_unique<Lanes>(std::move(sockets), pages_->bytes(), mode_of(words.at(4)));
+    connections_ =
+        std::make_unique<Connections>(std::move(sockets), pages_->bytes(), mode_of(words.at(4)));
   }
 
   Numbers run(const std::string& action, size_t samples, size_t calls) const {
     const bool reads = action == "read";
-    return timed([&] { reads ? lanes_->read() : lanes_->write(); }, samples, calls);
+    return timed([&] { reads ? connections_->read() : connections_->write(); }, samples, calls);
   }
 
  private:
   std::unique_ptr<Pages> pages_;
-  std::unique_ptr<Lanes> lanes_;
+  std::unique_ptr<Connections> connections_;
 };
 
 }  // namespace

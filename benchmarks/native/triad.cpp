@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kLine = 64;
 constexpr float kFactor = 0.5F;
 
-// REQUIRES: all aligned to kLine, whole lines.
+// REQUIRES: arrays are aligned to kLine and consist of whole lines.
 using Kernel = void (*)(float* a, const float* b, const float* c, size_t count);
 
 #if defined(__x86_64__)
@@ -29,7 +29,7 @@ void triad_sse(float* a, const float* b, const float* c, size_t count) {
   _mm_sfence();
 }
 
-// A fifth faster; AVX-512 would add nothing to it.
+// A fifth faster than SSE. AVX-512 is no faster.
 [[gnu::target("avx2")]] void triad_avx2(float* a, const float* b, const float* c, size_t count) {
   const __m256 factor = _mm256_set1_ps(kFactor);
   for (size_t i = 0; i < count; i += 8) {
@@ -62,7 +62,7 @@ Triad::Triad(std::span<std::byte> a, std::span<const std::byte> b, std::span<con
   const bool same = a.size() == b.size() && b.size() == c.size() && a.size() % kLine == 0;
   if (threads == 0 || !same || !aligned(a.data()) || !aligned(b.data()) || !aligned(c.data())) {
     throw Error(ErrorKind::kInvalid,
-                "a triad needs a thread, and three arrays of as many whole lines of " +
+                "a triad needs a thread, and three equal arrays of whole, aligned lines of " +
                     std::to_string(kLine) + " bytes");
   }
   for (size_t thread = 1; thread < threads; ++thread) {

@@ -1,5 +1,5 @@
-// The bound of accumulate: STREAM's triad, a[i] = b[i] + factor * c[i] in float32, with stores that
-// go past the caches where the processor has them: two arrays read and one written, nothing else.
+// The bound of accumulate: STREAM's triad, a[i] = b[i] + factor * c[i] in float32, with
+// non-temporal stores on x86-64. It reads two arrays and writes one.
 //
 // Threads: one at a time.
 #pragma once
@@ -14,13 +14,13 @@ namespace hbm::bench {
 
 class Triad {
  public:
-  // Runs on `threads` threads, the caller's included, each with an equal part. Throws
-  // Error(kInvalid) unless the arrays are as long as one another and aligned to 64 bytes.
+  // Uses `threads` threads, the caller's included, each for an equal part. Throws Error(kInvalid)
+  // unless the arrays have equal sizes, in whole lines of 64 bytes, and are aligned to them.
   Triad(std::span<std::byte> a, std::span<const std::byte> b, std::span<const std::byte> c,
         size_t threads);
   ~Triad();
 
-  // One pass.
+  // Makes one pass.
   void run();
 
  private:

@@ -1,1 +1,1 @@
-"""How time grows with ranks: measured here, fitted, and carried to clusters: docs/scaling.md."""
+"""The growth of times with the ranks: measured, fitted and extrapolated. See docs/scaling.md."""

@@ -1,7 +1,9 @@
-"""Measures start-up and small collectives over ranks, fits the model, checks it on the largest
-number that was measured, and carries it on: python -m benchmarks.scaling --help
+"""Measures the growth of start-up and small collectives with the ranks, and extrapolates it.
 
-What it says of clusters is a model's word, with its assumptions in docs/scaling.md.
+    python -m benchmarks.scaling --help
+
+It fits a model to all numbers of ranks but the largest, and checks the model on the largest.
+Figures for clusters are predictions of the model. docs/scaling.md has its assumptions.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def render(result: Result) -> RenderableType:
 @app.command()
 def main(
     ranks: Annotated[str, typer.Option(help="Numbers of processes.")] = "2,4,8,16,32,64",
-    most_nodes: Annotated[int, typer.Option(help="Up to which each is a node, too.")] = 16,
+    most_nodes: Annotated[int, typer.Option(help="Most ranks with a node each.")] = 16,
     rounds: Annotated[int, typer.Option(help="Jobs of each kind.")] = 3,
     json: Json = None,
 ) -> None:
@@ -74,7 +76,7 @@ def main(
     check_file(json)
     counts = [int(count) for count in names(ranks)]
     if len(set(counts)) < FEWEST or min(counts) < 1:
-        raise typer.BadParameter(f"{ranks}: {FEWEST} numbers of ranks are needed to fit and check")
+        raise typer.BadParameter(f"{ranks}: name at least {FEWEST} numbers of ranks")
     costs = jobs.store_costs()
     plan: dict[str, Any] = {"rounds": rounds, "store": asdict(costs)}
     try:
@@ -90,7 +92,7 @@ def main(
         benchmark="scaling",
         machine=describe_machine(),
         plan=plan,
-        contenders=jobs.CONTENDERS | {"store": "what hbm asks of the c10d store, without hbm"},
+        contenders=jobs.CONTENDERS | {"store": "hbm's requests to the c10d store, without hbm"},
         notes=[
             "a step in the store, simulated / measured: "
             + ", ".join(f"{count}: {ratio:.2f}" for count, ratio in simulated.items())

@@ -1,4 +1,4 @@
-"""The growth of each quantity that was measured, checked on the largest number of ranks."""
+"""The growth of each measured quantity, checked on the largest number of ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ FEWEST = 3  # numbers of ranks: two to fit, one to check
 def growths(
     found: Sequence[Measurement],
 ) -> Iterator[tuple[str, str, dict[int, float], Growth, float]]:
-    """Yield, for each quantity and contender, the medians by ranks in seconds, what all but the
-    largest number tell, and their word on that one over its measured time."""
+    """Yield the growth of each quantity and contender.
+
+    An item has the quantity, the contender, and the medians by ranks in seconds. Then it has the
+    growth, fitted to all numbers of ranks but the largest. The last figure is the predicted time at
+    the largest over the measured time.
+    """
     medians: dict[tuple[str, str], dict[int, float]] = {}
     for one in found:
         row = medians.setdefault((one.of["quantity"], one.contender), {})

@@ -1,4 +1,4 @@
-"""Jobs of many processes on this machine, and what they take."""
+"""Jobs of many processes on this machine, and their times."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from benchmarks.scaling.model import StoreCosts
 CONTENDERS = {
     "hbm": "hbm, all ranks on one node",
     "hbm, loaded": "the same, its native module loaded before the time begins",
-    "hbm, nodes": "hbm, each rank a node of its own (HBMCOMM_NODE_ID), over MPI",
+    "hbm, nodes": "hbm over MPI, each rank on its own node (HBMCOMM_NODE_ID)",
     "gloo": "PyTorch's own backend",
 }
 _LIMIT = timedelta(seconds=120)
 _CALLS, _BLOCKS = 20, 3
-_RECORD = "x" * 256  # about as long as what a rank tells of itself
+_RECORD = "x" * 256  # about as long as a rank's introduction
 _KEYS = (1, 1024)
 _TRIES = 7
 
@@ -42,9 +42,12 @@ def served() -> Iterator[TCPStore]:
 
 
 def started(contender: str, ranks: int) -> tuple[float, float, float]:
-    """Return the seconds from the first rank's init_process_group to the last one's first result,
-    those that a rank's threads worked until its own, mean, and of an all_reduce of 8 bytes,
-    median."""
+    """Start a job, and return three times in seconds.
+
+    - from the first rank's init_process_group to the last rank's first result
+    - processor time of a rank until its first result, mean of the ranks
+    - an all_reduce of 8 bytes on the slowest rank, median
+    """
     found = _job(_start, ranks, contender, ranks)
     begun, formed, worked, blocks = zip(*found, strict=True)
     reduction = statistics.median(map(max, zip(*blocks, strict=True)))
@@ -58,7 +61,7 @@ def _start(
     if how == "nodes":
         os.environ["HBMCOMM_NODE_ID"] = str(rank)
     if how == "loaded":
-        from torch_hbmcomm.native import load  # the others load it within their time
+        from torch_hbmcomm.native import load  # other contenders load it in the measured time
 
         load()
         store.set(f"loaded {rank}", "")
@@ -82,7 +85,7 @@ def _start(
 
 
 def gathered(ranks: int) -> float:
-    """Return the seconds in which all ranks tell something in a store and read what all told."""
+    """Return the seconds in which all ranks publish a record in a store, and read all records."""
     found = _job(_gather, ranks, ranks)
     begun, ended = zip(*found, strict=True)
     return float(max(ended) - min(begun))
@@ -101,7 +104,7 @@ def _gather(rank: int, store: TCPStore, ranks: int) -> tuple[float, float]:
 
 
 def store_costs() -> StoreCosts:
-    """Measure a store and its one client, whose part of a question is taken for half of it."""
+    """Measure a store and its only client. The store's share of a request is taken as half."""
     with served() as store:
         for key in range(max(_KEYS)):
             store.set(str(key), _RECORD)
@@ -111,7 +114,7 @@ def store_costs() -> StoreCosts:
 
 
 def _costs(ask: Callable[[list[str]], object]) -> tuple[float, float]:
-    """Return the store's seconds for a question about one key, and for each more."""
+    """Return the store's seconds for a request of one key, and for each further key."""
     medians = []
     for count in _KEYS:
         keys = [str(key) for key in range(count)]
@@ -126,8 +129,11 @@ def _costs(ask: Callable[[list[str]], object]) -> tuple[float, float]:
 
 
 def _job(function: Callable[..., Any], ranks: int, *arguments: object) -> list[Any]:
-    """Run `function(rank, store, *arguments)` in as many processes, which begin when all are there
-    and connected to the store. Raises RuntimeError when one ends without a result."""
+    """Run `function(rank, store, *arguments)` in `ranks` processes, and return their results.
+
+    The processes begin when all are connected to the store. Raises RuntimeError if one ends without
+    a result.
+    """
     _compile_package()
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["torch_hbmcomm", "benchmarks.scaling.__main__"])
@@ -155,8 +161,10 @@ def _job(function: Callable[..., Any], ranks: int, *arguments: object) -> list[A
 
 @cache
 def _compile_package() -> None:
-    """Compile the package's Python files, as pip does when it installs them: Python may be told not
-    to keep what it compiles (PYTHONDONTWRITEBYTECODE), and each rank would do it anew."""
+    """Compile the package's Python files, as pip does when it installs them.
+
+    Otherwise, with PYTHONDONTWRITEBYTECODE, each rank would compile them again.
+    """
     compileall.compile_dir(Path(torch_hbmcomm.__file__).parent, quiet=2)
 
 
@@ -165,7 +173,7 @@ def _heard(pipes: Sequence[Connection]) -> list[Any]:
     for rank, pipe in enumerate(pipes):
         try:
             if not pipe.poll(_LIMIT.total_seconds()):
-                raise RuntimeError(f"rank {rank} of {len(pipes)} said nothing for {_LIMIT}")
+                raise RuntimeError(f"rank {rank} of {len(pipes)} sent nothing for {_LIMIT}")
             found.append(pipe.recv())
         except EOFError:
             raise RuntimeError(f"rank {rank} of {len(pipes)} ended without a result") from None

@@ -1,8 +1,8 @@
-"""A model that carries measurements on few ranks on to many.
+"""A model that extrapolates measurements on few ranks to many ranks.
 
-A time grows with the ranks p as a + b p + c p^2. On this machine all ranks share its cores: b is
-what each does for itself, and c what each does for every other. Where each rank has a core of its
-own, the first is done by all at a time, and of the second each does its p.
+A time grows with the number p of ranks as a + b p + c p^2. On this machine all ranks share the
+cores: each rank has work b of its own, and work c for every other rank. If each rank has its own
+core, all ranks do their work in parallel: b for itself, and c p for the other ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy
 
 _POWERS = (0, 1, 2)
-_FIRST_PAUSE = 50e-6  # of csrc/bootstrap/key_value.cpp, as the two below
+_FIRST_PAUSE = 50e-6  # these three as in csrc/bootstrap/key_value.cpp
 _LONGEST_PAUSE = 10e-3
 _PAUSE_PER_KEY = 100e-6
 
@@ -32,13 +32,18 @@ class Growth:
         return self.a + self.b * ranks + self.c * ranks**2
 
     def with_a_core_each(self, ranks: int, cores: int) -> float:
-        """Return the time of ranks that have a core each. cores: that the measured ones shared."""
+        """Return the time if each rank has a core.
+
+        cores: number of cores that the measured ranks shared.
+        """
         return self.a + cores * self.b + cores * self.c * ranks
 
 
 def fit(seconds: Mapping[int, float]) -> Growth:
-    """Return the growth with the least sum of squared relative errors, of those without a negative
-    coefficient. seconds: by the number of ranks, two numbers at least."""
+    """Return the growth with the least sum of squared relative errors.
+
+    Growths with a negative coefficient are excluded. seconds: by the number of ranks; two at least.
+    """
     ranks = numpy.array(list(seconds), dtype=float)
     times = numpy.array(list(seconds.values()))
     best, least = Growth(0, 0, 0), float("inf")
@@ -55,10 +60,11 @@ def fit(seconds: Mapping[int, float]) -> Growth:
 
 @dataclass(frozen=True)
 class StoreCosts:
-    """Seconds of the c10d store, whose one thread answers one question after another.
+    """Seconds of the c10d store, whose only thread answers one request after another.
 
-    question: any, whatever it is about.
-    seen, read: for each key that a question asks for, whether it is there, or what it holds.
+    question: fixed cost of a request.
+    seen: cost per key of a request that checks keys.
+    read: cost per key of a request that reads values.
     """
 
     question: float
@@ -67,24 +73,26 @@ class StoreCosts:
 
 
 def gathering(ranks: int, costs: StoreCosts, spread: float = 0.0) -> float:
-    """Simulate a step in which every rank tells something and reads what all told
-    (csrc/bootstrap/gather.h). Returns the seconds until the last rank has ended.
+    """Simulate a step in which every rank publishes a record and reads all records.
 
-    spread: seconds within which the ranks come, evenly.
+    It is the step of csrc/bootstrap/gather.h. Returns the seconds until the last rank has ended.
+
+    spread: seconds over which the ranks' arrivals are evenly distributed.
     """
     longest = max(_LONGEST_PAUSE, _PAUSE_PER_KEY * ranks)
-    free = end = 0.0  # when the store's thread has answered all so far; when the last rank ended
-    told = 0
-    coming = [(spread * rank / ranks, rank, 0.0) for rank in range(ranks)]  # 0: has told nothing
+    free = end = 0.0  # time when the store's thread becomes free; time when the last rank ended
+    published = 0
+    # (time, rank, pause); pause 0: has not published
+    coming = [(spread * rank / ranks, rank, 0.0) for rank in range(ranks)]
     while coming:
         at, rank, pause = heapq.heappop(coming)
         free = max(at, free) + costs.question
         if pause == 0.0:
-            told += 1
+            published += 1
             heapq.heappush(coming, (free, rank, _FIRST_PAUSE))
             continue
         free += ranks * costs.seen
-        if told < ranks:
+        if published < ranks:
             heapq.heappush(coming, (free + pause, rank, min(1.5 * pause, longest)))
         else:
             free += costs.question + ranks * costs.read
@@ -93,10 +101,13 @@ def gathering(ranks: int, costs: StoreCosts, spread: float = 0.0) -> float:
 
 
 def iteration(workers: int, service: float, computation: float, iterations: int = 5) -> float:
-    """Simulate workers that each exchange their model with boxes while they compute, and go on when
-    both are done. Returns the mean seconds of a last iteration.
+    """Simulate workers that exchange their model with boxes while they compute.
 
-    service: seconds of a box for a worker's part; all boxes have as much to do, in the same order.
+    A worker starts its next iteration when the exchange and the computation are complete. Returns
+    the mean seconds of the last iteration.
+
+    service: seconds that a box needs for one worker's share. All boxes have the same load, in the
+        same order.
     """
     free = 0.0
     lengths: list[float] = []

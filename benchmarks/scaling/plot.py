@@ -1,4 +1,4 @@
-"""Plots: what was measured, over ranks, and the model's word on it."""
+"""Plots the measured times over the ranks, and the model's predictions."""
 
 from __future__ import annotations
 

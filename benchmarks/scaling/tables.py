@@ -1,4 +1,4 @@
-"""The tables: what was measured, what was fitted, what that says of a cluster."""
+"""The tables: measured times, fitted coefficients, and predictions for clusters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ ALLREDUCE, STORE = "all_reduce of 8 B", "a step in the store"
 CARRIED = (64, 1_000, 10_000)
 _HEADING = tuple(f"{ranks:,} ranks" for ranks in CARRIED)
 
-# Boxes that are simulated, in bytes and seconds: what is exchanged, a link's rate, and that of a
-# box's memory, which moves each byte of the model five times (papers/README.md).
+# Simulated boxes, in bytes and seconds: numbers of boxes, size of the model, computation of an
+# iteration, rate of a link, rate of a box's memory. A box moves each byte of the model five times
+# (papers/README.md).
 BOXES = (1, 10, 100)
 _MODEL, _COMPUTATION = 100e6, 0.1
 _LINK, _MEMORY, _MOVES = 12.5e9, 60e9, 5
@@ -66,18 +67,18 @@ def carried(result: Result) -> ScalingTable:
 
 
 def stores(costs: StoreCosts) -> ScalingTable:
-    """Return what a step in the store takes, whose records are read one by one or together."""
+    """Return the simulated time of a step in the store, with records read singly or together."""
     rows = []
     for way, chosen in {
         "key by key": replace(costs, read=costs.question),
-        "all keys in a question": costs,
+        "all keys in one request": costs,
     }.items():
         rows.append([way, *(_milliseconds(gathering(ranks, chosen)) for ranks in CARRIED)])
     return ScalingTable("A step in the store, simulated, ms", ["records are read", *_HEADING], rows)
 
 
 def boxes() -> ScalingTable:
-    """Return what an iteration takes of workers that exchange their model with boxes."""
+    """Return the simulated time of an iteration whose workers exchange their model with boxes."""
     rows = []
     for count in BOXES:
         service = _MODEL / count * max(1 / _LINK, _MOVES / _MEMORY)

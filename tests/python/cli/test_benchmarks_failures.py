@@ -37,7 +37,7 @@ def test_deaths_are_measured(tmp_path: Path) -> None:
     ("options", "cause"),
     [
         (["--situations", "lunch"], "lunch"),
-        (["--layouts", "a", "--situations", "allreduce"], "a layout of two ranks or more"),
+        (["--layouts", "a", "--situations", "allreduce"], "has fewer than two ranks"),
         (["--layouts", "aaa,ab"], "init needs layouts of three ranks or more"),
     ],
 )

@@ -1,4 +1,4 @@
-#include "lanes.h"
+#include "connections.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -30,16 +30,17 @@ struct Request {
 static_assert(sizeof(Request) == 40);
 
 [[noreturn]] void failed(const char* call) {
-  throw Error(ErrorKind::kNetwork, std::string(call) + " on a lane: " + std::strerror(errno));
+  throw Error(ErrorKind::kNetwork,
+              std::string(call) + " on a socket failed: " + std::strerror(errno));
 }
 
-// The rest of `part` after one call, which does not wait if `flags` say so.
+// Returns the rest of `part` after one call of send or recv, which gets `flags`.
 Part moved(int socket, Direction direction, Part part, int flags) {
   const bool sending = direction == Direction::kSend;
   const ssize_t done = sending ? send(socket, part.data(), part.size(), flags | MSG_NOSIGNAL)
                                : recv(socket, part.data(), part.size(), flags);
   if (done > 0) return part.subspan(static_cast<size_t>(done));
-  if (done == 0) throw Error(ErrorKind::kNetwork, "the other end of a lane is gone");
+  if (done == 0) throw Error(ErrorKind::kNetwork, "the other end closed the socket");
   if (errno == EAGAIN || errno == EINTR) return part;
   failed(sending ? "send" : "recv");
 }
@@ -56,13 +57,13 @@ Part bytes_of(T& value) {
 
 }  // namespace
 
-class LaneEnd {
+class ConnectionEnd {
  public:
-  explicit LaneEnd(std::vector<int> sockets) {
+  explicit ConnectionEnd(std::vector<int> sockets) {
     for (const int socket : sockets) sockets_.emplace_back(socket);
-    if (sockets_.empty()) throw Error(ErrorKind::kInvalid, "a copy over sockets needs a lane");
+    if (sockets_.empty()) throw Error(ErrorKind::kInvalid, "a copy needs at least one socket");
   }
-  virtual ~LaneEnd() = default;
+  virtual ~ConnectionEnd() = default;
 
   virtual void move(Direction direction, Part buffer) = 0;
 
@@ -78,14 +79,15 @@ class LaneEnd {
     move_whole(first(), Direction::kReceive, bytes_of(taken));
   }
 
-  // False: the client has closed.
+  // Answers one request. Returns false if the client has closed its end.
   bool answer(Part buffer) {
     Request request{};
     const ssize_t got = recv(first(), &request, sizeof(request), MSG_WAITALL);
     if (got == 0) return false;
     if (got != sizeof(request)) failed("recv");
     if (request.bytes != buffer.size()) {
-      throw Error(ErrorKind::kInvalid, std::to_string(request.bytes) + " bytes are asked for, of " +
+      throw Error(ErrorKind::kInvalid, "the client requested " + std::to_string(request.bytes) +
+                                           " bytes; the buffer has " +
                                            std::to_string(buffer.size()));
     }
     move(request.direction, buffer);
@@ -98,12 +100,12 @@ class LaneEnd {
 
  protected:
   size_t count() const { return sockets_.size(); }
-  int socket(size_t lane) const { return sockets_[lane].get(); }
+  int socket(size_t index) const { return sockets_[index].get(); }
   int first() const { return socket(0); }
 
-  Part part_of(Part buffer, size_t lane) const {
-    const size_t begin = buffer.size() * lane / count();
-    return buffer.subspan(begin, buffer.size() * (lane + 1) / count() - begin);
+  Part part_of(Part buffer, size_t index) const {
+    const size_t begin = buffer.size() * index / count();
+    return buffer.subspan(begin, buffer.size() * (index + 1) / count() - begin);
   }
 
  private:
@@ -117,28 +119,28 @@ class LaneEnd {
 
 namespace {
 
-class PolledLanes : public LaneEnd {
+class PolledConnections : public ConnectionEnd {
  public:
-  using LaneEnd::LaneEnd;
+  using ConnectionEnd::ConnectionEnd;
 
   void move(Direction direction, Part buffer) override {
     std::vector<Part> parts;
     std::vector<pollfd> waiting;
     const short event = direction == Direction::kSend ? POLLOUT : POLLIN;
-    for (size_t lane = 0; lane < count(); ++lane) {
-      parts.push_back(part_of(buffer, lane));
-      waiting.push_back({socket(lane), event, 0});
+    for (size_t index = 0; index < count(); ++index) {
+      parts.push_back(part_of(buffer, index));
+      waiting.push_back({socket(index), event, 0});
     }
     for (;;) {
       bool progress = false;
       bool finished = true;
-      for (size_t lane = 0; lane < count(); ++lane) {
-        if (parts[lane].empty()) continue;
-        const size_t before = parts[lane].size();
-        parts[lane] = moved(socket(lane), direction, parts[lane], MSG_DONTWAIT);
-        progress |= parts[lane].size() < before;
-        finished &= parts[lane].empty();
-        if (parts[lane].empty()) waiting[lane].fd = -1;  // poll() ignores it
+      for (size_t index = 0; index < count(); ++index) {
+        if (parts[index].empty()) continue;
+        const size_t before = parts[index].size();
+        parts[index] = moved(socket(index), direction, parts[index], MSG_DONTWAIT);
+        progress |= parts[index].size() < before;
+        finished &= parts[index].empty();
+        if (parts[index].empty()) waiting[index].fd = -1;  // poll() ignores it
       }
       if (finished) return;
       if (!progress && poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) {
@@ -148,25 +150,25 @@ class PolledLanes : public LaneEnd {
   }
 };
 
-// The caller's thread moves the first lane. A failure on another lane is thrown by move().
-class ThreadedLanes : public LaneEnd {
+// The caller's thread serves the first connection. move() throws the failures of all connections.
+class ThreadedConnections : public ConnectionEnd {
  public:
-  explicit ThreadedLanes(std::vector<int> sockets)
-      : LaneEnd(std::move(sockets)), together_(static_cast<std::ptrdiff_t>(count())) {
+  explicit ThreadedConnections(std::vector<int> sockets)
+      : ConnectionEnd(std::move(sockets)), together_(static_cast<std::ptrdiff_t>(count())) {
     failures_.resize(count());
-    for (size_t lane = 1; lane < count(); ++lane) {
-      threads_.emplace_back([this, lane] {
+    for (size_t index = 1; index < count(); ++index) {
+      threads_.emplace_back([this, index] {
         for (;;) {
           together_.arrive_and_wait();
           if (ending_) return;
-          move_lane(lane);
+          move_part(index);
           together_.arrive_and_wait();
         }
       });
     }
   }
 
-  ~ThreadedLanes() override {
+  ~ThreadedConnections() override {
     ending_ = true;
     together_.arrive_and_wait();
   }
@@ -175,7 +177,7 @@ class ThreadedLanes : public LaneEnd {
     direction_ = direction;
     buffer_ = buffer;
     together_.arrive_and_wait();
-    move_lane(0);
+    move_part(0);
     together_.arrive_and_wait();
     for (const std::exception_ptr& failure : failures_) {
       if (failure) std::rethrow_exception(failure);
@@ -183,11 +185,11 @@ class ThreadedLanes : public LaneEnd {
   }
 
  private:
-  void move_lane(size_t lane) {
+  void move_part(size_t index) {
     try {
-      move_whole(socket(lane), direction_, part_of(buffer_, lane));
+      move_whole(socket(index), direction_, part_of(buffer_, index));
     } catch (...) {
-      failures_[lane] = std::current_exception();
+      failures_[index] = std::current_exception();
     }
   }
 
@@ -196,26 +198,26 @@ class ThreadedLanes : public LaneEnd {
   Direction direction_{};
   Part buffer_;
   bool ending_ = false;
-  std::vector<std::exception_ptr> failures_;  // each by its lane
+  std::vector<std::exception_ptr> failures_;  // one per connection
   std::vector<std::jthread> threads_;
 };
 
-std::unique_ptr<LaneEnd> made(std::vector<int> sockets, LaneMode mode) {
-  if (mode == LaneMode::kPoll) return std::make_unique<PolledLanes>(std::move(sockets));
-  return std::make_unique<ThreadedLanes>(std::move(sockets));
+std::unique_ptr<ConnectionEnd> made(std::vector<int> sockets, ConnectionMode mode) {
+  if (mode == ConnectionMode::kPoll) return std::make_unique<PolledConnections>(std::move(sockets));
+  return std::make_unique<ThreadedConnections>(std::move(sockets));
 }
 
 }  // namespace
 
-Lanes::Lanes(std::vector<int> sockets, std::span<std::byte> buffer, LaneMode mode)
+Connections::Connections(std::vector<int> sockets, std::span<std::byte> buffer, ConnectionMode mode)
     : buffer_(buffer), end_(made(std::move(sockets), mode)) {}
-Lanes::~Lanes() = default;
+Connections::~Connections() = default;
 
-void Lanes::read() { end_->read(buffer_); }
+void Connections::read() { end_->read(buffer_); }
 
-void Lanes::write() { end_->write(buffer_); }
+void Connections::write() { end_->write(buffer_); }
 
-void Lanes::serve() {
+void Connections::serve() {
   while (end_->answer(buffer_)) {
   }
 }
