@@ -1,6 +1,6 @@
 """Reproductions of the experiments of five papers; README.md lists the commands.
 
-They stand on `benchmarks`, and run from a checkout: python -m papers.NAME.
+They use the package `benchmarks`, and run from a checkout: python -m papers.NAME.
 """
 
 import sys

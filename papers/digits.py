@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class Digits:
     """The share of one worker in the handwritten digits.
 
-    steps: of this worker in an epoch, with a batch each.
+    steps: number of this worker's batches in an epoch.
     """
 
     def __init__(self, rank: int, world: int, batch: int) -> None:
@@ -24,8 +24,7 @@ class Digits:
         self.steps = len(self._labels) // (batch * world)
 
     def batches(self, shuffling: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this worker's images and labels of an epoch, in an order that `shuffling` alone
-        decides."""
+        """Yield this worker's images and labels of an epoch. `shuffling` alone sets the order."""
         shuffled = torch.randperm(len(self._labels), generator=shuffling)
         mine = shuffled[self._rank :: self._world]
         for step in range(self.steps):

@@ -1,6 +1,6 @@
-"""Plots of the papers' records: python -m papers.plot RESULT.json|RECORDS.jsonl PLOT.png
+"""Plots the papers' records: python -m papers.plot RESULT.json|RECORDS.jsonl PLOT.png
 
-RECORDS.jsonl is of papers.layer_drop.accuracy: a line for each contender.
+papers.layer_drop.accuracy writes RECORDS.jsonl, with a line for each contender.
 
 REQUIRES: matplotlib, which the extra "bench" installs.
 """
@@ -25,8 +25,8 @@ def plot_records(text: str, path: Path) -> None:
     """Write the figure of lines of JSON. Raises ValueError if there is nothing to show."""
     panels, columns = of_accuracy([json.loads(line) for line in text.splitlines()])
     if not panels:
-        raise ValueError("there is nothing to plot: the records have no curves")
-    save(panels, columns, "what training loses with a part of the bytes", path)
+        raise ValueError("nothing to plot: the records have no curves")
+    save(panels, columns, "loss of quality with a part of the bytes", path)
 
 
 def _draw(source: Path, path: Path) -> None:

@@ -1,7 +1,7 @@
 """The memory box over RDMA, in a virtual machine that has soft-RoCE: python -m papers.verbs
 
-QEMU emulates the machine, and its processor does what an adapter does, so the speeds compare with
-those of perftest's tools beside them and with nothing else.
+QEMU emulates the machine, and its processor does the work of an adapter. The speeds compare only
+with perftest's tools on the same machine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(
     mebibytes: Annotated[int, typer.Option(help="Moved at each size.")] = _MEBIBYTES,
     json: Json = None,
 ) -> None:
-    """Measure reads and writes over verbs beside perftest's tools."""
+    """Measure reads and writes over verbs, and compare with perftest's tools."""
     check_file(json)
     if not kernel.VMLINUX.exists():
         fail(f"{kernel.VMLINUX} is missing: make vm-programs")

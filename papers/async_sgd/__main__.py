@@ -40,29 +40,30 @@ def async_sgd(
     ] = "all",
     workers: Annotated[
         str | None,
-        typer.Option(help="Counts of those that train at a time.", show_default="2,4,8"),
+        typer.Option(help="Numbers of workers, separated by commas.", show_default="2,4,8"),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small model and one round: does it work at all?")
+        bool, typer.Option("--quick", help="A small model and one round, as a check.")
     ] = False,
     rounds: Annotated[
         int | None,
         typer.Option(min=1, help="Turns of each contender in node and link.", show_default="1"),
     ] = None,
     iterations: Annotated[
-        int | None, typer.Option(min=1, help="That count in a turn.", show_default="4")
+        int | None, typer.Option(min=1, help="Counted in a turn.", show_default="4")
     ] = None,
     lanes: report.Lanes = 4,
     threads: report.Threads = None,
     megabits: Annotated[int, typer.Option(min=1, help="Mbit/s of the slow link.")] = 1000,
     json: Json = None,
 ) -> None:
-    """Asynchronous SGD, emulated: the memory box beside MPI and PyTorch's RPC, in one run.
+    """Asynchronous SGD, emulated: compare the memory box with MPI and PyTorch's RPC.
 
     Six networks, after Ahn et al. (2018): computation is a sleep; gradients go to a server that
-    adds them, and weights come back. Sections: node (all on this machine), link (root: the
-    server behind a slow cable), straggler and accuracy (PyTorch trains, beside a slow worker and
-    on handwritten digits). The exit status never depends on a time. Everything takes some minutes.
+    adds them, and weights come back. Sections: node (all on this machine), link (root: the server
+    behind a slow link), straggler (PyTorch trains, with one slow worker) and accuracy (PyTorch
+    learns handwritten digits). The exit status never depends on a time. The whole run takes some
+    minutes.
     """
     check_file(json)
     try:

@@ -40,8 +40,9 @@ _OPTIONS: dict[str, dict[str, Any] | None] = {
     DROPPING: {"staleness": 0, "drop": {"ratio": 0.8, "warmup": 10}},
     'rule="easgd"': {"rule": "easgd"},
 }
-"""Arguments of a parameter server, by contender ("kind": the class, unless it is ParameterServer;
-"drop": of LayerDrop); None: DistributedDataParallel."""
+"""Arguments of a parameter server, by contender; None: DistributedDataParallel.
+
+"kind" names the class, unless it is ParameterServer. "drop" has the arguments of LayerDrop."""
 
 
 def _measure(plan: Plan, findings: Findings) -> None:

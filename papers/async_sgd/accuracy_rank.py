@@ -21,11 +21,12 @@ _RATE = 5e-3
 class Learner:
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        torch.optim.Adam(_network().parameters())  # the first one loads much: not while asked
+        torch.optim.Adam(
+            _network().parameters()
+        )  # the first optimizer imports much; this keeps it out of the training
 
     def join(self, store_file: str, world: int) -> None:
-        """Join the process group. store_file: names a file that does not exist yet, the same for
-        all."""
+        """Join the process group. store_file: path of a new file, equal on all ranks."""
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm",
@@ -39,8 +40,8 @@ class Learner:
     def start(self, options: dict[str, Any] | None, epochs: int, seed: int) -> None:
         """Train for some epochs.
 
-        options: of a parameter server ("kind": the class, unless it is ParameterServer; "drop": of
-            LayerDrop); None: DistributedDataParallel
+        options: arguments of a parameter server ("kind": the class, unless it is ParameterServer;
+            "drop": arguments of LayerDrop); None: DistributedDataParallel
         """
         torch.manual_seed(seed)
         self._shuffling = torch.Generator().manual_seed(seed)
@@ -69,7 +70,7 @@ class Learner:
         """Return the percentage of the images not trained on that the model recognises."""
         if self._server is not None:
             self._server.pull()
-            dist.barrier()  # all have sent what they had
+            dist.barrier()  # after it, all workers have sent their changes
             self._server.pull()
             self._server.close()
         return self._digits.accuracy(self._model)

@@ -10,33 +10,38 @@ from papers.async_sgd.workload import Exchange
 from torch_hbmcomm.sizes import MIB
 from torch_hbmcomm.smb import Future, Segment
 
-_PIECE_ZERO_COPY = 16 * MIB  # a read on shm of so much stores past the caches anywhere
-_PIECE_TCP = MIB
-_AHEAD = 1  # pieces that are being added while one is copied
-_WRITES = 2  # at a time: more share the lanes, and all end late
+_CHUNK_ZERO_COPY = 16 * MIB  # a read of this size on shm uses non-temporal stores on any machine
+_CHUNK_TCP = MIB
+_AHEAD = 1  # chunks that the box adds while the worker copies one
+_WRITES = 2  # in flight: more writes share the connections, and all end late
 """The sizes and counts above were measured: see papers/README.md."""
 
 
-def plain(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> Exchange:
-    """Make the paper's exchange, each step of which begins when the one before has ended."""
+def plain(shared: Segment, buffer: Segment, gradients: Array, weights: Array) -> Exchange:
+    """Make the paper's exchange. Each step begins when the step before has ended."""
 
     def exchange() -> None:
-        slot.write(source=gradients)
-        shared.accumulate(slot, "float32")
+        buffer.write(source=gradients)
+        shared.accumulate(buffer, "float32")
         shared.read(into=weights)
 
     return exchange
 
 
-def zero_copy(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> Exchange:
-    """Make an exchange of gradients that lie in the slot: the box adds a piece while the worker
-    copies the sum of the one before. REQUIRES: the transport shm."""
+def zero_copy(shared: Segment, buffer: Segment, gradients: Array, weights: Array) -> Exchange:
+    """Make an exchange of gradients that were computed in `buffer`.
+
+    The box adds a chunk while the worker copies the sum of the chunk before. REQUIRES: the
+    transport shm.
+    """
     local = weights.view(np.uint8)
 
     def exchange() -> None:
         added: deque[tuple[int, int, Future]] = deque()
-        for start, size in _pieces(shared.size, _PIECE_ZERO_COPY):
-            added.append((start, size, shared.accumulate_async(slot, "float32", 1.0, start, size)))
+        for start, size in _chunks(shared.size, _CHUNK_ZERO_COPY):
+            added.append(
+                (start, size, shared.accumulate_async(buffer, "float32", 1.0, start, size))
+            )
             if len(added) > _AHEAD:
                 fetch(*added.popleft())
         while added:
@@ -49,32 +54,34 @@ def zero_copy(shared: Segment, slot: Segment, gradients: Array, weights: Array) 
     return exchange
 
 
-def pipelined(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> Exchange:
-    """Make an exchange that has pieces on their way to the box, being added, and on their way back
-    at the same time. The box keeps the order: what touches the same bytes waits."""
+def pipelined(shared: Segment, buffer: Segment, gradients: Array, weights: Array) -> Exchange:
+    """Make an exchange that sends, adds and fetches several chunks at the same time.
+
+    The box keeps the order: an operation waits for earlier operations on the same bytes.
+    """
     sent = gradients.view(np.uint8)
     fetched = weights.view(np.uint8)
 
     def exchange() -> None:
         writes: deque[Future] = deque()
         others: list[Future] = []
-        for start, size in _pieces(shared.size, _PIECE_TCP):
-            piece = slice(start, start + size)
+        for start, size in _chunks(shared.size, _CHUNK_TCP):
+            chunk = slice(start, start + size)
             if len(writes) == _WRITES:
                 writes.popleft().result()
-            writes.append(slot.write_async(start, size, source=sent[piece]))
-            others.append(shared.accumulate_async(slot, "float32", 1.0, start, size))
-            others.append(shared.read_async(start, size, into=fetched[piece]))
+            writes.append(buffer.write_async(start, size, source=sent[chunk]))
+            others.append(shared.accumulate_async(buffer, "float32", 1.0, start, size))
+            others.append(shared.read_async(start, size, into=fetched[chunk]))
         for future in (*writes, *others):
             future.result()
 
     return exchange
 
 
-def _pieces(size: int, piece: int) -> Iterator[tuple[int, int]]:
-    """Yield the start of each piece, and its bytes."""
-    for start in range(0, size, piece):
-        yield start, min(piece, size - start)
+def _chunks(size: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the bytes of each chunk."""
+    for start in range(0, size, chunk):
+        yield start, min(chunk, size - start)
 
 
 EXCHANGES = {"plain": plain, "zero-copy": zero_copy, "pipelined": pipelined}

@@ -1,9 +1,12 @@
-"""A server that is a box, and workers that have a slot there, of the size of the weights.
+"""A server that is a box, and workers that have a gradient buffer there, as large as the weights.
 
-All servers have these methods: prepare() makes room for the weights, zeros, and returns arguments
-of the workers' prepare(); serve() answers so many exchanges; rest() ends what serve() left running,
-when all workers have ended their exchanges; check() compares the weights; release() gives all
-memory back.
+All servers have these methods:
+
+- prepare() allocates the weights, zeros, and returns arguments of the workers' prepare()
+- serve() answers a number of exchanges
+- rest() ends the work that serve() left running, when all workers have ended their exchanges
+- check() compares the weights
+- release() frees all memory
 """
 
 import secrets
@@ -22,8 +25,10 @@ from torch_hbmcomm.smb.box import Transport
 
 class BoxServer:
     def prepare(self, size: int, workers: int, host: str, threads: int) -> dict[str, str | int]:
-        """Serve a box with room for the weights and a slot for each worker. threads: accumulate on
-        the box."""
+        """Serve a box with memory for the weights and for each worker's buffer.
+
+        threads: number of threads that accumulate on the box.
+        """
         self._server = smb.Server(
             listen=f"{host}:0",
             memory=(1 + workers) * size + MIB,
@@ -67,13 +72,13 @@ class BoxWorker(Worker):
     ) -> None:
         self._box = smb.connect(url, token, transport, lanes)
         shared = self._box.alloc(size, key=key, mode="attach")
-        slot = self._box.alloc(size, mode="create", temporary=True)
+        buffer = self._box.alloc(size, mode="create", temporary=True)
         self._allocate(size // 4, weight)
         if way == "zero-copy":
-            view = np.frombuffer(slot.view(), np.float32)
+            view = np.frombuffer(buffer.view(), np.float32)
             view[:] = self.gradients
             self.gradients = view
-        self._exchange = EXCHANGES[way](shared, slot, self.gradients, self.weights)
+        self._exchange = EXCHANGES[way](shared, buffer, self.gradients, self.weights)
 
     def exchange(self) -> None:
         self._exchange()

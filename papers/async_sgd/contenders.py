@@ -22,7 +22,7 @@ RPC = "RPC"
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a server and its workers: this machine, or the two ends of a cable."""
+    """The location of a server and its workers: this machine, or the two ends of a link."""
 
     server: Node | None = None
     workers: Node | None = None
@@ -33,7 +33,7 @@ class Place:
         return "127.0.0.1" if self.server is None else self.server.address
 
     def node(self, rank: int) -> Node | None:
-        """Return the node of a rank; 0 is the server. None: this machine as it is."""
+        """Return the node of a rank, or None on this machine. Rank 0 is the server."""
         return self.workers if rank else self.server
 
 
@@ -41,10 +41,10 @@ class Place:
 class Contender:
     """A way to exchange gradients for weights.
 
-    transport: "shm", where memory is shared, or "tcp".
-    parts: how many times the model's size it takes, by the number of workers.
-    participants: starts a server and so many workers. Raises Unavailable, or PeerFailed.
-    ours: when it fails, the run does.
+    transport: "shm", with shared memory, or "tcp".
+    parts: needed memory in multiples of the model's size, by the number of workers.
+    participants: starts a server and a number of workers. Raises Unavailable or PeerFailed.
+    ours: a failure ends the run.
     """
 
     name: str
@@ -111,7 +111,7 @@ def _rpc(plan: Plan, workers: int, place: Place) -> Iterator[Participants]:
 
 
 def _over_box(name: str, about: str, way: str, transport: str, copies: int) -> Contender:
-    """Make a contender of ours. copies: of the model that a worker takes."""
+    """Make a contender over the box. copies: of the model in a worker's memory."""
     return Contender(
         name,
         f"a box: {about}",
@@ -137,14 +137,14 @@ CONTENDERS = {
     for contender in (
         _over_box(
             PLAIN,
-            "the gradients are copied to the worker's slot, added, the weights copied back",
+            "the gradients are copied to the worker's buffer, added, the weights copied back",
             "plain",
             "shm",
             copies=3,
         ),
         _over_box(
             ZERO_COPY,
-            "the gradients were computed in the slot; adding and copying back overlap",
+            "the gradients were computed in the buffer; adding and copying back overlap",
             "zero-copy",
             "shm",
             copies=2,
@@ -161,7 +161,7 @@ CONTENDERS = {
             _rpc,
         ),
         _over_box(
-            TCP, "pieces are sent, added and fetched at the same time", "pipelined", "tcp", copies=3
+            TCP, "chunks are sent, added and fetched at the same time", "pipelined", "tcp", copies=3
         ),
         _over_mpi(MPI_TCP, "tcp", "tcp"),
     )

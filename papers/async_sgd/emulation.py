@@ -1,4 +1,4 @@
-"""The emulation of one section: its models and numbers of workers, contenders in turn."""
+"""The emulation of one section: its models and numbers of workers, with alternating contenders."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -19,17 +19,17 @@ from torch_hbmcomm.bench.result import (
 )
 from torch_hbmcomm.sizes import MIB, format_bytes
 
-_SPARE = 512 * MIB  # of the machine's memory
+_SPARE = 512 * MIB  # memory of the machine to leave free
 
 Samples = dict[str, list[float]]
 """Milliseconds, by scenario."""
 
 
 class Emulation:
-    """Lets contenders take turns at one model after another.
+    """Alternates the contenders on one model after another.
 
-    Their participants live from start() to the end of the context. Only the contender whose turn it
-    is has memory for models.
+    Their participants live from start() to the end of the context. Only the running contender has
+    memory for the model.
     """
 
     def __init__(self, section: str, plan: Plan, findings: Findings) -> None:
@@ -53,7 +53,7 @@ class Emulation:
                 self._participants[contender] = self._stack.enter_context(participants)
 
     def measure(self, model: Model, workers: int) -> None:
-        """Measure a model with so many workers, and add to the findings, scenario by scenario."""
+        """Measure a model with `workers` workers, and add the findings by scenario."""
         self._findings.progress(f"{self._section}: {model.name}, {workers} workers")
         samples: dict[str, Samples] = {}
         slow: set[str] = set()
@@ -88,7 +88,7 @@ class Emulation:
         return sampled(of, who, milliseconds, "ms")
 
     def check_way(self, model: Model, receiver: Node) -> None:
-        """Fail contenders whose gradients do not take the cable to `receiver`."""
+        """Fail contenders whose gradients do not cross the link to `receiver`."""
         for contender, participants in self._participants.items():
             with self._may_fail(contender):
                 before = receiver.received()
@@ -98,12 +98,12 @@ class Emulation:
                 crossed = receiver.received() - before
                 if crossed < model.bytes:
                     raise PeerFailed(
-                        f"only {format_bytes(crossed)} of {format_bytes(model.bytes)} came over "
-                        f"the link: the others took another way"
+                        f"only {format_bytes(crossed)} of {format_bytes(model.bytes)} crossed "
+                        f"the link: the rest took another path"
                     )
 
     def _turn(self, participants: Participants, model: Model, workers: int) -> tuple[Samples, bool]:
-        """Return what was measured, and whether there is time for another turn."""
+        """Return the samples of a turn, and True if there is time for another turn."""
         with participants.at_work(model, workers) as turn:
             together = turn.first()
             turn.check()
@@ -136,7 +136,7 @@ class Emulation:
 
 
 def free_memory() -> int:
-    """Return the bytes that programs can still have without swapping."""
+    """Return the bytes that programs can allocate without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         field, _, value = line.partition(":")
         if field == "MemAvailable":
@@ -145,7 +145,7 @@ def free_memory() -> int:
 
 
 def chosen(plan: Plan, known: Sequence[Contender]) -> list[Contender]:
-    """Return the contenders that the plan names. Raises Unavailable if there is none."""
+    """Return the contenders that the plan names. Raises Unavailable if `known` has none of them."""
     found = [
         contender
         for contender in known
@@ -153,5 +153,5 @@ def chosen(plan: Plan, known: Sequence[Contender]) -> list[Contender]:
         and (plan.contenders is None or contender.name in plan.contenders)
     ]
     if not found:
-        raise Unavailable("no contender that was asked for takes part in it")
+        raise Unavailable("none of the requested contenders takes part in this section")
     return found

@@ -8,25 +8,26 @@ from torch_hbmcomm.bench.report import format_time
 from torch_hbmcomm.bench.result import Measurement
 
 Goal = Callable[[Sequence[Row]], Verdict | None]
-"""A judge of all rows of a scenario; returns None if no contender of the goal took part."""
+"""Judges all rows of a scenario. Returns None if no contender of the goal took part."""
 
 LINK = "link"
 """The contender that is the bound."""
 
-_AT_THE_BOUND = 0.8  # of the time that is measured
+_AT_THE_BOUND = 0.8  # least share of the bound in the measured time
 
 
 def not_hidden_ms(found: Measurement) -> float:
-    """Return the communication that is not hidden, in the scenario "parallel"; 0 for less than a
-    hundredth of the computation, which is what waking up takes."""
+    """Return the exposed communication in the scenario "parallel".
+
+    It is 0 if it is less than a hundredth of the computation: a wake-up takes as long.
+    """
     compute: float = found.of["compute_ms"]
     over = found.median - compute
     return over if over > compute / 100 else 0.0
 
 
 def faster(rival: str, subject: str, least: float | None = None) -> Goal:
-    """Judge the rival's time over the subject's, mean of all rows. least: the goal, if there is
-    one."""
+    """Judge the rival's time over the subject's, mean of all rows. least: the goal, or None."""
     return _ratio(rival, subject, least, "", lambda row: True)
 
 
@@ -41,8 +42,10 @@ def faster_where_the_link_is_the_bound(rival: str, subject: str, least: float) -
 
 
 def better_hidden(rival: str, subject: str, least: float) -> Goal:
-    """Judge the communication that is not hidden, of all rows together: the subject shall have so
-    many times less, or none."""
+    """Judge the exposed communication of all rows together.
+
+    The subject must have `least` times less than the rival, or none.
+    """
 
     def look(rows: Sequence[Row]) -> Verdict | None:
         both = [row for row in rows if rival in row and subject in row]

@@ -1,13 +1,16 @@
-"""Gradients whose sums are known: whole numbers that are exact in float32 while their sums stay
-below 2**24, and that differ from element to element, so that a misplaced piece is noticed."""
+"""Gradients with known sums.
+
+They are integers, which are exact in float32 while their sums stay below 2**24. Neighbouring
+elements differ, so that the checks detect misplaced data.
+"""
 
 from typing import Any
 
 import numpy as np
 
-_PERIOD = 1021  # a prime: no piece has a whole number of periods
-_BLOCK = 256 * _PERIOD  # elements that are looked at together: what a cache holds
-_MOST_BLOCKS = 32  # of those that a worker looks at
+_PERIOD = 1021  # a prime: no chunk has a whole number of periods
+_BLOCK = 256 * _PERIOD  # elements that are checked together; fits into a cache
+_MOST_BLOCKS = 32  # blocks that a worker checks
 
 Array = np.ndarray[Any, Any]
 """An array of float32."""
@@ -21,8 +24,8 @@ def multiple(count: int, factor: int) -> Array:
     made = np.empty(count, np.float32)
     block = _block(factor)
     for start in range(0, count, _BLOCK):
-        piece = made[start : start + _BLOCK]
-        piece[:] = block[: len(piece)]
+        part = made[start : start + _BLOCK]
+        part[:] = block[: len(part)]
     return made
 
 
@@ -45,15 +48,17 @@ def check_multiple(weights: Array, factor: int) -> None:
 
 
 def check_between(weights: Array, least: int, most: int) -> None:
-    """Raise RuntimeError for a weight outside of these two multiples. Of many weights it looks at
-    some, all over the array."""
+    """Raise RuntimeError if a weight is outside of these two multiples.
+
+    Checks at most _MOST_BLOCKS blocks, spread over the array.
+    """
     low, high = _block(least), _block(most)
     blocks = -(-len(weights) // _BLOCK)
     for number in range(0, blocks, -(-blocks // _MOST_BLOCKS)):
         found = weights[number * _BLOCK : (number + 1) * _BLOCK]
         if not ((low[: len(found)] <= found) & (found <= high[: len(found)])).all():
             raise RuntimeError(
-                f"weights that came back lie outside of {least} to {most} times the gradients"
+                f"fetched weights are outside of {least} to {most} times the gradients"
             )
 
 

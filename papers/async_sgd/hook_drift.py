@@ -1,9 +1,9 @@
-"""Measures how far replicas drift apart under async_hook, by optimizer:
+"""Measures the drift of replicas under async_hook, by optimizer:
 
     torchrun --standalone --nproc-per-node 4 -m papers.async_sgd.hook_drift
 
-A small network, one box. Distances are between two ranks' weights, relative to their norm, when all
-have applied everything.
+It trains a small network with one box. Distances are between two ranks' weights, relative to their
+norm, after all ranks have applied all gradients.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def drift(name: str, steps: int, uneven: bool, resync_every: int | None) -> float:
-    """Train, and return the largest distance. uneven: odd ranks take half as many steps in the same
-    time."""
+    """Train, and return the largest distance. uneven: odd ranks take half as many steps."""
     torch.manual_seed(11)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
     ddp = DistributedDataParallel(model, broadcast_buffers=False)
@@ -58,7 +57,7 @@ def drift(name: str, steps: int, uneven: bool, resync_every: int | None) -> floa
         time.sleep(max(0.0, due - time.monotonic()))
         step(1)
     dist.barrier()
-    step(0)  # takes what is left of the others' gradients
+    step(0)  # applies the remaining gradients of the other ranks
     mine = nn.utils.parameters_to_vector(model.parameters()).detach()
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)

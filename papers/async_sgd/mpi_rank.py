@@ -1,4 +1,4 @@
-"""MPI_Send and MPI_Recv, the paper's way: rank 0 is the server, all others are workers."""
+"""MPI_Send and MPI_Recv, as in the paper: rank 0 is the server, all other ranks are workers."""
 
 import threading
 
@@ -18,9 +18,9 @@ unlink_segments(world)
 
 
 class _Afterwards:
-    """Calls MPI now and then in a rank that is done, from go_on() to rest().
+    """Calls MPI periodically in a rank that is done, from go_on() to rest().
 
-    What a rank has sent may travel only while the rank is in a call of MPI.
+    MPI may transfer a sent message only while the sender is in a call of MPI.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class MpiServer(_Afterwards):
         self.go_on()
 
     def next_worker(self) -> int:
-        """Return whose gradients are received next: whoever's come first."""
+        """Return the worker whose gradients to receive next: the first that sends."""
         return int(MPI.ANY_SOURCE)
 
     def check(self, factor: int) -> None:

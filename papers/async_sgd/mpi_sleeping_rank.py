@@ -1,7 +1,7 @@
-"""MPI_Send and MPI_Recv by ranks that sleep until it is their turn.
+"""MPI_Send and MPI_Recv by ranks that sleep until their turn.
 
-A worker asks the server for a turn, and both look for the other's word now and then. Only what
-moves bytes waits in MPI's busy loop.
+A worker asks the server for a turn. Both poll for the other's message, and sleep between the polls.
+Only calls that transfer gradients or weights wait in MPI's busy loop.
 """
 
 import time
@@ -30,7 +30,7 @@ class SleepingWorker(MpiWorker):
 
 
 def _word_of(rank: int, tag: int) -> int:
-    """Wait for a word without keeping a processor; return who sent it."""
+    """Wait for a message without occupying a processor. Return its sender."""
     status = MPI.Status()
     while not world.Iprobe(rank, tag, status):
         time.sleep(_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""The server and the workers of one contender, each a process of its own."""
+"""The server and the workers of one contender, each in its own process."""
 
 import statistics
 import time
@@ -10,13 +10,13 @@ from papers.async_sgd.gradients import multiple_of_all
 from papers.async_sgd.workload import Model
 from torch_hbmcomm.bench.peer import Peer
 
-_LEAD = 0.05  # seconds from telling the workers to the first one's start
+_LEAD = 0.05  # seconds from the command to the first worker's start
 
 
 class Participants:
     """A server and its workers.
 
-    server, worker: arguments of the prepare() of the one and of the others besides the size.
+    server, worker: further arguments of the server's and the workers' prepare().
     """
 
     def __init__(
@@ -31,8 +31,7 @@ class Participants:
 
     @contextmanager
     def at_work(self, model: Model, count: int) -> Iterator["Turn"]:
-        """Yield a turn of the first `count` workers, which have memory for the model until its
-        end."""
+        """Yield a turn of the first `count` workers. At its end they free the model's memory."""
         size = model.bytes
         answer = self._server.ask("prepare", size=size, workers=count, **self._server_options)
         workers = self._workers[:count]
@@ -55,8 +54,10 @@ class Turn:
         self._pushes = 0
 
     def first(self) -> float:
-        """Make one exchange of all workers, which touches all memory, and check that what came back
-        is possible. Returns the seconds of the slowest worker."""
+        """Make one exchange of all workers, which touches all memory, and check the weights' range.
+
+        Returns the seconds of the slowest worker.
+        """
         times = self._run("sequential", 0.0, 0.0, 1)
         for number, worker in enumerate(self._workers):
             worker.tell("check", least=number + 1, most=self._total())
@@ -65,17 +66,17 @@ class Turn:
         return max(one for (one,) in times)
 
     def run(self, scenario: str, iterations: int) -> list[float]:
-        """Return the seconds of each iteration, the mean of all workers.
+        """Return the seconds of each iteration, mean of all workers.
 
-        They begin spread over the time of one computation: workers that never wait for each other
-        do not stay in step.
+        The workers' starts are spread over the time of one computation, as they are in workers that
+        never wait for one another.
         """
         compute = self._model.compute
         times = self._run(scenario, compute, compute / len(self._workers), iterations)
         return [statistics.fmean(iteration) for iteration in zip(*times, strict=True)]
 
     def check(self) -> None:
-        """Check that nothing was lost, and nothing added twice."""
+        """Check that the server added every gradient exactly once."""
         self._server.ask("check", factor=self._total())
 
     def _total(self) -> int:
@@ -84,8 +85,10 @@ class Turn:
     def _run(
         self, scenario: str, compute: float, apart: float, iterations: int
     ) -> list[list[float]]:
-        """Return, for each worker, the seconds of each iteration. apart: seconds from the start of
-        one worker to the start of the next."""
+        """Return, for each worker, the seconds of each iteration.
+
+        apart: seconds from the start of one worker to the start of the next.
+        """
         self._server.tell("serve", exchanges=len(self._workers) * iterations)
         begin = time.monotonic() + _LEAD
         for number, worker in enumerate(self._workers):

@@ -1,4 +1,4 @@
-"""The plan of a run: what is measured."""
+"""The plan of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ TRANSPORTS = ("shm", "tcp")
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice of what to measure. Raises ValueError for what cannot be measured.
+    """A choice of measurements. Raises ValueError if one is impossible.
 
     models, contenders: names; None: each section's own choice.
-    workers: how many train at a time.
-    rounds: in each, every contender has a turn.
-    iterations: that count in a turn; one more comes before them, while queues are still filling.
-    seconds: the most that the iterations may take in a scenario; a contender that needs more has
-    one turn, of one iteration that counts.
-    lanes: connections of tcp.
-    threads: accumulate on the box.
+    workers: numbers of workers.
+    rounds: turns of each contender.
+    iterations: number that counts in a turn; one uncounted iteration comes first, to fill queues.
+    seconds: longest time of the iterations in a scenario. A slower contender has one turn, with one
+    counted iteration.
+    lanes: number of connections of tcp.
+    threads: number of threads that accumulate on the box.
     megabits: rate of the slow link, each way, in Mbit/s.
-    shrink: divides sizes and times of computation.
+    shrink: divisor of sizes and of times of computation.
     """
 
     sections: Sequence[str]
@@ -54,12 +54,12 @@ class Plan:
         pushes = 1 + len(SCENARIOS) * (1 + self.iterations)
         if pushes * multiple_of_all(max(self.workers)) > MOST:
             raise ValueError(
-                f"{self.iterations} iterations of {max(self.workers)} workers add up to more than "
-                f"float32 holds exactly, and the sums are checked: ask for fewer"
+                f"{self.iterations} iterations of {max(self.workers)} workers: the checked sums "
+                f"exceed the integers that float32 represents exactly; request fewer"
             )
 
     def chosen(self, names: Sequence[str]) -> list[Model]:
-        """Return the models that the plan names, or else those of these names."""
+        """Return the models that the plan names; if it names none, the models `names`."""
         return [MODELS[name].shrunk(self.shrink) for name in self.models or names]
 
 
@@ -70,4 +70,4 @@ QUICK: dict[str, Any] = {
     "iterations": 1,
     "shrink": 32,
 }
-"""Fields of a plan that only shows that everything can be measured."""
+"""Fields of a plan that checks that everything runs."""

@@ -1,5 +1,8 @@
-"""Plots in the shape of the paper's Figs. 6 to 9: a column for each model, bars for each number of
-workers; above communication alone, below iterations that overlap it."""
+"""Plots in the form of the paper's Figs. 6 to 9.
+
+There is a column for each model, and bars for each number of workers. The upper row shows
+communication alone, the lower row iterations that overlap it.
+"""
 
 from benchmarks.panels import Panel
 from papers.async_sgd.contenders import CONTENDERS

@@ -1,5 +1,7 @@
-"""PyTorch's RPC over TensorPipe: rank 0 is the server, all others are workers. One call brings the
-gradients and returns the weights."""
+"""PyTorch's RPC over TensorPipe: rank 0 is the server, all other ranks are workers.
+
+One call sends the gradients and returns the weights.
+"""
 
 import os
 import threading
@@ -14,7 +16,7 @@ from torch_hbmcomm.bench.peer import obey
 _SERVER = 0
 _FOR_EVER = 0.0
 _kept = torch.empty(0)
-_adding = threading.Lock()  # RPC calls on several threads
+_adding = threading.Lock()  # RPC calls _add() on several threads
 
 
 def _add(gradients: torch.Tensor) -> torch.Tensor:
@@ -26,12 +28,12 @@ class _Member:
     rank: int
 
     def join(self, store_file: str, world: int, over_link: bool) -> None:
-        """Join the job. store_file: names a file that does not exist yet, the same for all."""
+        """Join the job. store_file: path of a new file, equal on all ranks."""
         torch.set_num_threads(1)
         options = rpc.TensorPipeRpcBackendOptions(
             init_method=f"file://{store_file}",
             rpc_timeout=_FOR_EVER,
-            # Between two namespaces it would otherwise copy from process to process.
+            # By default, TensorPipe would copy between the processes, even across namespaces.
             _transports=["uv"] if over_link else None,
             _channels=["basic"] if over_link else None,
         )
@@ -50,7 +52,7 @@ class RpcServer(_Member):
         """Do nothing: RPC's threads serve."""
 
     def rest(self) -> None:
-        """Do nothing: RPC's threads go on until the end."""
+        """Do nothing: RPC's threads run until the end."""
 
     def check(self, factor: int) -> None:
         check_multiple(_kept.numpy(), factor)
@@ -79,4 +81,4 @@ class RpcWorker(_Member, Worker):
 if __name__ == "__main__":
     rank = int(os.environ["RANK"])
     obey(RpcServer() if rank == _SERVER else RpcWorker(rank), rank)
-    os._exit(0)  # RPC would wait for the others, who are gone
+    os._exit(0)  # RPC would wait for ranks that have ended

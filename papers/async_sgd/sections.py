@@ -18,12 +18,12 @@ from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import format_time
 from torch_hbmcomm.bench.result import Findings, Measurement, Unavailable
 
-_LINK_MODELS = ["Inception_v1"]  # the larger ones take seconds an iteration
+_LINK_MODELS = ["Inception_v1"]  # an iteration of larger models takes seconds
 _LINK_CONTENDERS = [contenders.TCP, contenders.MPI_TCP, contenders.RPC]
 _TITLES = {
     "sequential": "communication in an iteration, after the computation",
     "parallel": "an iteration whose communication overlaps the next one's computation, and in "
-    "brackets what of it is not hidden",
+    "brackets its exposed communication",
 }
 _RATIOS = (
     ("MPI", "hbm shm"),
@@ -64,8 +64,10 @@ def _link(plan: Plan, findings: Findings) -> None:
 
 
 def _bounds(plan: Plan, model: Model, workers: int) -> dict[str, float]:
-    """Return the least milliseconds of each scenario: in every iteration the link carries all
-    gradients one way and all weights the other."""
+    """Return the least milliseconds of each scenario.
+
+    In every iteration the link carries all gradients one way and all weights the other way.
+    """
     one = model.bytes / (plan.megabits / 8 * 1e3 * PAYLOAD)
     compute = model.compute * 1e3
     bounds = {
@@ -153,7 +155,7 @@ NODE = _section(
 
 LINK = _section(
     "link",
-    "the server at one end of a cable with a rate, the workers at the other; what the rate allows",
+    "the server at one end of a link with a limited rate, the workers at the other; its bound",
     _link,
     sequential=[
         goals.faster_where_the_link_is_not_the_bound(contenders.MPI_TCP, contenders.TCP, 2.1),

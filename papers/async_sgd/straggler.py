@@ -1,4 +1,4 @@
-"""Section straggler: how much one slow worker holds up the others."""
+"""Section straggler: the delay that one slow worker causes for the other workers."""
 
 import secrets
 import statistics
@@ -19,7 +19,7 @@ from torch_hbmcomm.bench.result import (
 )
 
 _NAME = "straggler"
-_ABOUT = "three workers alone, and beside one that is 5 times slower (4 MiB, 20 ms of sleep a step)"
+_ABOUT = "three workers alone, and with a fourth, 5 times slower (4 MiB, 20 ms of sleep a step)"
 
 SHM = "ParameterServer shm"
 TCP = "ParameterServer tcp"
@@ -35,11 +35,11 @@ _ROUNDS = 7
 _LEAST = 0.95  # of the speed alone
 
 _Turn = Callable[[Sequence[Peer]], list[float]]
-"""Makes these workers train; returns the seconds of a step of each."""
+"""Trains these workers. Returns the seconds of a step of each."""
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    """Measure the contenders in turn. A sample is one turn: a fast worker's steps in a second."""
+    """Alternate the contenders. A sample is one turn: a fast worker's steps per second."""
     steps = max(_STEPS // plan.shrink, _TIMES)
     token = secrets.token_hex(16)
     with (
@@ -49,7 +49,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
 
         def over_box(transport: str) -> _Turn:
             def turn(workers: Sequence[Peer]) -> list[float]:
-                name = secrets.token_hex(8)  # a job of its own
+                name = secrets.token_hex(8)  # names a new job
                 for number, worker in enumerate(workers):
                     slow = number == _FAST
                     worker.tell(
@@ -88,8 +88,8 @@ def of_turns(
 ) -> Iterator[Measurement]:
     """Make the measurements of a contender from its speeds, turn by turn.
 
-    "share" is the median over the turns of the share of the speed alone: the machine may be faster
-    in one turn than in another.
+    "share" is the speed over the speed alone, median over the turns: the machine's speed may differ
+    from turn to turn.
     """
     share = statistics.median(b / a for a, b in zip(alone, held_up, strict=True))
     for case, speeds, values in ((ALONE, alone, {}), (HELD_UP, held_up, {"share": share})):

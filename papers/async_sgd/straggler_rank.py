@@ -14,20 +14,19 @@ import torch_hbmcomm as hbmcomm
 from torch_hbmcomm import smb
 from torch_hbmcomm.bench.peer import obey
 
-_WIDTH = 1024  # of a layer, whose weights are 4 MiB
-_WARM = 3  # steps that do not count
+_WIDTH = 1024  # the layer's weights take 4 MiB
+_WARM = 3  # uncounted steps
 
 
 class Trainee:
-    """A worker that takes some steps when it is told. It answers with the seconds of a step."""
+    """A worker that takes steps on command, and answers with the seconds of a step."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        _model()  # the first optimizer loads much: not while asked
+        _model()  # the first optimizer imports much; this keeps it out of the training
 
     def join(self, store_file: str, world: int) -> None:
-        """Join the process group. store_file: names a file that does not exist yet, the same for
-        all."""
+        """Join the process group. store_file: path of a new file, equal on all ranks."""
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
@@ -38,8 +37,11 @@ class Trainee:
         self, url: str, token: str, transport: Any, name: str, workers: int, compute: float,
         steps: int,
     ) -> float:  # fmt: skip
-        """Train over a box. workers: wait for each other before the first step. compute: seconds of
-        sleep in a step."""
+        """Train over a box.
+
+        workers: number that wait for one another before the first step.
+        compute: seconds of sleep in a step.
+        """
         model, optimizer = _model()
         with (
             smb.connect(url, token, transport) as box,

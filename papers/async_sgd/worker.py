@@ -10,10 +10,10 @@ from papers.async_sgd.workload import SCENARIOS
 
 
 class Worker(ABC):
-    """A worker; its subclasses have prepare(), with arguments of their own, and exchange().
+    """A worker. Subclasses add prepare(), with their own arguments, and exchange().
 
-    gradients: are sent, and are `weight` times those of worker 0.
-    weights: were fetched last.
+    gradients: sent in each exchange; `weight` times the gradients of worker 0.
+    weights: fetched in the last exchange.
     """
 
     gradients: Array
@@ -24,20 +24,22 @@ class Worker(ABC):
         """Send the gradients, and fetch the weights."""
 
     def run(self, scenario: str, compute: float, begin: float, iterations: int) -> list[float]:
-        """Return the seconds of each iteration. begin: a time of `time.monotonic`, which all
-        processes share."""
+        """Return the seconds of each iteration.
+
+        begin: time of the start, by `time.monotonic`, which all processes share.
+        """
         time.sleep(max(0.0, begin - time.monotonic()))
         return SCENARIOS[scenario](self.exchange, compute, iterations)
 
     def rest(self) -> None:  # noqa: B027  (most have nothing to do)
-        """Do what is to be done when all workers have ended their exchanges."""
+        """Clean up after all workers have ended their exchanges."""
 
     def check(self, least: int, most: int) -> None:
-        """Check that the weights lie between these multiples of the gradients of worker 0."""
+        """Check that the weights are between these multiples of worker 0's gradients."""
         check_between(self.weights, least, most)
 
     def release(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         del self.gradients, self.weights
 
     def _allocate(self, count: int, weight: int) -> None:

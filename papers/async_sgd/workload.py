@@ -1,5 +1,7 @@
-"""The work of a worker: the networks of the paper's Table 2, whose computation is emulated by
-sleeping, and the ways in which an iteration exchanges its gradients for fresh weights."""
+"""The work of a worker: the networks of the paper's Table 2, and the scenarios of an iteration.
+
+Computation is emulated by sleeping. An iteration exchanges its gradients for new weights.
+"""
 
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ _PAGE = 4 * KIB
 class Model:
     """A network of the paper's Table 2.
 
-    bytes: of its weights in float32.
+    bytes: size of its weights in float32.
     compute: seconds of a forward and backward pass.
     """
 
@@ -50,7 +52,7 @@ Exchange = Callable[[], None]
 
 
 def sequential(exchange: Exchange, compute: float, iterations: int) -> list[float]:
-    """Compute and exchange in turn. Returns the seconds of communication in each iteration."""
+    """Compute and exchange alternately. Return the seconds of communication in each iteration."""
     times = []
     for _ in range(iterations):
         time.sleep(compute)
@@ -63,9 +65,9 @@ def sequential(exchange: Exchange, compute: float, iterations: int) -> list[floa
 def parallel(exchange: Exchange, compute: float, iterations: int) -> list[float]:
     """Exchange in a thread for one iteration while the next one computes.
 
-    They hand over by a mutex and a condition, those of a Future. Returns the seconds of each
-    iteration: of the longer one, computation or communication (Eq. 1). The first has nothing to
-    wait for.
+    The threads synchronise by a Future's mutex and condition. Returns the seconds of each
+    iteration: the longer of computation and communication (Eq. 1). The first iteration waits for no
+    exchange.
     """
     times = []
     with ThreadPoolExecutor(max_workers=1) as communication:

@@ -1,9 +1,10 @@
-"""Latency and bandwidth of a memory box over the size of messages, the number of connections and
-that of threads on one connection: python -m papers.connections --help
+"""Latency and bandwidth of a memory box, over the sizes of messages and the numbers of connections.
 
-A box and a native program with the threads (benchmarks/native/box_threads.cpp) are on this machine.
-Every thread has a segment of its own. In a window all threads repeat one operation, waiting for
-each; those of one row take turns.
+    python -m papers.connections --help
+
+It also varies the number of threads on one connection. The box and a native program with the
+threads (benchmarks/native/box_threads.cpp) are on this machine. Every thread has its own segment.
+In a window all threads repeat one operation, and wait for each. The windows of one row alternate.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ from torch_hbmcomm.sizes import KIB, MIB, format_bytes, parse_bytes
 
 TRANSPORTS = ("tcp", "shm")
 OPERATIONS = ("read", "write")
-CONNECTIONS = "connections"  # of a client and a thread each
+CONNECTIONS = "connections"  # each with a client and a thread
 THREADS = "threads"  # on one connection
 AGGREGATION = "aggregation"
 WAYS = ("alone", "batch", "packed")
-MESSAGES = 64  # that are written, in `aggregation`
+MESSAGES = 64  # messages written in `aggregation`
 _MOST_PACKED = 4 * KIB  # bytes of a message
-_NUMBERS = 6  # of a thread
+_NUMBERS = 6  # per thread, in the program's answer
 
 app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice of what to measure. Raises ValueError for what cannot be measured.
+    """A choice of measurements. Raises ValueError if one is impossible.
 
-    counts: of connections, and of threads on one.
+    counts: numbers of connections, and of threads on one connection.
     sizes: bytes of an operation.
-    rounds: windows of each count, which take turns.
-    window: milliseconds.
+    rounds: windows of each count; counts alternate.
+    window: length in milliseconds.
     """
 
     counts: Sequence[int] = (1, 2, 4, 6, 8)
@@ -71,10 +72,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Thread:
-    """The numbers of one thread in a window.
+    """The figures of one thread in a window.
 
-    operations: that ended.
-    seconds: since all threads began.
+    operations: number completed.
+    seconds: time since the common start of the threads.
     minimum, mean, p99, maximum: microseconds of an operation.
     """
 
@@ -87,15 +88,18 @@ class Thread:
 
 
 def threads_of(numbers: Sequence[float]) -> list[Thread]:
-    """Return the threads of the program's answer."""
+    """Return the threads' figures from the program's answer."""
     starts = range(0, len(numbers), _NUMBERS)
     return [Thread(*numbers[start : start + _NUMBERS]) for start in starts]
 
 
 def summary(windows: Sequence[Sequence[Thread]], size: int) -> dict[str, float]:
-    """Return the values of a row: GB/s of all threads together, the median of the windows; the
-    microseconds of an operation over all of them, p99 being the median of the threads'; and how
-    many times the fastest thread's mean the slowest's is."""
+    """Return the values of a row.
+
+    - GB/s of all threads together, median of the windows
+    - microseconds of an operation, over all threads and windows; p99 is the median of the threads'
+    - the slowest thread's mean over the fastest thread's
+    """
     everyone = [thread for window in windows for thread in window]
     operations = sum(thread.operations for thread in everyone)
     return {
@@ -115,7 +119,7 @@ def summary(windows: Sequence[Sequence[Thread]], size: int) -> dict[str, float]:
 
 
 def each_thread(windows: Sequence[Sequence[Thread]]) -> dict[str, list[float]]:
-    """Return the microseconds of an operation of each thread, the medians of the windows."""
+    """Return the microseconds of an operation of each thread, medians of the windows."""
     return {
         f"{name}_us": [
             statistics.median(getattr(thread, name) for thread in own)
@@ -126,7 +130,7 @@ def each_thread(windows: Sequence[Sequence[Thread]]) -> dict[str, list[float]]:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class ThreadSet:
     """Threads on connections to the box. kind: CONNECTIONS or THREADS."""
 
     kind: str
@@ -137,10 +141,13 @@ class Crowd:
         running.ask("connect", ours.url, ours.token, transport, *each, size)
 
 
-def _crowds(counts: Sequence[int]) -> list[Crowd]:
-    """Return connections, then threads; one thread is one connection."""
-    threads = [Crowd(THREADS, count) for count in counts if count > 1]
-    return [*(Crowd(CONNECTIONS, count) for count in counts), *threads]
+def _thread_sets(counts: Sequence[int]) -> list[ThreadSet]:
+    """Return the sets of connections, then the sets of threads on one connection.
+
+    One thread on one connection is in the first ones.
+    """
+    threads = [ThreadSet(THREADS, count) for count in counts if count > 1]
+    return [*(ThreadSet(CONNECTIONS, count) for count in counts), *threads]
 
 
 def _measured(plan: Plan, ours: BoxProcess) -> Iterator[Measurement]:
@@ -154,16 +161,21 @@ def _measured(plan: Plan, ours: BoxProcess) -> Iterator[Measurement]:
 
 
 def _of_size(plan: Plan, ours: BoxProcess, transport: str, size: int) -> Iterator[Measurement]:
-    windows: dict[tuple[str, Crowd], list[list[Thread]]] = {}
+    windows: dict[tuple[str, ThreadSet], list[list[Thread]]] = {}
     with program("box_threads") as running:
         for _ in range(plan.rounds):
-            for crowd in _crowds(plan.counts):
-                crowd.connect(running, ours, transport, size)
+            for threads in _thread_sets(plan.counts):
+                threads.connect(running, ours, transport, size)
                 for operation in OPERATIONS:
                     found = threads_of(running.ask("run", operation, plan.window))
-                    windows.setdefault((operation, crowd), []).append(found)
-    for (operation, crowd), own in windows.items():
-        of = {"section": crowd.kind, "operation": operation, "bytes": size, "count": crowd.count}
+                    windows.setdefault((operation, threads), []).append(found)
+    for (operation, threads), own in windows.items():
+        of = {
+            "section": threads.kind,
+            "operation": operation,
+            "bytes": size,
+            "count": threads.count,
+        }
         values = summary(own, size)
         yield Measurement(of, f"hbm {transport}", values=values, curves=each_thread(own))
 
@@ -171,7 +183,7 @@ def _of_size(plan: Plan, ours: BoxProcess, transport: str, size: int) -> Iterato
 def _aggregation(plan: Plan, ours: BoxProcess, transport: str, size: int) -> Iterator[Measurement]:
     windows: dict[str, list[list[Thread]]] = {way: [] for way in WAYS}
     with program("box_threads") as running:
-        Crowd(CONNECTIONS, 1).connect(running, ours, transport, MESSAGES * size)
+        ThreadSet(CONNECTIONS, 1).connect(running, ours, transport, MESSAGES * size)
         for _ in range(plan.rounds):
             for way in WAYS:
                 found = threads_of(running.ask("run", f"{way}:{size}", plan.window))
@@ -182,7 +194,7 @@ def _aggregation(plan: Plan, ours: BoxProcess, transport: str, size: int) -> Ite
 
 
 def measure(plan: Plan) -> Result:
-    """Measure. Raises Unavailable where the native programs are missing, and PeerFailed."""
+    """Measure. Raises Unavailable if the native programs are missing, and PeerFailed."""
     memory = 2 * max(plan.counts) * max(*plan.sizes, MESSAGES * _MOST_PACKED) + 64 * MIB
     with box(BoxPlan([]), memory=memory) as ours:
         found = list(_measured(plan, ours))
@@ -193,7 +205,7 @@ def measure(plan: Plan) -> Result:
         contenders={f"hbm {transport}": "" for transport in plan.transports},
         notes=[
             f"aggregation: {MESSAGES} messages, each an operation (alone), issued together "
-            "(batch), or copied into one buffer that is written at once (packed)"
+            "(batch), or copied into one buffer that is written in one operation (packed)"
         ],
         measurements=found,
     )
@@ -233,7 +245,7 @@ def connections(
         int | None, typer.Option(min=1, help="Milliseconds.", show_default="50")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few sizes and counts: does it work at all?")
+        bool, typer.Option("--quick", help="Few sizes and counts, as a check.")
     ] = False,
     json: Json = None,
 ) -> None:

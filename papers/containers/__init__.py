@@ -1,1 +1,1 @@
-"""Ranks divided over containers, beside the same ranks on the host: Woo et al. 2020, Table 5."""
+"""Ranks divided over containers, compared with ranks on the host: Woo et al. 2020, Table 5."""

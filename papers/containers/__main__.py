@@ -1,7 +1,7 @@
 """Collectives of ranks that are divided over containers: python -m papers.containers --help
 
-Root, podman and runc are needed. The divisions take turns: in each round every one of them starts
-its ranks anew, and times each collective a few times. A sample is one call, on its slowest rank.
+It needs root, podman and runc. The divisions alternate: in each round every division starts new
+ranks, and times each collective a few times. A sample is one call, on its slowest rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A module that ranks run, on the host or in containers, and what they leave in a file."""
+"""Runs a module on ranks, on the host or in containers, and reads their results from a file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 from papers.containers.podman import OUTPUT, Division, started
 
 RESULTS = "results.json"
-"""The file that rank 0 writes, beside the plan."""
+"""The name of the file that rank 0 writes, in the directory of the plan."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LIMIT = 600  # seconds, for the ranks
 
 
 def results_of(division: Division, ranks: int, module: str, plan: Mapping[str, Any]) -> Any:
-    """Run `python -m MODULE PLAN.json` on each rank. Returns what is in RESULTS in the end.
+    """Run `python -m MODULE PLAN.json` on each rank. Returns the content of RESULTS.
 
-    Raises RuntimeError with the ranks' output when one of them fails, or they do not end in time.
+    Raises RuntimeError with the ranks' output if a rank fails, or if the ranks do not end in time.
     """
-    # Its path is that of sockets, too, which must be short.
+    # A short path, because sockets are in the directory too.
     with tempfile.TemporaryDirectory(prefix="hbmcomm-", dir="/tmp") as name:
         folder = Path(name)
         file = folder / "plan.json"

@@ -1,7 +1,7 @@
-"""Ranks of one group, divided over containers of this machine that podman runs.
+"""Ranks of one group, divided over containers that podman runs on this machine.
 
-A container has the host's root file system, of which it keeps no change, a /dev/shm, namespaces and
-a seccomp filter of its own, and a folder that all of them share.
+A container has the host's root file system, without keeping changes to it. It has its own /dev/shm,
+namespaces and seccomp filter. All containers share one directory.
 
 REQUIRES: root, podman and runc.
 """
@@ -22,12 +22,12 @@ from typing import IO
 
 PODMAN = ("podman", "--cgroup-manager=cgroupfs", "--runtime=runc")
 LIMITS = ("--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096")
-_HOST_ROOT = ("--rootfs", "/:O")  # with what is written laid over it
+_HOST_ROOT = ("--rootfs", "/:O")  # writes go to an overlay
 
 OUTPUT = "output"
 
-# $1 is the first rank, $2 the number of ranks, $3 a file for the status of a rank that failed (0:
-# none has), the rest their command.
+# Arguments: the first rank, the number of ranks, a file for the status of a failed rank (0: none
+# failed), then the ranks' command.
 _RANKS = """
 first=$1 count=$2 ended=$3
 shift 3
@@ -44,9 +44,9 @@ _REMOVAL = 60  # seconds
 
 
 class Part:
-    """The ranks of one container, or those on the host.
+    """The ranks of one container, or the ranks on the host.
 
-    They have ended when they say so in a file: podman may stay for minutes after its container.
+    A file reports their end: podman may run for minutes after its container has ended.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Part:
         )
 
     def poll(self) -> int | None:
-        """Return the status of a rank that failed, 0 if none has, None while they run."""
+        """Return the status of a failed rank, 0 if none failed, None while the ranks run."""
         over = self._process.poll()
         return int(self._ended.read_text()) if self._ended.exists() else over
 
     def wait(self, limit: float) -> int:
-        """Raises subprocess.TimeoutExpired after so many seconds."""
+        """Wait for the status. Raises subprocess.TimeoutExpired after `limit` seconds."""
         deadline = time.monotonic() + limit
         while (status := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -79,11 +79,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Division:
-    """Where the ranks of a group run.
+    """A division of a group's ranks.
 
-    containers: how many share them in equal parts, in the order of the ranks; 0: on the host.
-    meeting: whether the containers share HBMCOMM_SOCKET_DIR, and have no network: they are one node
-        then. Otherwise they have podman's bridge, and each is a node of its own.
+    containers: number of containers, which have equal parts in the order of the ranks; 0: none.
+    meeting: the containers share HBMCOMM_SOCKET_DIR and have no network, so they form one node.
+        Otherwise they have podman's bridge, and each is a node.
     """
 
     containers: int
@@ -98,7 +98,7 @@ class Division:
 
 @cache
 def why_unavailable() -> str | None:
-    """Return why no container can be run here, or None."""
+    """Return the cause if this machine cannot run containers, or None."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("podman", "runc"))):
         return "containers need root, podman and runc"
     tried = subprocess.run(
@@ -119,10 +119,11 @@ def started(
 ) -> Iterator[list[Part]]:
     """Start `ranks` ranks: `command`, with RANK, LOCAL_RANK, WORLD_SIZE and `environment`.
 
-    Yields the ranks of each container; all are killed when the block ends, and the containers
-    removed.
+    Yields the ranks of each container. The end of the block kills all ranks, and removes the
+    containers.
 
-    folder: empty, seen by all at the same path; they write to `OUTPUT` there.
+    folder: an empty directory, at the same path in all containers. The ranks write to `OUTPUT`
+    there.
     """
     parts = max(division.containers, 1)
     each, left = divmod(ranks, parts)

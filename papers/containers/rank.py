@@ -1,7 +1,7 @@
-"""A rank that times collectives, wherever it runs: python -m papers.containers.rank PLAN.json
+"""A rank that times collectives: python -m papers.containers.rank PLAN.json
 
-PLAN.json has "collectives": their names and bytes, and "calls". Rank 0 writes the seconds of each
-call, on its slowest rank, beside it to RESULTS.
+PLAN.json has "collectives", with their names and bytes, and "calls". Rank 0 writes the seconds of
+each call, on its slowest rank, to the file RESULTS in the same directory.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch.distributed as dist
 from papers.containers.job import RESULTS
 
 COLLECTIVES = ("broadcast", "gather", "allreduce")
-_WARM = 2  # calls that are not counted
+_WARM = 2  # uncounted calls
 
 
 class Call:
-    """A collective on plain tensors of float32, whose outcome it checks.
+    """A collective on plain tensors of float32, with a check of its result.
 
-    size: in bytes; of each rank's part in a gather.
+    size: in bytes; in a gather, the size of each rank's part.
     """
 
     def __init__(self, collective: str, size: int) -> None:
@@ -55,11 +55,11 @@ class Call:
             bool((part == rank + 1).all()) for rank, part in enumerate(self._parts)
         )
         if not good:
-            raise RuntimeError(f"rank {self._rank}: a wrong outcome of {self._collective}")
+            raise RuntimeError(f"rank {self._rank}: the result of {self._collective} is wrong")
 
 
 def seconds_of(call: Call) -> float:
-    """Return how long a call takes on the slowest rank."""
+    """Return the seconds of a call on the slowest rank."""
     call.prepare()
     dist.barrier()
     begin = time.perf_counter()

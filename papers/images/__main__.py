@@ -1,8 +1,10 @@
-"""Images a second that a small convolutional net learns under DistributedDataParallel, over ranks,
-on the host and in containers: python -m papers.images --help
+"""Images a second that a small convolutional net learns under DistributedDataParallel, over ranks.
 
-A sample is a step, on its slowest rank. On the host hbm, Gloo and steps without communication, the
-bound, take turns in the same processes; in containers, which have no network, hbm and the bound.
+    python -m papers.images --help
+
+A sample is a step, on its slowest rank. On the host, hbm, Gloo and the bound alternate in the same
+processes. The bound is steps without communication. Containers have no network; there hbm and the
+bound alternate.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def images_a_second(one: Measurement) -> float:
-    """Return those that all ranks together learn, by the median of the steps."""
+    """Return the images a second of all ranks together, by the median of the steps."""
     return float(one.of["ranks"]) * BATCH / one.median * 1e3
 
 

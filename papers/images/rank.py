@@ -1,8 +1,9 @@
-"""A rank that trains a small convolutional net under DistributedDataParallel, wherever it runs:
-python -m papers.images.rank PLAN.json
+"""A rank that trains a small convolutional net under DistributedDataParallel.
 
-PLAN.json has "contenders", "rounds" and "steps": those of a turn. Rank 0 writes the seconds of each
-step, on its slowest rank, beside it to RESULTS, by contender.
+    python -m papers.images.rank PLAN.json
+
+PLAN.json has "contenders", "rounds", and "steps", the number in a turn. Rank 0 writes the seconds
+of each step, on its slowest rank and by contender, to the file RESULTS in the same directory.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ class Training:
         self._images, self._labels = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
 
     def seconds(self, steps: int) -> list[float]:
-        """Return the seconds of each step on its slowest rank; one that does not count comes
-        before."""
+        """Return the seconds of each step on its slowest rank, after one uncounted step."""
         taken = []
         for _ in range(1 + steps):
             dist.barrier()
@@ -76,7 +76,7 @@ class Training:
 
 
 def turns(contenders: Sequence[str], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Let the contenders take turns. Returns the seconds of their steps."""
+    """Alternate the contenders. Return the seconds of their steps."""
     trainings = {name: Training(name) for name in contenders}
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):

@@ -34,7 +34,7 @@ def layer_drop(
     ratios: Annotated[
         str | None,
         typer.Option(
-            help="R, the parts of all gradients that are dropped, separated by commas.",
+            help="R, the dropped shares of all gradients, separated by commas.",
             show_default="0.5,0.8,0.9,0.95,0.99",
         ),
     ] = None,
@@ -46,7 +46,7 @@ def layer_drop(
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Of each R under DDP.", show_default="200")
+        int | None, typer.Option(min=1, help="For each R under DDP.", show_default="200")
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Of the section training.", show_default="12")
@@ -63,17 +63,23 @@ def layer_drop(
         typer.Option(min=1, help="Of training and server-training.", show_default="3"),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Small nets and few steps: does it work at all?")
+        bool, typer.Option("--quick", help="Small nets and few steps, as a check.")
     ] = False,
     json: Json = None,
 ) -> None:
-    """Layer dropping beside plain training, bfloat16 and PowerSGD, after Lee et al. (2020).
+    """Compare layer dropping with plain training, bfloat16 and PowerSGD, after Lee et al. (2020).
 
-    Sections: pass (memory bandwidth, and what the hook adds to ResNet-50), ddp (4 ranks on two
-    hosts), server (a parameter server and 4 workers), training (handwritten digits, accuracy over
-    time), server-training (the same with the parameter server and a convolutional net) and
-    break-even (the link on which dropping does not pay). All but pass need root: hosts are network
-    namespaces. The exit status never depends on a time. Everything takes half an hour.
+    The sections are:
+
+    - pass: memory bandwidth, and the time that the hook adds to ResNet-50
+    - ddp: 4 ranks on two hosts
+    - server: a parameter server and 4 workers
+    - training: handwritten digits, accuracy over time
+    - server-training: the same with the parameter server and a convolutional net
+    - break-even: the link on which dropping does not pay
+
+    All but pass need root, because hosts are network namespaces. The exit status never depends on a
+    time. The whole run takes half an hour.
     """
     check_file(json)
     try:

@@ -1,16 +1,16 @@
-"""Measures what training loses when a part of the bytes is sent:
+"""Measures the loss of quality if training sends only a part of the bytes:
 
     python -m papers.layer_drop.accuracy --task convolutions --optimizer AdamW --seeds 5
 
 Plain training, low_rank_hook with its defaults, and PyTorch's PowerSGD at the largest rank within
-the same bytes, with one start and one order of data for each seed. With `--contenders bfloat16` the
-hook sends as many bytes of bfloat16, which are twice as many numbers.
+the same bytes. Each seed has one start and one order of data. With `--contenders bfloat16` the hook
+sends the same number of bytes as bfloat16, which is twice as many numbers.
 
-One process stands for 4 ranks (learning.py). With `--megabits 100` there are 4 ranks on two hosts,
-which are network namespaces with a cable of that rate between them: that needs root, and adds the
-time until a contender is as good as plain training is in the end. With `--more-steps` contenders
-train longer than plain training, to see when they are as good. `python -m papers.plot` draws
-what `--json` wrote.
+One process emulates 4 ranks (learning.py). With `--megabits 100` there are 4 ranks on two hosts:
+network namespaces joined by a link of that rate. This needs root. It also measures the time until a
+contender is as good as plain training at its end. With `--more-steps` contenders train longer than
+plain training, to find when they are as good. `python -m papers.plot` draws the records that
+`--json` writes.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from torch_hbmcomm.bench.result import Unavailable
 from torch_hbmcomm.bench.summary import Summary
 
 _NODES = (0, 0, 1, 1)
-_NEAR = {"accuracy": 0.5, "loss": 0.02}  # of plain's final quality: as good, but for chance
+_NEAR = {"accuracy": 0.5, "loss": 0.02}  # differences from plain's final quality due to chance
 
 Train = Callable[..., Learned]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What training loses with a part of the bytes.")
+    parser = argparse.ArgumentParser(description="Loss of quality with a part of the bytes.")
     parser.add_argument("--task", choices=TASKS, default="digits")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=None)
     parser.add_argument("--ratios", default="0.9,0.95")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS[:2])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--more-steps", type=int, default=0, help="of the contenders, not of plain")
+    parser.add_argument("--more-steps", type=int, default=0, help="of all contenders except plain")
     parser.add_argument("--rate", type=float, help="learning rate; by default the task's")
-    parser.add_argument("--megabits", type=int, help="rate of the cable between two real hosts")
+    parser.add_argument("--megabits", type=int, help="rate of the link between two emulated hosts")
     parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the hosts
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exits normally, which removes the hosts
     optimizer = args.optimizer or next(iter(TASKS[args.task].rates))
     rate = args.rate or TASKS[args.task].rates[optimizer]
     terms = {"task": args.task, "optimizer": optimizer, "rate": rate, "megabits": args.megabits}
@@ -74,9 +74,9 @@ def main() -> None:
 
             def measure(contender: str, ratio: float) -> list[Learned]:
                 seeds = range(args.seeds)
-                told = {"optimizer": optimizer, "contender": contender, "ratio": ratio}
-                told |= {"steps": steps_of(contender), "rate": rate}
-                return [train(**told, seed=seed) for seed in seeds]
+                arguments = {"optimizer": optimizer, "contender": contender, "ratio": ratio}
+                arguments |= {"steps": steps_of(contender), "rate": rate}
+                return [train(**arguments, seed=seed) for seed in seeds]
 
             plain = measure(PLAIN, 0)
             cases = [(PLAIN, 0.0, plain)]
@@ -98,7 +98,7 @@ def main() -> None:
 
 @contextmanager
 def _one_process(task: str) -> Iterator[Train]:
-    """Yield a function that trains in this process, which stands for all ranks."""
+    """Yield a function that trains in this process, which emulates all ranks."""
     torch.set_num_threads(1)
     chosen = TASKS[task]()
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +152,7 @@ def _statistics(samples: Sequence[float]) -> dict[str, float]:
 
 
 def _times(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
-    """Return when a contender was how far, and as good as plain training in the end."""
+    """Return the times of a contender's curve, and the time to plain training's final quality."""
     aim = statistics.fmean(base.quality[-1] for base in plain)
     aim -= _NEAR["loss" if aim < 0 else "accuracy"]
     seconds, quality = _means([run.seconds for run in runs]), _means([run.quality for run in runs])
@@ -165,7 +165,7 @@ def _means(curves: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _show(table: Table, row: dict[str, Any], seeds: Sequence[float]) -> None:
-    """Add a line. seeds: the qualities of plain training, or the differences from it."""
+    """Add a line. seeds: qualities of plain training, or differences from it."""
     error = f" ± {row['error']:.3f}" if row["error"] is not None else ""
     name, sign = row["contender"], ""
     if name != PLAIN:

@@ -14,15 +14,15 @@ from torch_hbmcomm.bench.result import Findings, Unavailable
 
 NAME = "break-even"
 _ABOUT = (
-    "what the hook takes of a step of 4 ranks on this machine, against what it saves on the link, "
-    "if nothing hides communication"
+    "the hook's time in a step of 4 ranks on this machine, compared with the time that it saves on "
+    "the link, if nothing hides communication"
 )
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
     found = cases(findings.of(ddp.NAME))
     if not found:
-        raise Unavailable(f"it is made of the figures of the section {ddp.NAME}, which has none")
+        raise Unavailable(f"it needs the figures of the section {ddp.NAME}, which has none")
     rows = next(iter(found.values()))
     plain = rows[PLAIN.name].values
     for who, one in rows.items():

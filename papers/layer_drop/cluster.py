@@ -1,4 +1,4 @@
-"""Ranks on one host, or on two: network namespaces with a cable of a chosen rate between them."""
+"""Ranks on one host, or on two: network namespaces joined by a link of a chosen rate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch_hbmcomm.bench.result import Unavailable
 class Cluster:
     """Ranks and their nodes.
 
-    ranks: joined, in the order of their numbers.
-    nodes: those at the cable's ends; none on one host.
+    ranks: peers that have joined, by rank.
+    nodes: at the ends of the link; empty on one host.
     """
 
     def __init__(self, ranks: Sequence[Peer], nodes: Sequence[Node] = ()) -> None:
@@ -27,12 +27,12 @@ class Cluster:
         return together(self.ranks, method, **arguments)
 
     def received(self) -> list[int]:
-        """Return the bytes that have come over the cable, to node 0 and to node 1."""
+        """Return the bytes received over the link by node 0 and by node 1."""
         return [node.received() for node in self.nodes]
 
 
 def together(ranks: Sequence[Peer], method: str, **arguments: Any) -> list[Any]:
-    """Call a method of all ranks at the same time. Returns what each returns."""
+    """Call a method of all ranks at the same time. Return their results."""
     for rank in ranks:
         rank.tell(method, **arguments)
     return [rank.answer() for rank in ranks]
@@ -59,22 +59,26 @@ def two_hosts(
     Args:
         role: the module that the ranks run
         where: the node, 0 or 1, of each rank
-        megabits: rate of the cable each way, in Mbit/s; None: as fast as the machine
+        megabits: rate of the link each way, in Mbit/s; None: unlimited
         options: arguments of their join()
 
-    Raises Unavailable where there are no namespaces.
+    Raises Unavailable if this machine cannot make namespaces.
     """
     try:
         with two_nodes(None if megabits is None else f"{megabits}mbit") as nodes:
 
             def launcher(rank: int) -> list[str]:
                 node = nodes[where[rank]]
-                told = OVER_TCP | {
+                variables = OVER_TCP | {
                     "HBMCOMM_NODE_ID": str(where[rank]),
                     "FI_TCP_IFACE": node.link,
                     "GLOO_SOCKET_IFNAME": node.link,
                 }
-                return [*node.launcher, "env", *(f"{name}={value}" for name, value in told.items())]
+                return [
+                    *node.launcher,
+                    "env",
+                    *(f"{name}={value}" for name, value in variables.items()),
+                ]
 
             with rpc_ranks(role, len(where), launcher, **options) as ranks:
                 yield Cluster(ranks, nodes)

@@ -8,15 +8,15 @@ from typing import Any
 
 from papers.layer_drop.plan import Plan
 
-RATIO = 0.9  # where only one is measured; the paper does not say which it has
+RATIO = 0.9  # for sections with one ratio; the paper does not state its ratio
 
 
 @dataclass(frozen=True, eq=False)
 class Contender:
     """A way of training.
 
-    hook: as in hooks.py.
-    terms: of LayerDrop or LowRank, for the hooks "layer_drop" and "low_rank".
+    hook: name in hooks.py.
+    terms: arguments of LayerDrop or LowRank, for the hooks "layer_drop" and "low_rank".
     """
 
     name: str
@@ -25,8 +25,8 @@ class Contender:
     gloo: bool = False
 
     @property
-    def told(self) -> dict[str, Any]:
-        """The arguments of the ranks' prepare()."""
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the ranks' prepare()."""
         return {"hook": self.hook, "terms": dict(self.terms), "gloo": self.gloo}
 
     @property
@@ -35,14 +35,14 @@ class Contender:
 
     @property
     def aim(self) -> float | None:
-        """The share of all bytes that shall be sent; None where there is none."""
+        """Return the intended share of all bytes to send, or None."""
         if "ratio" not in self.terms or self.terms.get("target") == "paper":
             return None
         return float(1 - self.terms["ratio"])
 
 
 def dropping(ratio: float) -> Contender:
-    """Return the hook, or a parameter server, whose layers are sent whole or not at all."""
+    """Return the hook, or a parameter server, that sends a layer whole or not at all."""
     return Contender(f"R = {ratio:g}", "layer_drop", {"ratio": ratio, "target": "bytes"})
 
 

@@ -1,5 +1,7 @@
-"""Plots of the records of accuracy.py: how good a model is over steps and, where the ranks were on
-two hosts, over time."""
+"""Plots of the records of accuracy.py: a model's quality over steps, and over time.
+
+There are plots over time if the ranks were on two hosts.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from typing import Any
 
 from benchmarks.panels import Panel
 
-_WORST = 15.0  # points of accuracy below the best that are still shown
+_WORST = 15.0  # points of accuracy below the best at which the axis ends
 
 
 def panels(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Panel], int]:
-    """Return the panels, of each task, optimizer and link, and the number of columns."""
+    """Return the panels, by task, optimizer and link, and the number of columns."""
     groups: dict[tuple[str, str, int | None], list[Mapping[str, Any]]] = {}
     for row in rows:
         if "quality_at" in row:

@@ -1,4 +1,4 @@
-"""Section ddp: DistributedDataParallel on two hosts, its steps being communication."""
+"""Section ddp: DistributedDataParallel on two hosts, with steps that only communicate."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from torch_hbmcomm.sizes import format_bytes
 
 NAME = "ddp"
 _ABOUT = (
-    "4 ranks on two hosts average gradients of ResNet-50's sizes; compute: the same step without "
-    "anybody to send to; bytes as counted: by the hook, of all steps"
+    "4 ranks on two hosts average gradients of ResNet-50's sizes; compute: the same step in a "
+    "group of one rank; bytes as counted: by the hook, in all steps"
 )
 _NODES = (0, 0, 1, 1)
-_WARM = 2  # steps that do not count: DDP arranges its buckets, PowerSGD does not compress yet
+_WARM = 2  # uncounted steps: DDP arranges its buckets, and PowerSGD does not compress yet
 _ALONE = 8  # steps
-_LEAST = {"none": 1.0, "bf16": 0.5}  # of the gradients' bytes cross the link
+_LEAST = {"none": 1.0, "bf16": 0.5}  # share of the gradients' bytes that must cross the link
 
 _POINTS = 0.02
 _NOTHING_DROPPED_COSTS = 0.02
@@ -40,9 +40,9 @@ _NOTHING_DROPPED_COSTS = 0.02
 class _Found:
     """Measurements of one contender.
 
-    seconds: of each step, means over the ranks.
-    crossed: bytes each way.
-    counted: values that the hook itself counts.
+    seconds: time of each step, mean over the ranks.
+    crossed: bytes over the link, each way.
+    counted: the hook's own counters.
     """
 
     seconds: list[float]
@@ -62,7 +62,7 @@ class _Found:
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    compute: dict[str, float] = {}  # which does not depend on the link
+    compute: dict[str, float] = {}  # independent of the link
     for megabits in plan.megabits:
         found: dict[str, _Found] = {}
         with two_hosts("papers.layer_drop.ddp_rank", _NODES, megabits, width=plan.width) as hosts:
@@ -78,7 +78,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
 
 
 def _turns(plan: Plan, megabits: int | None) -> Iterator[tuple[Contender, int]]:
-    """Yield each contender's turns, with their number of steps."""
+    """Yield the turns of each contender, with their number of steps."""
     for _ in range(plan.rounds):
         for contender in (PLAIN, NOTHING_DROPPED):
             yield contender, plan.whole_steps
@@ -88,7 +88,7 @@ def _turns(plan: Plan, megabits: int | None) -> Iterator[tuple[Contender, int]]:
 
 
 def _turn(hosts: Cluster, contender: Contender, steps: int, alone: bool = False) -> _Found:
-    hosts.all("prepare", **contender.told, alone=alone)
+    hosts.all("prepare", **contender.arguments, alone=alone)
     hosts.all("train", steps=_WARM)
     before = hosts.received()
     of_ranks = hosts.all("train", steps=steps)
@@ -115,8 +115,8 @@ def _check_way(hosts: Cluster, contender: Contender, crossed: float) -> None:
     least = _LEAST.get(contender.hook, 0) * size
     if crossed < least:
         raise PeerFailed(
-            f"{contender.name}: {format_bytes(int(crossed))} of {format_bytes(int(least))} came "
-            f"over the link in a step: the others took another way"
+            f"{contender.name}: {format_bytes(int(crossed))} of {format_bytes(int(least))} crossed "
+            f"the link in a step: the rest took another path"
         )
 
 

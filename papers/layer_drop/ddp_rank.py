@@ -1,4 +1,4 @@
-"""A rank whose steps are DistributedDataParallel's communication, with one hook or another."""
+"""A rank whose steps are DistributedDataParallel's communication, with a chosen hook."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ class Trainee:
         warnings.simplefilter("ignore", FutureWarning)  # DDP's, about its own arguments
 
     def join(self, store_file: str, world: int, width: int, threads: int = 1) -> None:
-        """Join the process group. store_file: names a file that does not exist yet, the same for
-        all. width: of ResNet-50."""
+        """Join the process group.
+
+        store_file: path of a new file, equal on all ranks.
+        width: channels of ResNet-50's first stage.
+        """
         torch.set_num_threads(threads)
         dist.init_process_group(
             "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
@@ -38,15 +41,14 @@ class Trainee:
         self._model = Synthetic(resnet50(width), self._rank)
 
     def prepare(self, hook: str, terms: dict[str, Any], gloo: bool, alone: bool = False) -> None:
-        """Make a model with a hook. alone: in a group of one, where all is done but to
-        communicate."""
+        """Make a model with a hook. alone: use a group of one rank, which does not communicate."""
         group = self._alone if alone else self._gloo if gloo else self._world
         self._replica = DistributedDataParallel(
             self._model,
             process_group=group,
             gradient_as_bucket_view=True,
             broadcast_buffers=False,
-            init_sync=False,  # the models are equal
+            init_sync=False,  # all ranks' models are equal
             bucket_cap_mb=BUCKET_MIB.get(hook),
         )
         self._state = register(self._replica, hook, terms)
@@ -67,7 +69,7 @@ class Trainee:
         return None if self._state is None else self._state.summary()
 
     def ranks(self) -> dict[str, int]:
-        """Return the ranks of the matrices now, by the names in the model."""
+        """Return the matrices' current ranks, by the names in the model."""
         assert self._state is not None
         found: dict[str, int] = self._state.state_dict()["rule"]["ranks"]
         return {name.removeprefix("model."): rank for name, rank in found.items()}

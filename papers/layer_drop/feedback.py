@@ -1,10 +1,11 @@
-"""Simulates how well the bytes that layer dropping sends follow the ratio:
+"""Simulates the ratio of the bytes that layer dropping sends:
 
     python -m papers.layer_drop.feedback
 
-ResNet-50's layers under the rule that training uses. Magnitudes of gradients are lognormal and of
-one kind per layer; accumulated gradients grow with the square root of their age, or partly in
-proportion to it; `shrinking` makes them smaller by 2.3 % a step. Means of several such models.
+It applies training's rule to ResNet-50's layers. The magnitudes of gradients are lognormal, with
+one distribution per layer. Accumulated gradients grow with the square root of their age, or partly
+in proportion to it. `shrinking` reduces gradients by 2.3 % a step. Figures are means of several
+models.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SHRINK = 10**-0.01
 class Gradients:
     """Simulated gradients of one model.
 
-    steady: the part of a gradient that is the same in every step, in squares.
+    steady: share of a gradient's square that is the same in every step.
     """
 
     def __init__(self, layers: list[Layer], steady: float, shrinking: bool, seed: int) -> None:

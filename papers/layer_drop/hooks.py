@@ -1,5 +1,8 @@
-"""The communication hooks that are compared. DDP reads annotations of hooks, which must not be
-strings here (no __future__ import)."""
+"""The compared communication hooks.
+
+DDP reads the annotations of hooks. They must not be strings, so this module has no __future__
+import.
+"""
 
 from typing import Any
 
@@ -12,12 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_hbmcomm as hbmcomm
 
 BUCKET_MIB = {"PowerSGD": 1 << 20}
-"""The sizes of DDP's buckets, where they are not DDP's default. PowerSGD has one bucket for all: it
-begins allreduces in callbacks, and those of two buckets would come in another order on each
-rank."""
+"""Sizes of DDP's buckets, if not DDP's default. PowerSGD gets one bucket for all: it starts
+allreduces in callbacks, and with two buckets their order could differ between ranks."""
 
-_RANK = 4  # of PowerSGD's approximations
-_VANILLA = 2  # steps before it compresses, the least that PyTorch takes
+_RANK = 4  # rank of PowerSGD's approximations
+_VANILLA = 2  # uncompressed first steps of PowerSGD; PyTorch's minimum
 
 
 def register(
@@ -25,7 +27,8 @@ def register(
 ) -> hbmcomm.LayerDropState | hbmcomm.LowRankState | None:
     """Register a hook, and return its state if it is one of hbm's with error feedback.
 
-    hook: "none", "layer_drop", "low_rank", "bf16" or "PowerSGD". terms: of LayerDrop or LowRank.
+    hook: "none", "layer_drop", "low_rank", "bf16" or "PowerSGD".
+    terms: arguments of LayerDrop or LowRank.
     """
     group = replica.process_group
     if hook == "layer_drop":
@@ -47,6 +50,5 @@ def register(
 
 
 def _bfloat16(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Compress as PyTorch's bf16_compress_hook, which DDP refuses by its name where there is no
-    GPU."""
+    """Compress as PyTorch's bf16_compress_hook, which DDP refuses without a GPU, by its name."""
     return default_hooks.bf16_compress_hook(group, bucket)

@@ -1,9 +1,9 @@
-"""Trains a task with one of several ways to send gradients, and tells how good the model became.
+"""Trains a task with one of several ways to send gradients, and measures the model's quality.
 
-The processes of the default group stand for RANKS ranks: with fewer, each averages the gradients of
-several ranks' batches itself. The hook's approximations and those of PowerSGD are linear in the
-gradients of the ranks but for the basis, which they take of the average, so that one rank with the
-average finds what 4 ranks find (a test compares them: tests/python/low_rank/test_low_rank.py).
+The processes of the default group emulate RANKS ranks. If there are fewer processes, each averages
+the gradients of several ranks' batches. One rank with the average then finds the same result as 4
+ranks. The approximations of the hook and of PowerSGD are linear in the ranks' gradients, and use a
+basis of the average. A test compares both: tests/python/low_rank/test_low_rank.py.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from papers.layer_drop.tasks import Task
 RANKS = 4
 PLAIN = "plain"
 CONTENDERS = ("hook", "PowerSGD", "bfloat16")
-_VANILLA = 2  # first steps that PowerSGD sends whole, the fewest that PyTorch takes
-_LEAST_SAVED = 2  # PowerSGD approximates what then has at most this part of its elements
-_LOOKS = 10  # at how good the model is, over the whole training
+_VANILLA = 2  # first steps that PowerSGD sends whole; PyTorch's minimum
+_LEAST_SAVED = 2  # least compression of a matrix that PowerSGD approximates
+_LOOKS = 10  # evaluations of the model during the training
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
     "AdamW": lambda parameters, rate: torch.optim.AdamW(parameters, rate),
@@ -43,8 +43,8 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Opti
 class Learned:
     """A training so far.
 
-    share: the part of the gradients' bytes that was sent
-    steps, seconds, quality: at each look at how good the model is; looking takes no time
+    share: sent share of the gradients' bytes
+    steps, seconds, quality: at each evaluation; the seconds leave out evaluations
     """
 
     share: float = 1.0
@@ -56,9 +56,9 @@ class Learned:
 def learn(
     task: Task, optimizer: str, contender: str, ratio: float, seed: int, steps: int, rate: float
 ) -> Iterator[Learned]:
-    """Train with one start and one order of data for each seed; yield at each look.
+    """Train with one start and one order of data for each seed. Yield after each evaluation.
 
-    rate: the learning rate at its highest
+    rate: the highest learning rate
     """
     torch.manual_seed(seed)
     ddp = DistributedDataParallel(task.model(), bucket_cap_mb=BUCKET_MIB.get(contender))
@@ -88,8 +88,8 @@ def learn(
 def backward(task: Task, ddp: DistributedDataParallel, inputs: Tensor, targets: Tensor) -> None:
     """Compute the gradients of this process's part of the batch.
 
-    With BatchNorm, whose statistics are those of one rank's batch, rank by rank; as under DDP, the
-    running ones are of the group's first rank.
+    A model with BatchNorm is computed rank by rank, so that its statistics are of one rank's batch.
+    As under DDP, the running statistics are of the group's first rank.
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     parts = RANKS // world if any(isinstance(one, _BatchNorm) for one in ddp.modules()) else 1
@@ -105,8 +105,10 @@ def backward(task: Task, ddp: DistributedDataParallel, inputs: Tensor, targets: 
 
 
 def schedule(step: int, steps: int) -> float:
-    """Return the part of the learning rate: it warms up over a tenth of the steps, and falls to a
-    twentieth along a cosine."""
+    """Return the factor of the learning rate.
+
+    It rises over a tenth of the steps, and then falls to a twentieth along a cosine.
+    """
     cosine = (1 + math.cos(math.pi * step / steps)) / 2
     return min(1.0, (step + 1) / (0.1 * steps)) * (0.05 + 0.95 * cosine)
 
@@ -114,7 +116,7 @@ def schedule(step: int, steps: int) -> float:
 def _register(
     ddp: DistributedDataParallel, contender: str, ratio: float, steps: int
 ) -> Callable[[], float]:
-    """Register the contender's hook. Returns a function that tells what part it has sent."""
+    """Register the contender's hook. Return a function that returns the share sent so far."""
     if contender in ("hook", "bfloat16"):
         narrow = contender == "bfloat16"
         config = hbmcomm.LowRank(
@@ -126,7 +128,7 @@ def _register(
         return lambda: state.summary()["sent_bytes"] / state.summary()["gradient_bytes"]
     if contender == "PowerSGD":
         parameters = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
-        # The hook's first steps send R of a gradient more.
+        # In its first steps the hook sends R of a gradient more.
         most = ((1 - ratio) * steps + ratio - _VANILLA) / max(steps - _VANILLA, 1)
         rank, share = power_sgd_rank([list(one.shape) for one in parameters], most)
         power = powerSGD_hook.PowerSGDState(
@@ -138,8 +140,10 @@ def _register(
 
 
 def power_sgd_rank(shapes: list[list[int]], share: float) -> tuple[int, float]:
-    """Return the largest rank, at least 1, at which PowerSGD sends at most that share of all
-    elements in a step, and what it sends."""
+    """Return a rank of PowerSGD, and the share of all elements that it sends in a step.
+
+    It is the largest rank, at least 1, with which PowerSGD sends at most `share`.
+    """
 
     def sent(rank: int) -> float:
         found = 0

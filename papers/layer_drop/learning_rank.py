@@ -1,4 +1,4 @@
-"""A rank that learns one of the tasks, on a host of its own or beside others."""
+"""A rank that learns one of the tasks. Several ranks may share a host."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Learner:
         warnings.simplefilter("ignore", FutureWarning)  # DDP's, about its own arguments
 
     def join(self, store_file: str, world: int, task: str) -> None:
-        """Join the process group. store_file: names a file that does not exist yet, the same for
-        all."""
+        """Join the process group. store_file: path of a new file, equal on all ranks."""
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
@@ -31,11 +30,11 @@ class Learner:
         self._task = TASKS[task]()
 
     def begin(self, **terms: Any) -> None:
-        """Begin to learn; terms: of learn()."""
+        """Begin to learn. terms: arguments of learn()."""
         self._training: Iterator[Learned] = learn(self._task, **terms)
 
     def look(self) -> dict[str, Any]:
-        """Train until the next look; return what learn() yields."""
+        """Train until the next evaluation, and return the item of learn()."""
         return asdict(next(self._training))
 
 

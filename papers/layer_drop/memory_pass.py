@@ -1,4 +1,4 @@
-"""Section pass: the price of dropping for a worker, on one host and without anybody else."""
+"""Section pass: the cost of dropping for a single worker, on one host."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from torch_hbmcomm.bench.result import Findings, Measurement
 from torch_hbmcomm.bench.rounds import Timed, interleave
 
 NAME = "pass"
-_ABOUT = "what dropping costs a worker with ResNet-50's layers"
-_ITERATION = "beside an iteration of it, batch 8"
+_ABOUT = "the cost of dropping for a worker with ResNet-50's layers"
+_ITERATION = "compared with an iteration of ResNet-50, batch 8"
 _ACCUMULATE, _ADD, _TRIAD = "accumulate", "torch.add", "triad"
 _STEP = "forward and backward"
 _PRODUCTS = f"the matrix products of {LOW_RANK.name}"
 _LEAST = f"{LOW_RANK.name}, at the least"
 
-_STREAMS = 3  # of a pass: two are read and one is written
+_STREAMS = 3  # of a pass: two read, one written
 _LINE = 64  # bytes; the triad takes whole ones
 _WARM = 2
-_STEPS = 20  # of the hook in a round
+_STEPS = 20  # steps of the hook in a round
 
 _STREAMS_OF_LOW_RANK = 8
-"""Reads and writes of all elements in a step of low rank that joins no two passes: gradients and
-caches are read and caches written, caches read for both factors, read and written for what is taken
-out, and the bucket written."""
+"""Reads and writes of all elements in a step of low rank that fuses no passes.
+
+It reads gradients and residuals, and writes residuals. It reads residuals for both factors. It
+reads and writes residuals to subtract the approximation, and writes the bucket."""
 
 _OF_BANDWIDTH = 0.7
 _HOOKS = {dropping(RATIO): 0.015, LOW_RANK: 0.03}
-"""The hooks, and the part of an iteration that each may take."""
+"""The hooks, and the largest share of an iteration that each may take."""
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
@@ -89,13 +90,15 @@ def _run(passes: Peer, who: str, samples: int, calls: int) -> list[float]:
 
 
 def _extra(plan: Plan, cores: int) -> tuple[dict[str, float], dict[str, int]]:
-    """Return the milliseconds that a step of DDP in a group of one takes longer with each hook, and
-    the ranks that low rank's matrices have at last."""
+    """Return the milliseconds that each hook adds to a step of DDP in a group of one rank.
+
+    Also returns the final ranks of low rank's matrices.
+    """
     seconds: dict[Contender, list[float]] = {who: [] for who in (PLAIN, *_HOOKS)}
     with one_host("papers.layer_drop.ddp_rank", 1, width=plan.width, threads=cores) as host:
         for _ in range(plan.passes):
             for contender, times in seconds.items():
-                host.all("prepare", **contender.told)
+                host.all("prepare", **contender.arguments)
                 host.all("train", steps=_WARM)
                 times += host.all("train", steps=_STEPS)[0]
                 if contender is LOW_RANK:

@@ -1,4 +1,4 @@
-"""A process that makes the pass over memory, and iterations of ResNet-50."""
+"""A process that runs the pass over memory, and iterations of ResNet-50."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ _LARGE = 2048  # rows and columns
 
 class Passes:
     def prepare(self, width: int, threads: int) -> int:
-        """Make the memory. Returns the bytes that a pass moves: two streams are read and one is
-        written."""
+        """Allocate the memory. Return the bytes of a pass: two streams read, one written."""
         torch.set_num_threads(threads)
         sizes = [parameter.numel() for parameter in resnet50(width).parameters()]
         gradients = [torch.full((size,), 1e-3) for size in sizes]
@@ -60,10 +59,10 @@ class Passes:
     def products(
         self, width: int, threads: int, ranks: Mapping[str, int], count: int
     ) -> dict[str, Any]:
-        """Make the four products of low rank of every matrix M in a step, M R', Lᵀ M, M - L Rᵀ and
-        L Rᵀ, by its own functions and at given ranks, and nothing else.
+        """Compute only the four products of low rank in a step, with its functions, at given ranks.
 
-        Returns their `seconds`, and the number of `operations`, multiplications and additions.
+        The products of a matrix M are M R', Lᵀ M, M - L Rᵀ and L Rᵀ. Returns their `seconds`, and
+        the number of `operations`: multiplications and additions.
         """
         torch.set_num_threads(threads)
         shapes = {name: one.shape for name, one in resnet50(width).named_parameters()}

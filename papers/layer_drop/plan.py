@@ -1,4 +1,4 @@
-"""The plan of a run: what is measured."""
+"""The plan of a run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch_hbmcomm.bench.result import check_counts, check_names
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice of what to measure. Raises ValueError for what cannot be measured.
+    """A choice of measurements. Raises ValueError if one is impossible.
 
-    ratios: R, the part of all gradients that is dropped; 0 is measured besides.
-    megabits: rates of the link, each way, in Mbit/s; None: as fast as the machine.
-    steps: of a ratio under DDP, where the link has no rate and a step takes least.
-    slow_steps: the same, where the link has a rate.
-    whole_steps: of a contender that drops nothing.
+    ratios: R, the dropped shares of all gradients; 0 is always measured too.
+    megabits: rates of the link, each way, in Mbit/s; None: unlimited.
+    steps: number of steps of a ratio under DDP over an unlimited link.
+    slow_steps: number of steps of a ratio under DDP over a limited link.
+    whole_steps: number of steps of a contender that drops nothing.
     rounds: turns of plain DDP and of R = 0, whose difference is small.
-    server_steps: with a parameter server, at most.
+    server_steps: most steps with a parameter server.
     passes: samples of each contender in the section pass.
     training_megabits: rate of the link in the section training.
-    training_steps, optimizers: of the section server-training.
-    epochs: of the section training.
-    batch: images of a rank in one of its steps.
-    seeds: of both.
-    width: of ResNet-50, which has 64.
-    side: of its images, which have 224.
+    training_steps, optimizers: for the section server-training.
+    epochs: for the section training.
+    batch: images of a rank in a step of the section training.
+    seeds: number, for the sections training and server-training.
+    width: channels of the first stage of ResNet-50 (originally 64).
+    side: width and height of its images (originally 224).
     """
 
     sections: Sequence[str]
@@ -63,7 +63,7 @@ class Plan:
                 raise ValueError(f"a link has at least 1 Mbit/s, not {rate}")
 
     def server_steps_of(self, terms: Mapping[str, Any] | None) -> int:
-        """Return the number of steps in which a ratio moves as much as whole_steps move without
+        """Return the number of steps in which a ratio moves as many bytes as whole_steps without
         dropping."""
         kept = 1.0 if terms is None else 1 - float(terms["ratio"])
         return min(self.server_steps, round(self.whole_steps / kept))
@@ -86,7 +86,7 @@ QUICK: dict[str, Any] = {
     "width": 8,
     "side": 32,
 }
-"""Fields of a plan that only shows that everything can be measured."""
+"""Fields of a plan that checks that everything runs."""
 
 
 def link(megabits: int | None) -> str:

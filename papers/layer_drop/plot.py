@@ -1,5 +1,9 @@
-"""Plots: the parts of an iteration's time, as in the paper's Figs. 9 and 14, what the hook adds to
-one, and loss and accuracy over steps and over time, as in its Figs. 5 to 8."""
+"""Plots of three kinds.
+
+- the parts of an iteration's time, as in the paper's Figs. 9 and 14
+- the time that the hook adds to an iteration
+- loss and accuracy over steps and over time, as in its Figs. 5 to 8
+"""
 
 from __future__ import annotations
 

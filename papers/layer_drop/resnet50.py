@@ -13,8 +13,7 @@ _CLASSES = 1000
 
 
 def resnet50(width: int = WIDTH) -> nn.Module:
-    """Make the net. width: channels of the first stage; less makes a smaller net of as many
-    layers."""
+    """Make the net. width: channels of the first stage; the number of layers is the same."""
     stages: list[nn.Module] = []
     channels = width
     for number, blocks in enumerate(_BLOCKS):

@@ -1,9 +1,8 @@
-"""The measurements of the sections: a row for each contender, under a case that is the title of a
-table.
+"""The measurements of the sections: a row for each contender, under a case, the title of a table.
 
-Values go by their names in table.py; besides there are, of a hook that drops, "steps" that it
-counted and the "aim" of "counted_share". Samples are milliseconds of an iteration, or of a pass
-over memory. Curves are of the section training, by epoch, means over the seeds: "steps", "seconds",
+Values have their names in table.py. A hook that drops also has "steps", the steps that it counted,
+and "aim", the intended "counted_share". Samples are milliseconds of an iteration, or of a pass over
+memory. Curves are of the section training, by epoch, means over the seeds: "steps", "seconds",
 "loss" and "accuracy". A contender "paper: ..." has the figures of Lee et al. (2020).
 """
 
@@ -39,8 +38,7 @@ def row(
 
 
 def cases(rows: Sequence[Measurement]) -> dict[str, dict[str, Measurement]]:
-    """Group rows by case and contender, in the order in which they were measured. REQUIRES: one
-    section."""
+    """Group rows by case and contender, in the order of measurement. REQUIRES: one section."""
     found: dict[str, dict[str, Measurement]] = {}
     for one in rows:
         found.setdefault(one.of["case"], {})[one.contender] = one
@@ -48,7 +46,7 @@ def cases(rows: Sequence[Measurement]) -> dict[str, dict[str, Measurement]]:
 
 
 def in_proportion(row: Measurement) -> Verdict:
-    """Judge whether the time shrank with the bytes, a goal of several sections."""
+    """Judge if the time shrank in proportion to the bytes, a goal of several sections."""
     sent, took = row.values["bytes_share"], row.values["time_share"]
     more = took / sent - 1
     return Verdict(

@@ -1,5 +1,7 @@
-"""Section server: a dedicated parameter server behind a link, and four workers, as in the paper's
-Table 1."""
+"""Section server: a dedicated parameter server behind a link, and four workers.
+
+It follows Table 1 of the paper.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from torch_hbmcomm.bench.result import Findings, Measurement
 NAME = "server"
 _ABOUT = (
     "a parameter server behind the link and 4 workers, with gradients of ResNet-50's sizes; "
-    "compute: of a thread, on one host; communication: what an iteration takes longer than there"
+    "compute: time of a thread, on one host; communication: the additional time of an iteration"
 )
 _ROLE = "papers.layer_drop.server_rank"
 _NODES = (0, 1, 1, 1, 1)
@@ -33,7 +35,7 @@ _PAPER = {
     "56 Gbit/s": ((222, 48, 1951, 2222), (230, 60, 375, 665)),
 }
 """Table 1 of Lee et al. (2020), without and with dropping: an iteration of ResNet-50 on GPUs, with
-4 workers at 1 Gbit/s and 8 at 56 Gbit/s; which part of the gradients was dropped is not said."""
+4 workers at 1 Gbit/s and 8 at 56 Gbit/s. The paper does not state the dropped share."""
 
 _SAVED = 0.95
 _SERVERS_EXTRA = 0.05

@@ -1,5 +1,7 @@
-"""A rank of a parameter server: rank 0 has the weights, the others are workers whose steps are
-communication."""
+"""A rank of a parameter server. Rank 0 has the weights; the other ranks are workers.
+
+The workers' steps only communicate.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ from torch_hbmcomm import smb
 from torch_hbmcomm.bench.peer import obey
 
 SERVER = 0
-_RATE = 1e-6  # of learning: the weights hardly move
+_RATE = 1e-6  # learning rate: the weights hardly change
 
 
 class Clock:
     """Times of consecutive laps.
 
-    times: of each lap, its seconds, and those of them in which this thread had a core.
+    times: for each lap, its seconds, and the seconds in which this thread ran on a core.
     """
 
     def __init__(self) -> None:
@@ -44,8 +46,11 @@ class Member:
         self._server: hbmcomm.ParameterServer | hbmcomm.SyncParameterServer
 
     def join(self, store_file: str, world: int, width: int) -> None:
-        """Join the process group. store_file: names a file that does not exist yet, the same for
-        all. width: of ResNet-50."""
+        """Join the process group.
+
+        store_file: path of a new file, equal on all ranks.
+        width: channels of ResNet-50's first stage.
+        """
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
@@ -54,7 +59,7 @@ class Member:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_RATE, momentum=0.9)
 
     def prepare(self, terms: dict[str, Any] | None) -> None:
-        """Form a SyncParameterServer, on all ranks. terms: of LayerDrop; None: all is sent."""
+        """Form a SyncParameterServer, on all ranks. terms: of LayerDrop; None: no drop."""
         self._server = hbmcomm.SyncParameterServer(
             self._model,
             self._optimizer,

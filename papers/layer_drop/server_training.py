@@ -1,5 +1,7 @@
-"""Section server-training: a parameter server behind a link and four workers, that learn images
-with a convolutional net, as in the paper's Figs. 5 to 8 and 10 to 13."""
+"""Section server-training: a parameter server behind a link, and four workers that learn images.
+
+The net is convolutional, as in the paper's Figs. 5 to 8 and 10 to 13.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def papers(ratio: float) -> str:
 
 
 def _contenders(ratios: Sequence[float]) -> dict[str, dict[str, Any] | None]:
-    """Return the terms of LayerDrop, by the contenders' names; None: all is sent."""
+    """Return the arguments of LayerDrop, by the contenders' names; None: no drop."""
     to_the_letter = {"target": "paper", "max_age": math.inf, "always_send": False}
     found: dict[str, dict[str, Any] | None] = {ALL: None}
     for ratio in ratios:
@@ -50,7 +52,7 @@ def _contenders(ratios: Sequence[float]) -> dict[str, dict[str, Any] | None]:
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    WideConvolutions()  # raises Unavailable without its images
+    WideConvolutions()  # raises Unavailable if the images are missing
     for megabits in plan.megabits:
         with two_hosts(_ROLE, _NODES, megabits) as hosts:
             for optimizer in plan.optimizers:
@@ -68,8 +70,8 @@ def _of_optimizer(
     for seed in range(plan.seeds):
         for name, terms in _contenders(plan.ratios).items():
             findings.progress(f"{NAME}, {case}: seed {seed}, {name}")
-            told = {"optimizer": optimizer, "terms": terms, "seed": seed}
-            curve, megabytes = _learn(hosts, plan.training_steps, told)
+            arguments = {"optimizer": optimizer, "terms": terms, "seed": seed}
+            curve, megabytes = _learn(hosts, plan.training_steps, arguments)
             curves.setdefault(name, []).append(curve)
             crossed.setdefault(name, []).append(megabytes)
     all_bytes, all_seconds = statistics.fmean(crossed[ALL]), mean(curves[ALL]).seconds[-1]
@@ -81,10 +83,10 @@ def _of_optimizer(
         yield learned(NAME, case, name, found, curves[ALL], shares)
 
 
-def _learn(hosts: Cluster, steps: int, told: Mapping[str, Any]) -> tuple[Curve, float]:
-    """Train once. Returns the curve, and the megabytes that crossed the cable both ways."""
+def _learn(hosts: Cluster, steps: int, arguments: Mapping[str, Any]) -> tuple[Curve, float]:
+    """Train once. Return the curve, and the megabytes over the link in both directions."""
     server, *workers = hosts.ranks
-    hosts.all("prepare", steps=steps, **told)
+    hosts.all("prepare", steps=steps, **arguments)
     server.tell("serve")
     curve = Curve()
     before = sum(hosts.received())

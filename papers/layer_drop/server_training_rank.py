@@ -1,4 +1,4 @@
-"""A rank of a parameter server that learns images: rank 0 has the weights, the others work."""
+"""A rank of a parameter server that learns images. Rank 0 has the weights; the others train."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class Learner:
         self._rank = rank
 
     def join(self, store_file: str, world: int) -> None:
-        """Join the process group. store_file: names a file that does not exist yet, the same for
-        all."""
+        """Join the process group. store_file: path of a new file, equal on all ranks."""
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
@@ -35,7 +34,7 @@ class Learner:
         self._task = WideConvolutions()
 
     def prepare(self, optimizer: str, terms: dict[str, Any] | None, seed: int, steps: int) -> None:
-        """Form the parameter server, on all ranks. terms: of LayerDrop; None: all is sent."""
+        """Form the parameter server, on all ranks. terms: arguments of LayerDrop; None: no drop."""
         torch.manual_seed(seed)
         self._draw = torch.Generator().manual_seed(seed)
         self._model = self._task.model()
@@ -69,7 +68,7 @@ class Learner:
         return time.perf_counter() - start, statistics.fmean(losses)
 
     def accuracy(self) -> float:
-        """Return that of the worker's model, which is the server's, on test images in %."""
+        """Return the accuracy in % on test images, of the worker's model, which is the server's."""
         return self._task.quality(self._model)
 
     def close(self) -> None:

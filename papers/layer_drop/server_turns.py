@@ -13,10 +13,10 @@ from torch_hbmcomm.bench.box import ROLE
 from torch_hbmcomm.bench.peer import Peer, peer
 from torch_hbmcomm.sizes import MIB
 
-_WARM = 1  # step that does not count: all is sent
+_WARM = 1  # uncounted step, which sends all layers
 
 Times = Sequence[tuple[float, float]]
-"""The times of steps: seconds, and those of them in which the thread had a core."""
+"""The times of steps: seconds, and the seconds in which the thread ran on a core."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Turn:
 
 
 def synchronous(hosts: Cluster, terms: Mapping[str, Any] | None, steps: int) -> Turn:
-    """Train with a SyncParameterServer. terms: of LayerDrop; None: all is sent."""
+    """Train with a SyncParameterServer. terms: arguments of LayerDrop; None: no drop."""
     server, *workers = hosts.ranks
     hosts.all("prepare", terms=terms)
     server.tell("serve")
@@ -53,8 +53,7 @@ def synchronous(hosts: Cluster, terms: Mapping[str, Any] | None, steps: int) -> 
 def boxed(
     hosts: Cluster, terms: Mapping[str, Any] | None, transfer: str | None, steps: int
 ) -> Turn:
-    """Train with a memory box, which works beside the workers: the turn has no time of the
-    server's."""
+    """Train with a memory box. It is another process, so the turn has no times of the server."""
     node, workers = hosts.nodes[0], hosts.ranks[1:]
     token = secrets.token_hex(16)
     size, *_ = together(workers[:1], "size")
@@ -82,8 +81,7 @@ def boxed(
 
 
 def _run(hosts: Cluster, workers: Sequence[Peer], steps: int) -> tuple[list[Times], list[float]]:
-    """Return the times of the workers, and the megabytes that crossed the cable each way in a
-    step."""
+    """Return the workers' times, and the megabytes over the link each way in a step."""
     together(workers, "run", steps=_WARM)
     before = hosts.received()
     times = together(workers, "run", steps=steps)

@@ -10,17 +10,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-_SIGNAL = 0.2  # of the noise's magnitude: what all steps and ranks agree on
+_SIGNAL = 0.2  # magnitude, over the noise's, of the part common to all steps and ranks
 _POOL = 1 << 22  # random numbers; more than the largest layer has elements
-_IMAGES, _SIDE = 4, 64  # of the one real backward pass
+_IMAGES, _SIDE = 4, 64  # for the only real backward pass
 
 
 class Synthetic(nn.Module):
-    """A module with the parameters of `model`, and gradients of the magnitudes that one real
-    backward pass gives them: a part that is the same in all steps and on all ranks, and noise
-    that is not.
+    """A module with the parameters of `model`, and synthetic gradients.
 
-    forward() takes nothing and returns 0; backward() writes the gradients straight to .grad.
+    Their magnitudes come from one real backward pass. A gradient is the sum of a part that is equal
+    in all steps and on all ranks, and of noise.
+
+    forward() has no argument and returns 0. backward() writes the gradients directly to .grad.
     """
 
     def __init__(self, model: nn.Module, rank: int) -> None:
@@ -57,7 +58,7 @@ class Synthetic(nn.Module):
 
 
 class _Layer(torch.autograd.Function):
-    """A layer whose gradient is there already when autograd says that it is ready."""
+    """A layer whose gradient is complete before autograd reports it as ready."""
 
     @staticmethod
     def forward(

@@ -21,7 +21,7 @@ class Column:
 
 
 def _milliseconds(value: float) -> str:
-    """Format a time, or a difference of two times, which may be none."""
+    """Format a time, or a difference of two times, which may be absent."""
     return format_time(value * 1e3) if value > 0 else "none"
 
 

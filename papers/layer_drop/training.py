@@ -30,8 +30,8 @@ _ABOUT = (
 )
 _NODES = (0, 0, 1, 1)
 _DROPPING = dropping(RATIO)
-_COMPARED = (PLAIN, _DROPPING)  # with all seeds
-_OTHERS = (BFLOAT16, POWER_SGD)  # with one
+_COMPARED = (PLAIN, _DROPPING)  # run with all seeds
+_OTHERS = (BFLOAT16, POWER_SGD)  # run with one seed
 
 _SOONER = 3.0
 

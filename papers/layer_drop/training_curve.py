@@ -1,4 +1,4 @@
-"""Loss and accuracy of a training over time, and what two of them have to say of each other."""
+"""Loss and accuracy of a training over time, and the comparison of two trainings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from papers.layer_drop.rows import row
 from torch_hbmcomm.bench.result import Measurement
 
 POINTS = 0.5
-"""The accuracy below plain training's, in points, that counts as the same."""
+"""The largest loss of accuracy, in points, that counts as equal to plain training."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Loss and accuracy at each look; steps and seconds since the start."""
+    """Loss and accuracy at each evaluation; steps and seconds since the start."""
 
     steps: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -23,14 +23,14 @@ class Curve:
     accuracy: list[float] = field(default_factory=list)
 
     def look(self, steps: int, seconds: float, loss: float, accuracy: float) -> None:
-        """Add a point: `steps` that took `seconds` lie behind the one before."""
+        """Add a point, `steps` and `seconds` after the point before."""
         self.steps.append((self.steps or [0.0])[-1] + steps)
         self.seconds.append((self.seconds or [0.0])[-1] + seconds)
         self.loss.append(loss)
         self.accuracy.append(accuracy)
 
     def until(self, accuracy: float) -> float | None:
-        """Return the seconds until that accuracy; None if it is never reached."""
+        """Return the seconds until `accuracy` is reached; None if it never is."""
         points = zip(self.seconds, self.accuracy, strict=True)
         return next((at for at, found in points if found >= accuracy), None)
 
@@ -55,8 +55,7 @@ def learned(
     plain: Sequence[Curve],
     more: Mapping[str, float] | None = None,
 ) -> Measurement:
-    """Make the row of a contender, of its curves by seed and those of plain training, which may
-    have more seeds."""
+    """Make the row of a contender from curves by seed. Plain training may have more seeds."""
     own, base = mean(found), mean(plain[: len(found)])
     values = {
         "iteration_ms": 1e3 * own.seconds[-1] / own.steps[-1],

@@ -29,8 +29,11 @@ class Learner:
         warnings.simplefilter("ignore", FutureWarning)  # DDP's, about its own arguments
 
     def join(self, store_file: str, world: int, batch: int) -> None:
-        """Join the process group. store_file: names a file that does not exist yet, the same for
-        all. batch: images of this rank in a step."""
+        """Join the process group.
+
+        store_file: path of a new file, equal on all ranks.
+        batch: images of this rank in a step.
+        """
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
@@ -77,7 +80,9 @@ def _network() -> nn.Module:
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")  # so deep a net would not learn
+    nn.init.kaiming_normal_(
+        layer.weight, nonlinearity="relu"
+    )  # with the default, a net of this depth would not learn
     nn.init.zeros_(layer.bias)
     return layer
 

@@ -1,1 +1,1 @@
-"""Where memory lies in guests with HBM: python -m papers.placement"""
+"""The placement of memory in guests with HBM: python -m papers.placement"""

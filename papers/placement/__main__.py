@@ -1,6 +1,7 @@
-"""Where memory lies in virtual machines that have HBM: python -m papers.placement --help
+"""The placement of memory in virtual machines that have HBM: python -m papers.placement --help
 
-QEMU emulates the machines, so where a page lies is real, and no time means anything: none is taken.
+QEMU emulates the machines. A page's node is real, but times would mean nothing, so none are
+measured.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from torch_hbmcomm.bench.result import run as run_sections
 from torch_hbmcomm.sizes import MIB, parse_bytes
 
 PLACEMENT, MODES = "placement", "modes"
-CLUSTERS = {"quadrant": "hbm", "SNC-4": "snc4"}  # by the paper's name
+CLUSTERS = {"quadrant": "hbm", "SNC-4": "snc4"}  # the paper's name -> topology of the guest
 BINDINGS = {"host": "none", "4 containers": "numa"}
 POLICIES = {"DDR": "ddr", "HBM": "preferred"}
-MEMORY_MODES = ("cache", "hybrid")  # flat has the other section
+MEMORY_MODES = ("cache", "hybrid")  # the other section has flat mode
 _RANKS = 4
 _FLOAT32 = 4  # bytes
 
@@ -38,9 +39,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run.
+    """The measurements of a run.
 
-    size: bytes of a tensor, of float32, which all ranks have equal parts of.
+    size: bytes of a tensor of float32; all ranks have equal parts.
     """
 
     sections: tuple[str, ...] = (PLACEMENT, MODES)
@@ -56,7 +57,7 @@ def _require_guest() -> None:
 
 @contextmanager
 def _guest() -> Iterator[Path]:
-    """Make a folder for what a guest says. Raises Unavailable if it says why it cannot."""
+    """Make a directory for a guest's output. Raises Unavailable if the guest cannot run."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             yield Path(folder)
@@ -67,9 +68,11 @@ def _guest() -> Iterator[Path]:
 def shares(
     reports: ranks.Reports, machine: Topology, memory: str, job: ranks.Job
 ) -> list[Measurement]:
-    """Return, for each collective and kind of memory, how many bytes all ranks have, and the shares
-    of them on nodes of the memory that was asked for and, if ranks are bound, on their own node of
-    it."""
+    """Return the placement of memory, for each collective and kind of memory.
+
+    A measurement has the bytes of all ranks, and their share on nodes of the requested memory. If
+    ranks are bound, it also has the share on the rank's own node of that memory.
+    """
     asked = set(machine.hbm_nodes if memory == "HBM" else range(machine.cpu_nodes))
     found = []
     for collective, what in product(ranks.COLLECTIVES, ranks.WHATS):
@@ -104,7 +107,7 @@ def _measure_placement(plan: Plan, findings: Findings) -> None:
 
 
 def _measure_modes(plan: Plan, findings: Findings) -> None:
-    """Ask `hbmcomm info` what it sees, in a guest of each mode."""
+    """Run `hbmcomm info` in a guest of each mode."""
     _require_guest()
     command: list[str | Path] = [
         boot.REPOSITORY / ".venv" / "bin" / "python", "-m", "torch_hbmcomm.cli", "info", "--json"
@@ -114,7 +117,7 @@ def _measure_modes(plan: Plan, findings: Findings) -> None:
         with _guest() as folder:
             result = boot.run(topology, command, folder, check=False)
         if not result.stdout:
-            raise Unavailable(f"hbmcomm info says nothing in the guest: {result.stderr}")
+            raise Unavailable(f"hbmcomm info printed nothing in the guest: {result.stderr}")
         info = json_module.loads(result.stdout)
         nodes, hbm = info["numa"]["nodes"], info["hbm"]
         of = {"section": MODES, "guest": topology, "mode": hbm["mode"]}
@@ -125,14 +128,14 @@ def _measure_modes(plan: Plan, findings: Findings) -> None:
 
 SECTIONS = {
     PLACEMENT: Section(
-        PLACEMENT, "where memory lies of broadcast, gather and allreduce", _measure_placement
+        PLACEMENT, "placement of the memory of broadcast, gather and allreduce", _measure_placement
     ),
-    MODES: Section(MODES, "what hbmcomm info says of memory modes", _measure_modes),
+    MODES: Section(MODES, "memory modes by hbmcomm info", _measure_modes),
 }
 
 
 def shown(found: list[Measurement]) -> Table:
-    """Return a table of all that was found, a line each."""
+    """Return a table of the measurements, a line each."""
     table = Table("what", "who", "found")
     for one in found:
         values: Mapping[str, float] = one.values
@@ -147,7 +150,7 @@ def main(
     size: Annotated[str, typer.Option(help="Bytes of a tensor.")] = "4MiB",
     json: Json = None,
 ) -> None:
-    """Say on which nodes pages lie, by the kernel's word. It takes no times."""
+    """Report the nodes of pages, as the kernel gives them. It measures no times."""
     check_file(json)
     plan = Plan(tuple(sections.split(",")), parse_bytes(size))
     try:
@@ -155,7 +158,9 @@ def main(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if plan.size < 1 or plan.size % (_FLOAT32 * plan.ranks) != 0:
-        raise typer.BadParameter(f"{plan.ranks} ranks need {_FLOAT32} bytes of it each: {size}")
+        raise typer.BadParameter(
+            f"{size}: {plan.ranks} ranks need whole elements of {_FLOAT32} bytes each"
+        )
     result = run_sections(PLACEMENT, SECTIONS, plan, report.say)
     if not result.measurements:
         fail("; ".join(result.unavailable.values()))

@@ -1,1 +1,1 @@
-"""The figures of the papers that this project follows, beside ours: python -m papers.report"""
+"""The figures of the papers that this project follows, next to ours: python -m papers.report"""

@@ -52,7 +52,7 @@ app = typer.Typer(add_completion=False)
 
 
 def measure(run: Run, quick: bool, file: Path) -> str | None:
-    """Run a benchmark that writes `file`; return None, or why there is none."""
+    """Run a benchmark that writes `file`. Return None, or the cause of its failure."""
     unfinished = file.with_suffix(".part")
     command = [sys.executable, "-m", run.module, *(run.quick if quick else run.arguments)]
     done = subprocess.run(
@@ -67,23 +67,23 @@ def measure(run: Run, quick: bool, file: Path) -> str | None:
 
 
 def results_of(experiment: Experiment, place: Path) -> dict[str, Result]:
-    """Read the results of an experiment's runs, by their names."""
+    """Read the results of an experiment's runs from the directory `place`, by the runs' names."""
     files = [place / f"{run.name}.json" for run in experiment.runs]
     return {file.stem: Result.from_json(file.read_text()) for file in files if file.exists()}
 
 
 def contents(place: Path) -> list[page.Found]:
-    """Read what the page is made from."""
+    """Read the results of all experiments."""
     return [(one, results_of(one, place)) for one in EXPERIMENTS.values()]
 
 
 def chosen(only: str | None) -> list[Experiment]:
-    """Return the experiments that `only` names, separated by commas; all for None."""
+    """Return the experiments that `only` names, separated by commas. None means all."""
     names = list(EXPERIMENTS) if only is None else only.split(",")
     unknown = [name for name in names if name not in EXPERIMENTS]
     if unknown:
         raise typer.BadParameter(
-            f"no experiment {', '.join(unknown)}; there are: {', '.join(EXPERIMENTS)}"
+            f"unknown experiments {', '.join(unknown)}; choose from {', '.join(EXPERIMENTS)}"
         )
     return [EXPERIMENTS[name] for name in names]
 
@@ -95,14 +95,14 @@ def report(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="For the page and the JSON.",
+            help="Directory for the page and the JSON.",
             show_default="build/report/quick or build/report/full",
         ),
     ] = None,
 ) -> None:
-    """Measure what has no JSON in the folder yet, and write the page from all that is there.
+    """Run all benchmarks without JSON in the folder, and write the page from all its JSON.
 
-    The exit status is 1 when a benchmark failed; the page then says which, and why.
+    The exit status is 1 if a benchmark failed. The page then has its name and the cause.
     """
     experiments = chosen(only)
     place = folder or Path("build/report", "full" if full else "quick")

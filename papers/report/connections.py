@@ -41,13 +41,13 @@ def _table(results: Mapping[str, Result]) -> Table:
         [operation, format_bytes(size), *(_cell(found.get(count)) for count in _CONNECTIONS)]
         for (operation, size), found in cells.items()
     ]
-    told = "GB/s (of plain sockets', max / median)"
-    heading = ["operation", "size", *(f"{count}: {told}" for count in _CONNECTIONS)]
+    unit = "GB/s (of plain sockets', max / median)"
+    heading = ["operation", "size", *(f"{count}: {unit}" for count in _CONNECTIONS)]
     return Table(heading, rows)
 
 
 def _cell(row: report.Row | None) -> str:
-    """Return the rate, its part of what plain sockets reach in the same run, and the tail."""
+    """Return the rate, its share of the rate of plain sockets in the same run, and the tail."""
     if row is None:
         return "-"
     ours, theirs = row[_OURS], row[SOCKETS]
@@ -73,9 +73,9 @@ CONNECTIONS = Experiment(
     figures="Figs. 2 to 4, large transfers of one client",
     label=Label.MEASURED,
     differs=(
-        "TCP over loopback between a box and one client, from 64 KiB on, instead of SCIF between"
-        " cores and Xeon Phis; the connections are one client's, where the paper's have threads of"
-        " their own. The box signs what it sends, plain sockets do not; their own speed varies more"
+        "TCP over loopback between a box and one client, from 64 KiB on, replaces SCIF between"
+        " cores and Xeon Phis. One client has all connections; the paper has a thread for each. The"
+        " box authenticates its data, plain sockets do not. The speed of plain sockets varies more"
         " than the box's. Smaller messages, and threads, are in the next section."
     ),
     found=(

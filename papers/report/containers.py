@@ -23,7 +23,7 @@ PAPER = {
 
 
 def _ratios(row: report.Row) -> Iterator[float]:
-    """Yield how many times the host's median each of the others' is."""
+    """Yield the median of each division over the host's."""
     yield from (row[name].median / row[HOST].median for name in _OTHERS)
 
 
@@ -58,10 +58,10 @@ CONTAINERS = Experiment(
     label=Label.MEASURED,
     differs=(
         "4 ranks on two cores instead of 32 on 68, in containers of podman instead of Docker, in"
-        " DDR; float32 for integers; 16 MB of a gather are each process' part. The containers share"
-        " nothing but podman's bridge (apart), which is nearest to the paper's, whose containers"
-        " talk through ports; or they have no network and share a directory for sockets, which is"
-        " what hbm offers beside."
+        " DDR. The data are float32 instead of integers. The 16 MB of a gather are each process'"
+        ' part. In the rows "apart" the containers share only podman\'s bridge, which is closest to'
+        " the paper's containers: they communicate through ports. In the other rows they have no"
+        " network and share a directory for sockets, which only hbm supports."
     ),
     found=(
         "One container is as fast as the host. Two are 2.6 to 7.0 times as slow, four 3.2 to 7.8"

@@ -32,13 +32,15 @@ def _table(results: Mapping[str, Result]) -> Table:
 
 
 def _share(value: float | None) -> str:
-    """Return the change. There is none where computation, which is taken off an iteration, took
-    longer than all of it: in short runs on a busy machine."""
+    """Return the change, or a dash if the subtracted computation exceeds the iteration.
+
+    This happens in short runs on a busy machine.
+    """
     return "-" if value is None or value < 0 else f"{value - 1:+.1%}"
 
 
 def _trained(results: Mapping[str, Result]) -> list[Measurement]:
-    """Return the contenders of all runs; of those in which all is sent, the first of each case."""
+    """Return the contenders of all runs; plain training only once for each case."""
     found: dict[tuple[str, str], Measurement] = {}
     for result in results.values():
         for one in result.measurements:
@@ -57,7 +59,15 @@ def _training(results: Mapping[str, Result]) -> Table:
             + [f"{values['loss']:.3f}", f"{values['accuracy']:.2f}", f"{values['points']:+.2f}"]
             + [f"{values['seconds']:.1f}", "never" if sooner is None else f"{sooner:.2f}"]
         )
-    heading = ["case", "who", "bytes", "iteration", "loss", "accuracy, %", "points beside all sent"]
+    heading = [
+        "case",
+        "who",
+        "bytes",
+        "iteration",
+        "loss",
+        "accuracy, %",
+        "points compared with all sent",
+    ]
     heading += ["seconds", "times sooner at all sent's final accuracy - 0.5"]
     return Table(heading, rows)
 
@@ -77,16 +87,16 @@ TABLE_1 = Experiment(
     figures="Table 1, Figs. 9 and 14",
     label=Label.EMULATED,
     differs=(
-        "Hosts are network namespaces with a cable between them, of 1 Gbit/s or without a limit for"
-        " 56 Gbit/s, with 4 workers where the paper has 8 then, all on two cores instead of GPUs;"
-        " gradients have ResNet-50's sizes and next to no computation, of which the paper's"
-        " iterations have 0.3 to 0.5 s. Communication is what an iteration takes longer than on one"
-        " host, which without a limit is within the noise from R = 0.95 on. The accuracy is in the"
-        " next section."
+        "Hosts are network namespaces joined by a link. It has 1 Gbit/s, or no limit instead of"
+        " 56 Gbit/s. There are always 4 workers; the paper has 8 at 56 Gbit/s. All run on two cores"
+        " instead of GPUs. Gradients have ResNet-50's sizes and almost no computation; the paper's"
+        " iterations have 0.3 to 0.5 s of it. Communication is the additional time of an iteration"
+        " compared with one host. Without a limit it is within the noise from R = 0.95 on. The"
+        " accuracy is in the next section."
     ),
     found=(
-        "1 Gbit/s, 4 workers: communication 3.457 s without and 0.182 s with dropping (-95 %), an"
-        " iteration 3.918 and 0.675 s (-82 or -83 %; its introduction has -85 %).",
+        "1 Gbit/s, 4 workers: communication takes 3.457 s without and 0.182 s with dropping"
+        " (-95 %). An iteration takes 3.918 and 0.675 s (-82 or -83 %; -85 % in the introduction).",
         "56 Gbit/s, 8 workers: 1.951 and 0.375 s (-81 %), an iteration 2.222 and 0.665 s (-70 %).",
     ),
     runs=(Run(_RUN, "papers.layer_drop", ["--sections=server"], ["--sections=server", "--quick"]),),
@@ -96,7 +106,7 @@ TABLE_1 = Experiment(
 
 
 def _training_runs() -> Iterator[Run]:
-    """Yield a run for each line of the table's, of some minutes each, with all sent beside it."""
+    """Yield a run of some minutes for each line of the table. Each also trains with all sent."""
     limited = [(name, "1000", ratio) for name in ("SGD", "momentum") for ratio in _RATIOS]
     for optimizer, megabits, ratio in [*limited, ("momentum", "unlimited", _RATIOS[1])]:
         name = f"{optimizer.lower()}-{ratio}" if megabits == "1000" else megabits
@@ -116,22 +126,22 @@ TRAINING = Experiment(
     figures="Figs. 5 to 8 and 10 to 13",
     label=Label.EMULATED,
     differs=(
-        "A convolutional net of 542,000 parameters on 5,000 images of MNIST for 400 steps, instead"
-        " of ResNet-50 (on ImageNet at 56 Gbit/s); a server and 4 workers on two cores, with a"
-        " cable between two network namespaces, of 1 Gbit/s or (for 56 Gbit/s, where the paper has"
-        " 8 workers) without a limit. R = 0.9 and the like are LayerDrop's defaults; the paper's"
-        " rule keeps its threshold between two searches, drops small layers too, and lets layers"
-        " wait for ever. Three of the net's layers have 27 % of its parameters each, so its"
-        " threshold is the same at R = 0.9 and 0.95. The paper's accuracy is of training, ours of"
-        " test images. Each R stands beside all that is sent in its own run, of which the first"
-        " is shown."
+        "A convolutional net of 542,000 parameters learns 5,000 images of MNIST for 400 steps,"
+        " instead of ResNet-50 (on ImageNet at 56 Gbit/s). A server and 4 workers run on two cores,"
+        " with a link between two network namespaces. It has 1 Gbit/s, or no limit instead of 56"
+        ' Gbit/s, where the paper has 8 workers. Rows "R = ..." have LayerDrop\'s defaults. The'
+        " paper's rule keeps its threshold between two searches, drops small layers too, and lets"
+        " layers wait without a limit. Three of the net's layers have 27 % of its parameters each,"
+        " so the paper's threshold is the same at R = 0.9 and 0.95. The paper's accuracy is of"
+        " training images, ours of test images. Each R is compared with all sent in its own run;"
+        " the table shows the first of these."
     ),
     found=(
-        "1 Gbit/s: loss and accuracy are worse until about 14,000 steps, and equal in the end; they"
-        " converge in about 14,000 s instead of 50,000, which is 3.6 times sooner.",
+        "1 Gbit/s: loss and accuracy are worse until about 14,000 steps, and equal in the end."
+        " Training converges in about 14,000 s instead of 50,000, which is 3.6 times sooner.",
         "56 Gbit/s: accuracy is lower at equal epochs; it rises faster over time; they trained"
         " until it was similar.",
-        "It does not say which R it had, nor which optimizer.",
+        "It states neither its R nor its optimizer.",
     ),
     runs=tuple(_training_runs()),
     table=_training,

@@ -1,4 +1,4 @@
-"""An experiment of a paper, and what it takes to repeat it here."""
+"""An experiment of a paper, and the runs that repeat it here."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch_hbmcomm.bench.result import Measurement, Result
 
 
 class Label(Enum):
-    """How far a figure can be trusted to say what the paper's says."""
+    """How far a figure is comparable with the paper's."""
 
     MEASURED = "measured"
     EMULATED = "emulated"  # slow links by namespaces, computation by sleeping
-    NOT_MEASURABLE = "not measurable here"  # no hardware for it, and no emulation that says a time
+    NOT_MEASURABLE = "not measurable here"  # needs missing hardware; no emulation gives times
 
 
 @dataclass(frozen=True)
 class Run:
     """A benchmark that writes one JSON file.
 
-    name: of the file.
-    arguments: of `python -m MODULE`, without --json.
-    quick: the same for a report of some minutes.
+    name: the file's name, without its suffix.
+    arguments: arguments of `python -m MODULE`, without --json.
+    quick: arguments for a report of some minutes.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Run:
     quick: Sequence[str]
 
     def command(self, quick: bool) -> str:
-        """Return it as it is typed."""
+        """Return the command line."""
         return " ".join(["python -m", self.module, *(self.quick if quick else self.arguments)])
 
 
@@ -42,12 +42,12 @@ class Run:
 class Experiment:
     """One or several figures of a paper.
 
-    figures: which, as the paper numbers them.
-    differs: how our set-up differs, in a sentence.
-    found: what the paper says that it found.
-    answer: what our results say to that; nothing where the table alone does.
-    runs: none where it is not measurable.
-    table, panels: ours, from the results of the runs that there are, by their names.
+    figures: the paper's numbers of the figures.
+    differs: differences of our set-up.
+    found: findings of the paper.
+    answer: our findings; empty if the table shows them.
+    runs: empty if the experiment is not measurable here.
+    table, panels: make ours, from the results of the completed runs, by their names.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Experiment:
 
 
 def number(value: float) -> str:
-    """Return it with three significant digits, and without an exponent from 0.0001 on."""
+    """Return `value` with three significant digits, without an exponent from 0.0001 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -7,7 +7,7 @@ from papers.report.experiment import Experiment, Label
 
 _ROWS = (
     (
-        "all_reduce of 16 GPUs beside other libraries",
+        "all_reduce of 16 GPUs compared with other libraries",
         "GPUs and their nodes",
         "`benchmarks/gpu.sh`",
     ),
@@ -21,17 +21,17 @@ GPUS = Experiment(
     figures="tensors of GPUs",
     label=Label.NOT_MEASURABLE,
     differs=(
-        "There is one GPU at most. The tests run every collective on a device of their own, which"
-        " has streams and a memory that the host cannot touch, and no speed. benchmarks/gpu.sh"
-        " compared all_reduce and training steps of 2 ranks on one H200 with Gloo"
+        "At most one GPU is available. The tests run every collective on an emulated device, which"
+        " has streams, and memory that the host cannot access, but no realistic speed."
+        " benchmarks/gpu.sh compared all_reduce and training steps of 2 ranks on one H200 with Gloo"
         " (docs/accelerators.md)."
     ),
     found=(
-        "ResNet-50 by Horovod on 64 GPUs (Pascal) scales with up to 90 % efficiency; its figures of"
-        " all_reduce are curves without numbers. Up to 80 % by out-of-core training, and 20, 34 and"
-        " 37 % over gRPC on 8, 16 and 24 GPUs, are of other frameworks' parts.",
+        "ResNet-50 with Horovod on 64 GPUs (Pascal) scales with up to 90 % efficiency. The figures"
+        " of all_reduce are curves without numbers. Gains of up to 80 % by out-of-core training,"
+        " and of 20, 34 and 37 % over gRPC on 8, 16 and 24 GPUs, concern other frameworks.",
     ),
     runs=(),
-    table=lambda results: Table(("figure", "what it takes", "what stands for it"), _ROWS),
+    table=lambda results: Table(("figure", "needed hardware", "substitute here"), _ROWS),
     panels=lambda results: (),
 )

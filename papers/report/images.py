@@ -55,14 +55,14 @@ IMAGES = Experiment(
     figures="images a second, host and containers",
     label=Label.MEASURED,
     differs=(
-        "A net of 1.2 million parameters and 8 images for each of up to 8 ranks on two cores,"
-        " on random images, instead of AlexNet on clusters: what more ranks than cores add is"
-        " communication, and no speed. Gloo is not the MPI that the keynote compares with."
+        "A net of 1.2 million parameters, with 8 random images per rank and up to 8 ranks on two"
+        " cores, replaces AlexNet on clusters. More ranks than cores add communication and no"
+        " speed. The keynote compares with MPI, not with Gloo."
     ),
     found=(
         "AlexNet with TensorFlow on CPUs: up to 15 % and 35 % more images a second at 448 and 896"
-        " processes, by SALaR and reductions in a shared address space (XPMEM), over what it does"
-        " not say; with CNTK up to 20 % over Intel MPI.",
+        " processes, by SALaR and reductions in a shared address space (XPMEM). The keynote does"
+        " not name the baseline. With CNTK, up to 20 % more than with Intel MPI.",
     ),
     runs=(Run(_RUN, "papers.images", [], ["--ranks=2,4", "--rounds=1", "--steps=3"]),),
     table=_table,

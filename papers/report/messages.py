@@ -1,5 +1,4 @@
-"""Small and large messages over several connections and threads: Zhang and Jung 2017, Figs. 2 to
-4."""
+"""Messages of all sizes over several connections and threads: Zhang and Jung 2017, Figs. 2 to 4."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from torch_hbmcomm.sizes import KIB, format_bytes
 
 _RUN = "messages"
 _LATENCIES = ("min_us", "mean_us", "p99_us", "max_us")
-_AGGREGATED = 512  # to which finding 1 says that small messages should be put together
+_AGGREGATED = 512  # finding 1 recommends to aggregate smaller messages to this size
 _LARGE = 64 * KIB
-_SHOWN = 4 * KIB  # of which each connection's latencies are drawn
+_SHOWN = 4 * KIB  # size of the messages whose latencies are drawn by connection
 _MESSAGES, _RMA = (f"hbm {transport}" for transport in TRANSPORTS)
 
 
@@ -43,8 +42,10 @@ def _rates(found: Sequence[Measurement]) -> dict[tuple[str, str, int], dict[int,
 
 
 def crossover(found: Sequence[Measurement], operation: str) -> int | None:
-    """Return the least size from which on RMA (shm) over one connection takes less time than
-    messages (tcp); None if it does not at the largest."""
+    """Return the least size from which on RMA (shm) is faster than messages (tcp).
+
+    Both use one connection. Returns None if messages are faster at the largest size.
+    """
     alone = {
         (one.contender, one.of["bytes"]): one.values["mean_us"]
         for one in found
@@ -73,14 +74,14 @@ def _table(results: Mapping[str, Result]) -> Table:
     for way in WAYS:
         for one in _of(results, AGGREGATION):
             if one.of["operation"] == way:
-                told = f"{MESSAGES} writes, {way}"
+                label = f"{MESSAGES} writes, {way}"
                 shown = [format_bytes(one.of["bytes"]), _latencies(one)]
                 shown += [number(one.values["gb_s"]), *["-"] * (len(counts) + 1)]
-                rows.append([one.contender, told, *shown])
+                rows.append([one.contender, label, *shown])
     for operation in OPERATIONS:
         least = crossover(connected, operation)
-        told = "never" if least is None else f"from {format_bytes(least)} on"
-        rows.append([f"{_RMA} beats {_MESSAGES}", operation, told, *["-"] * (len(counts) + 3)])
+        start = "never" if least is None else f"from {format_bytes(least)} on"
+        rows.append([f"{_RMA} beats {_MESSAGES}", operation, start, *["-"] * (len(counts) + 3)])
     heading = ["transport", "operation", "size", "1 connection, µs: min, mean, p99, max"]
     heading += [f"connections: {count}, GB/s" for count in counts]
     heading += [f"threads on one: {counts[-1]}, GB/s"]
@@ -89,7 +90,7 @@ def _table(results: Mapping[str, Result]) -> Table:
 
 
 def _answer(results: Mapping[str, Result]) -> list[str]:
-    """Say what ours say to the paper's findings."""
+    """Return our findings, with the numbers of the paper's."""
     connected, threaded = _of(results, CONNECTIONS), _of(results, THREADS)
     alone = {
         (one.contender, one.of["operation"], one.of["bytes"]): one
@@ -103,11 +104,11 @@ def _answer(results: Mapping[str, Result]) -> list[str]:
         tails = [one.values["p99_us"] / one.values["min_us"] for one in ours]
         longest = max(one.values["max_us"] / one.values["min_us"] for one in ours)
         answers.append(
-            f"{contender}: so many connections move so many times what one moves, medians over"
-            f" operations and sizes: {_more_connections(ours, alone)} (findings 3 and 6; there are"
-            f" two cores). {_more_threads(shared, alone)} (2 and 5). The 99th percentile of a"
-            f" latency is {number(min(tails))} to {number(max(tails))} times the least, the longest"
-            f" up to {number(longest)} times (7)."
+            f"{contender}: number of connections, and their throughput over one connection's,"
+            f" medians over operations and sizes: {_more_connections(ours, alone)} (findings 3 and"
+            f" 6; there are two cores). {_more_threads(shared, alone)} (2 and 5). The 99th"
+            f" percentile of a latency is {number(min(tails))} to {number(max(tails))} times the"
+            f" minimum. The longest is up to {number(longest)} times the minimum (7)."
         )
     return answers
 
@@ -132,7 +133,7 @@ def _more_connections(found: Sequence[Measurement], alone: _Alone) -> str:
 def _more_threads(found: Sequence[Measurement], alone: _Alone) -> str:
     """Compare the most threads with one, small and large messages apart."""
     most = max(one.of["count"] for one in found)
-    told = []
+    rates = []
     for heading, large in ((f"below {format_bytes(_LARGE)}", False), ("from there on", True)):
         times = [
             _times_alone(one, alone)
@@ -140,13 +141,12 @@ def _more_threads(found: Sequence[Measurement], alone: _Alone) -> str:
             if one.of["count"] == most and (one.of["bytes"] >= _LARGE) == large
         ]
         if times:
-            told.append(f"{number(min(times))} to {number(max(times))} times {heading}")
-    return f"{most} threads on one connection move {', '.join(told)}"
+            rates.append(f"{number(min(times))} to {number(max(times))} times {heading}")
+    return f"{most} threads on one connection move {', '.join(rates)}"
 
 
 def _of_aggregation(found: Sequence[Measurement], alone: _Alone) -> str:
-    """Say what ours say to finding 1, of messages, by the fastest of each: means have the waits for
-    a core in them."""
+    """Return our finding 1, on messages. It uses the minima: means include waits for a core."""
     least = min(one.of["bytes"] for one in found)
     fastest = {
         one.of["operation"]: one.values["min_us"]
@@ -158,10 +158,10 @@ def _of_aggregation(found: Sequence[Measurement], alone: _Alone) -> str:
     )
     times = [f"{number(fastest['alone'] / fastest[way])} ({way})" for way in WAYS if way != "alone"]
     return (
-        f"{_MESSAGES}, the fastest of each: {MESSAGES} writes of {format_bytes(least)} together are"
-        f" {', '.join(times)} times as fast as one after the other; a write of"
-        f" {format_bytes(_AGGREGATED)} takes {number(together)} µs, one of {format_bytes(least)}"
-        f" {number(single)} (finding 1)."
+        f"{_MESSAGES}, minima: {MESSAGES} writes of {format_bytes(least)} together are"
+        f" {', '.join(times)} times as fast as one after the other. A write of"
+        f" {format_bytes(_AGGREGATED)} takes {number(together)} µs, a write of"
+        f" {format_bytes(least)} {number(single)} µs (finding 1)."
     )
 
 
@@ -184,7 +184,7 @@ def _panels(results: Mapping[str, Result]) -> Sequence[Panel]:
 
 
 def _crossovers(found: Sequence[Measurement]) -> list[Panel]:
-    """Return the latencies of messages and RMA, and where one overtakes the other."""
+    """Return the panels of the latencies of messages and RMA, with the crossover."""
     panels = []
     for operation in OPERATIONS:
         panel = Panel(f"{operation}, one connection", "bytes", "mean, µs", logarithmic=True)
@@ -203,7 +203,7 @@ def _crossovers(found: Sequence[Measurement]) -> list[Panel]:
 
 
 def _each_connection(found: Sequence[Measurement]) -> list[Panel]:
-    """Return each connection's latencies, where there are most."""
+    """Return the panels of each connection's latencies, for the most connections."""
     most = max(one.of["count"] for one in found)
     panels = []
     for one in found:
@@ -224,17 +224,17 @@ MESSAGES_OVER_CONNECTIONS = Experiment(
     figures="Figs. 2 to 4, from 64 B on",
     label=Label.MEASURED,
     differs=(
-        "A memory box and threads of one process: messages are reads and writes by tcp over"
-        " loopback, RMA is shared memory of one machine, which cannot answer finding 4, instead of"
-        " SCIF between cores and Xeon Phis. With two cores, more than two threads only take turns."
+        "A memory box and threads of one process replace SCIF between cores and Xeon Phis. Messages"
+        " are reads and writes by tcp over loopback. RMA is shared memory of one machine, which"
+        " says nothing about finding 4. On two cores, more than two threads only alternate."
     ),
     found=(
         "Messages that are aggregated to 512 B improve throughput without a penalty in latency"
         " (finding 1).",
         "More threads on one connection do not help (2 and 5); more connections do (3), of"
         " which four are enough for RMA (6); the abstract has four to six.",
-        "From 512 B on one way of the two overtakes the other; the sentence names messages on both"
-        " sides, so which is open (4).",
+        "From 512 B on, one of the two becomes faster than the other. The sentence names messages"
+        " twice, so it does not say which (4).",
         "Latencies have long tails (7).",
     ),
     runs=(Run(_RUN, "papers.connections", [], ["--quick"]),),

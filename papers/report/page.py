@@ -23,13 +23,13 @@ img { max-width: 100% }</style>
 
 
 Found = tuple[Experiment, Mapping[str, Result]]
-"""An experiment, and the results of its runs that there are, by their names."""
+"""An experiment, and the results of its completed runs, by the runs' names."""
 
 
 def write(folder: Path, found: Sequence[Found], failures: Mapping[str, str], quick: bool) -> Path:
-    """Write report.md, report.html and a plot for each experiment; return the first's path.
+    """Write report.md, report.html and a plot for each experiment. Return the path of report.md.
 
-    failures: by the names of the runs that there are not, why.
+    failures: causes, by the names of failed runs.
     """
     text = markdown(found, failures, quick)
     page = folder / "report.md"
@@ -46,9 +46,9 @@ def write(folder: Path, found: Sequence[Found], failures: Mapping[str, str], qui
 def markdown(found: Sequence[Found], failures: Mapping[str, str], quick: bool) -> str:
     """Return the page's text."""
     lines = ["# The papers' figures, and ours", ""]
-    lines += ["Sections name their machines, which differ: compare within a section.", ""]
+    lines += ["The machines differ by section: compare only figures of one section.", ""]
     if quick:
-        lines += ["A quick run, with small sizes: it shows that all works, and no speed.", ""]
+        lines += ["A quick run with small sizes: a check that all runs, without valid times.", ""]
     missing = []
     for experiment, results in found:
         failed = [run.name for run in experiment.runs if run.name in failures]
@@ -67,7 +67,7 @@ def markdown(found: Sequence[Found], failures: Mapping[str, str], quick: bool) -
 
 
 def _missing(experiments: Sequence[Experiment], quick: bool) -> Iterator[str]:
-    """Yield what nobody has measured yet, and by which command it is."""
+    """Yield the experiments without results, and the commands that run them."""
     if experiments:
         yield from ("## Not measured yet", "")
     for one in experiments:
@@ -82,7 +82,7 @@ def _panels(experiment: Experiment, results: Mapping[str, Result]) -> Sequence[P
 
 
 def _machines(results: Mapping[str, Result]) -> list[str]:
-    """Return the machines that the results are of, each once."""
+    """Return the machines of the results, each once."""
     return list(dict.fromkeys(_machine(result) for result in results.values()))
 
 
@@ -91,7 +91,7 @@ def _machine(result: Result) -> str:
 
 
 def _not_measured(results: Mapping[str, Result]) -> Iterator[str]:
-    """Yield what the machine could not run, with the reason."""
+    """Yield the contenders and sections that the machine could not run, with the reasons."""
     causes = {
         name: cause for found in results.values() for name, cause in found.unavailable.items()
     }
@@ -125,5 +125,5 @@ def _section(experiment: Experiment, results: Mapping[str, Result], quick: bool)
         if run.name in results:
             result = results[run.name]
             where = f" on {_machine(result)}" if len(machines) > 1 else ""
-            told = f"{result.machine['time']}{where}: `{run.command(quick)}`"
-            yield f"- {told} ([JSON]({run.name}.json))"
+            measured = f"{result.machine['time']}{where}: `{run.command(quick)}`"
+            yield f"- {measured} ([JSON]({run.name}.json))"

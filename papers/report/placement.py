@@ -16,16 +16,16 @@ from torch_hbmcomm.sizes import format_bytes
 _PAPER = "Woo, Choi, Lee 2020, MPI for Python in MCDRAM"
 _RUN = "placement"
 _MODES = "memory-modes"
-# The paper's seconds, Python buffers in MCDRAM, 68 processes (Tables 6 and 7): of broadcast, gather
-# and allreduce.
+# The paper's seconds of broadcast, gather and allreduce, with Python buffers in MCDRAM and 68
+# processes (Tables 6 and 7).
 _SECONDS = {
     ("quadrant", "host"): (0.525, 0.301, 2.168),
     ("quadrant", "4 containers"): (2.398, 1.538, 5.342),
     ("SNC-4", "host"): (0.553, 0.297, 2.421),
     ("SNC-4", "4 containers"): (2.456, 1.531, 5.361),
 }
-# DDR4 in percent of MCDRAM: of Python buffers, of C, at the numbers of processes that are best for
-# MCDRAM (Tables 1 and 2, 3 and 4).
+# The time with DDR4 in percent of MCDRAM, for Python buffers and for C, at the numbers of processes
+# that are best for MCDRAM (Tables 1 and 2, 3 and 4).
 _PERCENT = {
     ("quadrant", "host"): ((545, 159, 262), (271, 103, 201)),
     ("quadrant", "4 containers"): ((202, 131, 217), (105, 108, 102)),
@@ -38,7 +38,7 @@ _SPEEDS = (
 
 
 def paper(cluster: str, place: str, memory: str, collective: str) -> str:
-    """Return what the paper has of a line of the table."""
+    """Return the paper's figures for a line of the table."""
     index = COLLECTIVES.index(collective)
     if memory == "HBM":
         return f"{_SECONDS[cluster, place][index]} s"
@@ -90,22 +90,22 @@ def _run(name: str, section: str) -> Run:
 PLACEMENT = Experiment(
     name="placement",
     paper=_PAPER,
-    figures="Fig. 11, Tables 1 to 4, 6 and 7: where memory lies",
+    figures="Fig. 11, Tables 1 to 4, 6 and 7: placement of memory",
     label=Label.EMULATED,
     differs=(
-        "4 ranks with tensors of 4 MiB in a virtual machine that has nodes of HBM, and in SNC-4"
-        " four quarters, instead of 68 processes with 256 MB (gather 16 MB) on a Xeon Phi. Where a"
-        " page lies is real there, by the kernel's word (move_pages), but all nodes are the host's"
-        " one memory: no speed follows, and no time was taken. Four containers are four processes"
-        " bound to a node each (HBMCOMM_BIND=numa): to the quarters in SNC-4, and all to the one"
-        " that has processors in quadrant mode, where the shares on the own node say nothing. Those"
-        " on the host are bound to nothing here, and to cores in the paper's SNC-4. The shares are"
-        " of what lies on the memory that was asked for; a line's segments and MPI's buffers are"
-        " those of the collectives before it, too."
+        "4 ranks with tensors of 4 MiB run in a virtual machine that has nodes of HBM, and in SNC-4"
+        " four quarters. The paper has 68 processes with 256 MB (gather 16 MB) on a Xeon Phi. The"
+        " kernel reports the real node of each page (move_pages), but all nodes are in the host's"
+        " only memory. So no times were measured. Four containers are emulated by four processes"
+        " bound to a node each (HBMCOMM_BIND=numa). In SNC-4 these are the quarters. In quadrant"
+        " mode all are bound to the only node with processors, so the shares on the own node say"
+        " nothing. Processes on the host are not bound here; the paper binds them to cores in"
+        " SNC-4. The shares are the parts of the memory that are on the requested kind. A line's"
+        " segments and MPI's buffers include those of earlier collectives."
     ),
     found=(
-        "Its seconds are of Python buffers in MCDRAM with 68 processes; its percentages are at the"
-        " number of processes where MCDRAM gains most.",
+        "The seconds are of Python buffers in MCDRAM with 68 processes. The percentages are at the"
+        " number of processes at which MCDRAM gains most.",
     ),
     runs=(_run(_RUN, PLACED),),
     table=_table,
@@ -118,15 +118,15 @@ MEMORY_MODES = Experiment(
     figures="Figs. 8 to 10, cache mode",
     label=Label.EMULATED,
     differs=(
-        "Virtual machines whose firmware tells of a memory-side cache in front of DDR, or of that"
-        " and a node of HBM (hybrid): what hbm sees of the modes is real, the cache is not,"
-        " so no speed follows. In cache mode there is no node to bind to, and hbm allocates DDR,"
-        " which the cache stands in front of (docs/memory.md)."
+        "The virtual machines' firmware describes a memory-side cache in front of DDR, and in"
+        " hybrid mode also a node of HBM. hbm's detection is real, but the cache is not, so no"
+        " times were measured. Cache mode has no node to bind to. There hbm allocates DDR, behind"
+        " the cache (docs/memory.md)."
     ),
     found=(
         "With MCDRAM as a cache, buffers are up to 88 % (broadcast), 13 % (gather) and 110 %"
-        " (allreduce) faster than in DDR4 in flat mode, and slower than in MCDRAM in flat mode; but"
-        " an allreduce of objects is up to 76 % faster than there.",
+        " (allreduce) faster than in DDR4 in flat mode. They are slower than in MCDRAM in flat"
+        " mode. Only an allreduce of objects is faster than there, by up to 76 %.",
     ),
     runs=(_run(_MODES, MODES),),
     table=_modes_table,
@@ -139,15 +139,15 @@ MEMORY_SPEED = Experiment(
     figures="Tables 1 to 4, 6 and 7, Figs. 8 to 11: how fast a kind of memory is",
     label=Label.NOT_MEASURABLE,
     differs=(
-        "Neither HBM nor a chip in SNC-4 is at hand, and all nodes of a virtual machine are one"
-        " memory."
+        "No machine with HBM or with a chip in SNC-4 is available, and all nodes of a virtual"
+        " machine are in one memory."
     ),
     found=(
-        "In flat mode MCDRAM is faster than DDR4 throughout, by only 2 to 8 % in C in four"
-        " containers; SNC-4 takes from 1 % less (gather) to 12 % more time (allreduce) than"
+        "In flat mode MCDRAM is always faster than DDR4, but only by 2 to 8 % in C in four"
+        " containers. SNC-4 takes from 1 % less (gather) to 12 % more time (allreduce) than"
         " quadrant mode.",
     ),
     runs=(),
-    table=lambda results: Table(("figure", "what it takes", "what stands for it"), _SPEEDS),
+    table=lambda results: Table(("figure", "needed hardware", "substitute here"), _SPEEDS),
     panels=lambda results: (),
 )

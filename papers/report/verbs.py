@@ -36,15 +36,15 @@ VERBS = Experiment(
     figures="RMA of Figs. 2 to 4, and Fig. 5, over verbs",
     label=Label.EMULATED,
     differs=(
-        "One client and a box in a virtual machine whose two emulated processors do the adapter's"
-        " work, too (soft-RoCE over a link within the machine): the calls to verbs are real,"
-        " the speeds, of the fastest of two rounds, say nothing but what part of perftest's the box"
-        " reaches there."
+        "One client and a box run in a virtual machine, with soft-RoCE over a link within it. Its"
+        " two emulated processors also do the adapter's work. The calls to verbs are real. The"
+        " speeds are of the fastest of two rounds. They only show the box's share of perftest's"
+        " speed in this machine."
     ),
     found=(
         "Zhang and Jung: RMA has an access granularity of 4 KiB, and four connections are enough.",
-        "Ahn et al.: 96 % of the link's bandwidth, with reads and writes mixed, which are not"
-        " here.",
+        "Ahn et al.: 96 % of the link's bandwidth, with mixed reads and writes. They were not"
+        " measured here.",
     ),
     runs=(Run(_RUN, "papers.verbs", [], ["--mebibytes=4"]),),
     table=_table,

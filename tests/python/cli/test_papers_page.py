@@ -130,8 +130,8 @@ def test_series_of_processes_are_relative_to_c() -> None:
         "whole-8": run(8, mpich=3.0),
     }
     assert PROCESSES.answer(results) == [
-        "broadcast, of the time of C: mpich 2.00 to 3.00 (median 2.50), "
-        "hbm-staged 0.50 to 0.50 (median 0.50)."
+        "broadcast takes with mpich 2.00 to 3.00 (median 2.50) times C's time.",
+        "broadcast takes with hbm-staged 0.50 to 0.50 (median 0.50) times C's time.",
     ]
 
 

@@ -117,9 +117,11 @@ def test_unhidden_communication_is_shown() -> None:
     ]
     result = Result("async_sgd", MACHINE, {}, measurements=measured)
     assert list(ASYNC_SGD.answer({ASYNC_SGD.name: result})) == [
-        "Parallel: computation leaves more than 1 ms of communication in so many of 3 cells: "
-        "1 with hbm shm, 2 with MPI. Milliseconds of hbm shm, MPI: b with 2 workers 10.0, 50.0; "
-        "c with 2 workers 0.5, 70.0.",
+        "Parallel, cells of 3 with more than 1 ms of exposed communication: "
+        "1 with hbm shm, 2 with MPI.",
+        "b with 2 workers: exposed communication 10.0, 50.0 ms (hbm shm, MPI).",
+        "c with 2 workers: exposed communication 0.5, 70.0 ms (hbm shm, MPI).",
+        "All scenarios, cells of 3 with a single sample: 3 with hbm shm, 3 with MPI.",
     ]
 
 
