@@ -198,7 +198,7 @@ def test_the_findings_on_messages_are_answered() -> None:
     results = {MESSAGES_OVER_CONNECTIONS.name: result("connections", found)}
     aggregated, tcp, shm = MESSAGES_OVER_CONNECTIONS.answer(results)
     assert "64 writes of 64 B together are 2 (batch), 8 (packed) times as fast" in aggregated
-    assert "a write of 512 B takes 1 µs, one of 64 B 1 (finding 1)" in aggregated
+    assert "A write of 512 B takes 1 µs, a write of 64 B 1 µs (finding 1)" in aggregated
     assert tcp.startswith("hbm tcp") and shm.startswith("hbm shm")
     assert "medians over operations and sizes: 4: 4 (findings 3 and 6; there are two cores)" in tcp
     assert (
