@@ -69,7 +69,7 @@ class TallSkinnyProductsTest : public testing::TestWithParam<const Kernels*> {
   std::normal_distribution<double> normal_;
 };
 
-// `found` is start + term(0) + ... + term(terms - 1), except for rounding.
+// Expects `found` to be start + term(0) + ... + term(terms - 1), up to rounding.
 template <class Term>
 void expect_sum(float found, double start, size_t terms, const Term& term) {
   double sum = start, size = std::abs(start);
@@ -222,7 +222,7 @@ TEST_P(TallSkinnyProductsTest, MakesColumnsOrthonormal) {
       if (k % 7 == 5) {
         for (size_t i = 0; i < rows; ++i) column[i] *= 1e-12F;
       }
-      if (k % 7 == 6) {  // squares have few bits, or none
+      if (k % 7 == 6) {  // squares with few significant bits, or none
         for (size_t i = 0; i < rows; ++i) column[i] *= k < 14 ? 1e-21F : 1e-33F;
       }
     }
