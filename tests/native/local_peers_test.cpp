@@ -26,19 +26,9 @@
 #include "fake_store.h"
 #include "file_store.h"
 #include "forked_ranks.h"
-<<<<<<< found
 #include "memory_fixture.h"  // its suppressions of ThreadSanitizer for memkind
 
 namespace hbm::communicator::shm {
-||||||| expected
-#include "memory_fixture.h"  // what ThreadSanitizer shall not say of memkind
-
-namespace hbm::shm {
-=======
-#include "memory_fixture.h"  // ThreadSanitizer's suppressions for memkind
-
-namespace hbm::shm {
->>>>>>> replacement
 namespace {
 
 using memory::SharedSegment;
@@ -72,17 +62,9 @@ struct Explorer {
     return shm::explore(rendezvous, listener, segment, /*chunk_bytes=*/4096);
   }
 
-<<<<<<< found
   // Each rank writes to its segment and to the segments of its local peers, and all ranks read the
   // values.
   void expect_shared(const LocalPeers& found) {
-||||||| expected
-  // Each rank writes to its segment and to those of its neighbours, and all see it.
-  void expect_shared(const Neighbourhood& found) {
-=======
-  // Each rank writes to its own segment and to its local peers', and all see the writes.
-  void expect_shared(const Neighbourhood& found) {
->>>>>>> replacement
     auto* const cells =
         static_cast<long*>(segment->allocate_reserved(static_cast<size_t>(size) * 8));
     cells[rank] = 1000 + rank;
@@ -185,7 +167,7 @@ TEST(Explore, RanksMayBeThreads) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    // Excludes the test's own keys, and keys that ranks leave only if a step takes long.
+    // Leaves out the keys of the test, and keys that ranks publish only if a step takes long.
     const std::regex others("/(done|calls|mapped)/[0-9]+$");
     const auto own_keys = std::ranges::count_if(
         store->keys(), [&](const std::string& key) { return !std::regex_search(key, others); });
@@ -283,16 +265,8 @@ TEST(Explore, NamesARankThatNeverComes) {
   });
 }
 
-<<<<<<< found
 // A store whose process is killed after it has published one step, or has been counted in the step.
 class DeadlyStore final : public bootstrap::KeyValue {
-||||||| expected
-// Its process is killed when it has told the others of one step, or been counted in it.
-class DeadlyStore final : public KeyValue {
-=======
-// Kills its process after one step: when the process has published it, or was counted in it.
-class DeadlyStore final : public KeyValue {
->>>>>>> replacement
  public:
   DeadlyStore(std::shared_ptr<bootstrap::KeyValue> store, std::string step)
       : store_(std::move(store)), step_("/" + std::move(step) + "/") {}
@@ -389,19 +363,9 @@ TEST(Explore, ADeadLocalPeerIsDetected) {
 TEST(Explore, AFurtherGroupNeedsNoSockets) {
   run_forked_ranks(4, [](const ForkedRank& forked) {
     Explorer rank(forked);
-<<<<<<< found
     const LocalPeers first = rank.explore();
     rank.segment = nullptr;  // no rank uses it again
     const LocalPeers again = rank.explore();
-||||||| expected
-    const Neighbourhood first = rank.explore();
-    rank.segment = nullptr;  // nobody looks at it again
-    const Neighbourhood again = rank.explore();
-=======
-    const Neighbourhood first = rank.explore();
-    rank.segment = nullptr;  // no rank reads it again
-    const Neighbourhood again = rank.explore();
->>>>>>> replacement
     EXPECT_EQ(again.at, first.at);
     EXPECT_EQ(again.node_of, first.node_of);
   });

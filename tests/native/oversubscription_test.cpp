@@ -1,13 +1,5 @@
-// The<<<<<<< found
-The ranks and processors of a machine, and the chunk of a group that depends on them.
+// The ranks and processors of a machine, and the chunk of a group that depends on them.
 #include "communicator/connect/oversubscription.h"
-||||||| expected
-How many ranks want how many processors, and what a group stages at a time by that.
-#include "communicator/connect/crowd.h"
-=======
-Detection of oversubscription, and the chunks that a group stages because of it.
-#include "communicator/connect/crowd.h"
->>>>>>> replacement
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -157,17 +149,9 @@ TEST(ProcessorDemand, DecidesWhatItsGroupsStage) {
   }
 }
 
-<<<<<<< found
 // For oversubscribed ranks staging_bytes decides the slot chunk, also if it does not decide MPI's
 // chunk.
 TEST(ProcessorDemand, HasOneStagingBytes) {
-||||||| expected
-// In a crowd staging_bytes decides what a rank stages, also where it does not decide MPI's chunk.
-TEST(Crowd, HasOneStagingBytes) {
-=======
-// With oversubscription, staging_bytes sets the staged bytes even if it does not set MPI's chunk.
-TEST(Crowd, HasOneStagingBytes) {
->>>>>>> replacement
   const int cpu = allowed_cpus().front();
   run_forked_ranks(2, [&](const ForkedRank& rank) {
     run_on(cpu);

@@ -1,10 +1,4 @@
-// A box over tcp,<<<<<<< found
-, with a relay between the ends that does not know the token.
-||||||| expected
- with somebody on the way who knows no token.
-=======
-, behind a relay that does not know the token.
->>>>>>> replacement
+// A box over tcp, with a relay between the ends that does not know the token.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,19 +14,9 @@ namespace {
 constexpr uint64_t kSize = 1 << 20;
 constexpr uint64_t kBytes = 300;
 
-<<<<<<< found
 // Changes a request or a reply, in the third record: the first is the alloc, the second a write of
 // zeros.
 class AuthenticationRelay : public testing::Test {
-||||||| expected
-// Changes what the client asks or what the box answers, in the third piece: the first is the alloc,
-// the second a write of zeros.
-class SealRelay : public testing::Test {
-=======
-// Changes the client's third request, or the box's reply to it. The first request is the alloc, the
-// second a write of zeros.
-class SealRelay : public testing::Test {
->>>>>>> replacement
  protected:
   void expect_broken_by(const std::function<std::vector<Bytes>(const Bytes& record)>& change,
                         Relay::Direction direction = Relay::Direction::kToBox) {
@@ -76,19 +60,9 @@ Bytes altered(Bytes record, size_t index) {
   return record;
 }
 
-<<<<<<< found
 // The layout of a record with one frame of a transfer.
 constexpr size_t kOffset = sizeof(protocol::RecordHeader) + sizeof(protocol::Header);
 constexpr size_t kPayload = kOffset + sizeof(protocol::Transfer);
-||||||| expected
-// Of a piece with one frame of a transfer.
-constexpr size_t kOffset = sizeof(smb::PieceHeader) + sizeof(smb::Header);
-constexpr size_t kPayload = kOffset + sizeof(smb::Transfer);
-=======
-// Offsets in a record with one frame of a transfer.
-constexpr size_t kOffset = sizeof(smb::PieceHeader) + sizeof(smb::Header);
-constexpr size_t kPayload = kOffset + sizeof(smb::Transfer);
->>>>>>> replacement
 
 TEST_F(AuthenticationRelay, CannotAlterWhatIsWritten) {
   expect_broken_by(
@@ -126,7 +100,7 @@ TEST_F(AuthenticationRelay, CannotRepeatARecord) {
   const auto adds = [&] {
     const auto request = fetch_add(1);
     transport.post(*request);
-    finish(transport, *request);  // applied once; the repetition ends the connection
+    finish(transport, *request);  // executed once; the repeated record ends the connection
     const auto next = fetch_add(1);
     transport.post(*next);
     finish(transport, *next);
@@ -161,16 +135,8 @@ TEST_F(AuthenticationRelay, CannotReorderRecords) {
   EXPECT_TRUE(same(zeros, box.handler.segment(1)->block->base()));
 }
 
-<<<<<<< found
 // Shows that the relay can change an unauthenticated connection.
 TEST(UnauthenticatedRelay, AltersWhatIsWritten) {
-||||||| expected
-// Shows that the relay does what the tests above say that it cannot do where nothing is sealed.
-TEST(UnsealedRelay, AltersWhatIsWritten) {
-=======
-// Checks the relay itself: without MACs its changes reach the box.
-TEST(UnsealedRelay, AltersWhatIsWritten) {
->>>>>>> replacement
   Box box(kToken, /*seal=*/false);
   const Relay relay(
       box.opening().port, Relay::Direction::kToBox,
@@ -188,16 +154,8 @@ TEST(UnsealedRelay, AltersWhatIsWritten) {
   EXPECT_EQ(box.handler.segment(1)->block->base()[0], std::byte{1});
 }
 
-<<<<<<< found
 // A relay that changes the Hello, to turn authentication off, makes both ends refuse.
 TEST(AuthenticationAgreement, IsNotTheRelaysToMake) {
-||||||| expected
-// Whoever changes the Hello, so that the client would not seal, gets neither end to agree.
-TEST(SealAgreement, IsNotTheRelaysToMake) {
-=======
-// A relay that changes the Hello, to switch off the MACs, makes the join fail at both ends.
-TEST(SealAgreement, IsNotTheRelaysToMake) {
->>>>>>> replacement
   for (const bool client : {true, false}) {
     Box box(kToken, /*seal=*/!client);
     TransportOptions opening = box.opening(1);

@@ -1,13 +1,5 @@
-// Tags<<<<<<< found
-Tags of records, and the detection of changed records by a stream.
+// Tags of records, and the detection of changed records by a stream.
 #include "box/protocol/authenticator.h"
-||||||| expected
-Tags of pieces, and what a stream makes of pieces that somebody has changed on the way.
-#include "box/protocol/seal.h"
-=======
-The MACs of records, and a stream's reaction to changed records.
-#include "box/protocol/seal.h"
->>>>>>> replacement
 
 #include <gtest/gtest.h>
 #include <openssl/core_names.h>
