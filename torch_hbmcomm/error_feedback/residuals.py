@@ -210,7 +210,7 @@ def own_share(
         if (given["rank"], saved) != (rank, ranks):
             raise ValueError(
                 f"the state is of rank {given['rank']} of {saved}, and this is rank {rank} of "
-                f"{ranks}: load this rank's own state, or the states of all {saved} ranks"
+                f"{ranks}: load this rank's own state, or give the states of all {saved} ranks"
             )
         return Share([given], given)
     found = [state["rank"] for state in states]

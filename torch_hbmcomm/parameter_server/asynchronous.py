@@ -528,6 +528,6 @@ def _require_finite(model: nn.Module, weights: Any) -> None:
         found = weights.get(name)
         if isinstance(found, torch.Tensor) and not is_finite(found):
             raise ValueError(
-                f"the checkpoint's {name} has a NaN or an infinity, which every worker would take "
-                "from the box: nothing was loaded; load an earlier checkpoint"
+                f"the checkpoint's {name} is not finite (it has a NaN or an infinity): nothing was "
+                "loaded, since every worker would take it; load an earlier checkpoint"
             )

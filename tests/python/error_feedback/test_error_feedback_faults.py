@@ -296,7 +296,9 @@ def load_others(context: Context) -> None:
         state.load_state_dict({})
     whole = own | {"caches": {"all.0": torch.zeros(7)}}
     for key in own:
-        with pytest.raises(ValueError, match=f"the state lacks {key}: load what state_dict"):
+        with pytest.raises(
+            ValueError, match=f"the state lacks {key}: load the result of state_dict"
+        ):
             state.load_state_dict({name: value for name, value in whole.items() if name != key})
     for key in ("rule", "statistics"):
         for part in own[key]:

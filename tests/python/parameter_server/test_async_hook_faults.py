@@ -125,7 +125,9 @@ def resume(context: Context, urls: list[str], path: str, ranks_then: int, seed_t
             state.load_state_dict(saved["hook"] | other)
         for key in saved["hook"]:
             rest = {name: value for name, value in saved["hook"].items() if name != key}
-            with pytest.raises(ValueError, match=f"the state lacks {key}: load what state_dict"):
+            with pytest.raises(
+                ValueError, match=f"the state lacks {key}: load the result of state_dict"
+            ):
                 state.load_state_dict(rest)
         with pytest.raises(TypeError):
             state.load_state_dict(saved["hook"] | {"refused": None})
