@@ -21,7 +21,7 @@ inline constexpr std::chrono::microseconds kSpinBeforeSleep{50};
 // Linux' scheduler, more than an interrupt takes.
 // Below: the wait polls again.
 // Above: from the value on, the wait sleeps, and so do the next waits of the process.
-// Measure: `waiting_test --gtest_filter=SpinBudget.IsSpentWhenTheProcessorWasAway`
+// Measure: `waiting_test --gtest_filter=SpinBudget.IsSpentAfterLosingTheProcessor`
 inline constexpr std::chrono::microseconds kPreemptedAfter{500};
 
 // The time for which the next waits of the process sleep without polling, per time of preemption. A

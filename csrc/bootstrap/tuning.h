@@ -88,7 +88,7 @@ inline constexpr std::chrono::milliseconds kRecordCheckPeriod{20};
 // Unit: members
 // Below: up to and including the value, each member is named.
 // Above: consecutive members are named as a range.
-// Measure: `rendezvous_test --gtest_filter=Members.ListsOfThemAreShort`
+// Measure: `rendezvous_test --gtest_filter=Members.ListsAreShort`
 inline constexpr size_t kMembersNamedSingly = 16;
 
 // -- The end of a formation
@@ -110,7 +110,7 @@ inline constexpr std::chrono::milliseconds kAbortCheckPeriodPerRank{1};
 // with its process.
 // Below: the rank waits until all have their records.
 // Above: the rank raises its error.
-// Measure: `rendezvous_test --gtest_filter=Rendezvous.AProblemOfOneRankReachesAll`
+// Measure: `rendezvous_test --gtest_filter=Rendezvous.ProblemOfOneRankReachesAll`
 inline constexpr std::chrono::seconds kLastRecordTimeout{5};
 
 // The time in which the store may give the cause of a rank's death: the rank may have aborted the

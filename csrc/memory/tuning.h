@@ -55,7 +55,7 @@ inline constexpr uint64_t kLeastLimitedSegmentBytes = uint64_t{1} << 20;
 // Unit: bytes
 // Below: the pages stay with the segment, for the next block.
 // Above: from the value on, the kernel has the pages again before free() returns.
-// Measure: `segment_test --gtest_filter=SharedSegment.GivesThePagesOfLargeBlocksBack`
+// Measure: `segment_test --gtest_filter=SharedSegment.ReleasesThePagesOfLargeBlocks`
 inline constexpr size_t kReturnedBlockBytes = size_t{1} << 20;
 
 // The largest reserved arena at the start of a segment, for the control blocks of groups. It is in
@@ -128,20 +128,20 @@ inline constexpr uint64_t kFreeMarginDivisor = 128;
 // Unit: parts of the room
 // Below: a smaller value lets processes that allocate together overrun the room further.
 // Above: a larger value reads the room for more blocks.
-// Measure: `room_test --gtest_filter=Room.SmallRequestsShareALook`
+// Measure: `room_test --gtest_filter=Room.SmallRequestsShareOneQuery`
 inline constexpr uint64_t kUncheckedRoomDivisor = 64;
 
 // The most bytes of small blocks between two readings of the room.
 // Unit: bytes
 // Below: up to and including the value, the last reading is used, less the bytes granted since.
 // Above: the room is read for the block.
-// Measure: `room_test --gtest_filter=Room.SmallRequestsShareALook`
+// Measure: `room_test --gtest_filter=Room.SmallRequestsShareOneQuery`
 inline constexpr uint64_t kLargestUncheckedBytes = uint64_t{16} << 20;
 
 // The age of a reading of the room from which it is not used again.
 // Below: small blocks use it.
 // Above: from the value on, the room is read for the next block.
-// Measure: `room_test --gtest_filter=Room.SmallRequestsShareALook`
+// Measure: `room_test --gtest_filter=Room.SmallRequestsShareOneQuery`
 inline constexpr std::chrono::milliseconds kRoomReadingLifetime{100};
 
 // -- Staging memory
@@ -197,7 +197,7 @@ inline constexpr uint64_t kPoolAddressesPerCapacity = 4;
 // Unit: bytes
 // Below: up to and including the value, the pool is made, if there are the addresses.
 // Above: the pool is refused.
-// Measure: `pool_test --gtest_filter=Pool.SizesThatMakeNoPoolAreErrors`
+// Measure: `pool_test --gtest_filter=Pool.InvalidPoolSizesAreErrors`
 inline constexpr uint64_t kLargestPoolCapacityBytes = uint64_t{1} << 60;
 
 }  // namespace hbm::memory

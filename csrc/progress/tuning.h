@@ -43,7 +43,7 @@ inline constexpr int kPollsWithoutClock = 50;
 // The pause before abort() interrupts the progress thread again.
 // Below: a smaller value takes more processor time from the progress thread.
 // Above: a larger value delays abort().
-// Measure: `queue_failure_test --gtest_filter=QueueTest.AbortReachesADrivingThreadAndItsWaiters`
+// Measure: `queue_failure_test --gtest_filter=QueueTest.AbortReachesTheRunningThreadAndItsWaiters`
 inline constexpr std::chrono::milliseconds kAbortRetryPeriod{1};
 
 // -- Workers
@@ -151,19 +151,19 @@ inline constexpr uint32_t kWakeupDoublingsUndone = 2;
 // gigabytes.
 // Below: the end of the process waits for the progress thread to park.
 // Above: from the value on, the process ends.
-// Measure: `queue_end_test --gtest_filter=QueueEnd.NoThreadPollsOrReturns`
+// Measure: `queue_end_test --gtest_filter=QueueEnd.NoThreadPollsOrReturnsAfterTheEnd`
 inline constexpr std::chrono::seconds kProgressThreadEndTimeout{10};
 
 // The longest wait for callbacks. A callback may wait for another rank.
 // Below: the end of the process waits for the callback.
 // Above: from the value on, the process ends.
-// Measure: `queue_end_test --gtest_filter=QueueEnd.WaitsForACallbackThatRuns`
+// Measure: `queue_end_test --gtest_filter=QueueEnd.WaitsForARunningCallback`
 inline constexpr std::chrono::seconds kCallbackEndTimeout{1};
 
 // The period in which the end of the process checks the queues.
 // Below: a smaller value takes more processor time from progress threads and callbacks.
 // Above: a larger value delays the end of the process.
-// Measure: `queue_end_test --gtest_filter=QueueEnd.NoThreadPollsOrReturns`
+// Measure: `queue_end_test --gtest_filter=QueueEnd.NoThreadPollsOrReturnsAfterTheEnd`
 inline constexpr std::chrono::milliseconds kQueueEndCheckPeriod{1};
 
 }  // namespace hbm::progress

@@ -147,7 +147,7 @@ TEST_P(AccumulateTest, AgreesWithOneElementAtATime) {
 
 using AccumulateInPlaceTest = AccumulateTest;
 
-TEST_P(AccumulateInPlaceTest, TakesItselfAsItsSource) {
+TEST_P(AccumulateInPlaceTest, MayUseTheTargetAsSource) {
   for (double scale : kScales) {
     for (size_t count : {1, 31, 2047}) check(count, scale, true, 0);
   }

@@ -68,7 +68,7 @@ progress::Slept sleep(Arrivals& arrivals, microseconds most) {
   return arrivals.sleep(std::chrono::steady_clock::now() + most);
 }
 
-TEST(Arrivals, EndASleepUntilTheyAreTakenIn) {
+TEST(Arrivals, EndASleepUntilTheyAreConsumed) {
   Arrivals arrivals;
   const Watched connection;
   arrivals.collect();
@@ -86,7 +86,7 @@ TEST(Arrivals, EndASleepUntilTheyAreTakenIn) {
   EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kTimedOut);
 }
 
-TEST(Arrivals, KeepADescriptorThatItsOwnerCloses) {
+TEST(Arrivals, SurviveTheOwnersCloseOfADescriptor) {
   Arrivals arrivals;
   Watched connection;
   arrivals.collect();
@@ -99,7 +99,7 @@ TEST(Arrivals, KeepADescriptorThatItsOwnerCloses) {
 }
 
 // As where a program closes all descriptors that it does not know.
-TEST(Arrivals, WakeNobodyWhereTheirDescriptorWasClosed) {
+TEST(Arrivals, DoNotWakeAfterTheirDescriptorWasClosed) {
   Arrivals arrivals;
   const Watched connection;
   const int next = dup(0);
@@ -110,7 +110,7 @@ TEST(Arrivals, WakeNobodyWhereTheirDescriptorWasClosed) {
   EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kNoWakeup);
 }
 
-TEST(Arrivals, WakeNobodyWithoutAConnection) {
+TEST(Arrivals, DoNotWakeWithoutAConnection) {
   const Watched before;
   Arrivals arrivals;
   EXPECT_EQ(sleep(arrivals, microseconds(100)), progress::Slept::kNoWakeup);
@@ -120,7 +120,7 @@ TEST(Arrivals, WakeNobodyWithoutAConnection) {
   close(empty);
 }
 
-TEST(Arrivals, WakeNobodyWhereADeviceMayCarryMessages) {
+TEST(Arrivals, DoNotWakeIfADeviceMayCarryMessages) {
   Arrivals arrivals;
   const Watched connection;
   const int device = open("/dev/zero", O_RDONLY | O_CLOEXEC);

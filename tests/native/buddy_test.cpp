@@ -143,7 +143,7 @@ TEST(Buddy, IsExhaustedByTheLastByte) {
   EXPECT_EQ(buddy.fragmentation(), 0);
 }
 
-TEST(Buddy, TakesTheLowestOfTheSmallestThatFit) {
+TEST(Buddy, UsesTheLowestOfTheSmallestFittingRanges) {
   Buddy buddy(8 * kUnit, kUnit, 8 * kUnit);
   std::vector<uint64_t> offsets;
   for (int i = 0; i < 8; ++i) offsets.push_back(buddy.allocate(kUnit).value());

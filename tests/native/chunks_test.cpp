@@ -10,7 +10,7 @@
 namespace hbm::process_group {
 namespace {
 
-TEST(Chunks, SmallGoesInOneGo) {
+TEST(Chunks, SmallTransfersAreOneChunk) {
   const Chunks chunks({1000}, 4, 2001);
   EXPECT_EQ(chunks.number(), 1u);
   EXPECT_EQ(chunks.range(0).offset, 0u);
@@ -20,9 +20,9 @@ TEST(Chunks, SmallGoesInOneGo) {
   EXPECT_EQ(chunks.parts(500, 0)[0].count, 500u);
 }
 
-TEST(Chunks, UnequalStreamsGoInOneGo) { EXPECT_EQ(Chunks({0, 4}, 4, 4096).number(), 1u); }
+TEST(Chunks, UnequalTransfersAreOneChunk) { EXPECT_EQ(Chunks({0, 4}, 4, 4096).number(), 1u); }
 
-TEST(Chunks, LargeIsCut) {
+TEST(Chunks, LargeTransfersAreCut) {
   const Chunks chunks({2500}, 4, 4096);
   EXPECT_EQ(chunks.number(), 2u);
   EXPECT_EQ(chunks.range(0).count, 1264u);  // whole cache lines

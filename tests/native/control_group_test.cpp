@@ -45,7 +45,7 @@ TEST_F(ControlGroup, HasNoLimit) {
   EXPECT_EQ(limit("4:memory:/a\n").file, "");
 }
 
-TEST_F(ControlGroup, OfVersion2) {
+TEST_F(ControlGroup, ReadsLimitsOfVersion2) {
   file("a/memory.max", "1000");
   file("a/memory.current", "700");
   file("a/memory.stat", "anon 500\nactive_file 150\ninactive_file 50");
@@ -56,7 +56,7 @@ TEST_F(ControlGroup, OfVersion2) {
   EXPECT_EQ(found.room, 500u);
 }
 
-TEST_F(ControlGroup, OfVersion1) {
+TEST_F(ControlGroup, ReadsLimitsOfVersion1) {
   file("memory/memory.limit_in_bytes", "9223372036854771712");
   file("memory/a/memory.limit_in_bytes", "5000");
   file("memory/a/memory.usage_in_bytes", "4900");
@@ -70,7 +70,7 @@ TEST_F(ControlGroup, OfVersion1) {
 }
 
 // A container's path is the host's, but the files belong to its own group.
-TEST_F(ControlGroup, OfAContainer) {
+TEST_F(ControlGroup, ReadsLimitsInAContainer) {
   file("memory.max", "123");
   EXPECT_EQ(limit("0::/../docker/x\n").bytes, 123u);
 }

@@ -22,7 +22,7 @@ namespace {
 
 class CopyTest : public testing::TestWithParam<size_t> {};
 
-TEST_P(CopyTest, CopiesAllAndNoMore) {
+TEST_P(CopyTest, CopiesExactlyTheGivenBytes) {
   constexpr uint8_t kGuard = 0xA5;
   const size_t bytes = GetParam();
   std::mt19937_64 random = test_random();
@@ -47,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(Copy, CopyTest,
                                          kNonTemporalFromAtMostBytes + 4097));
 
 // A part uses non-temporal stores like the whole copy, for every start and end within a cache line.
-TEST(Copy, PartsOfALargeWholeAreWhole) {
+TEST(Copy, PartsOfALargeCopyAreCorrect) {
   std::mt19937_64 random = test_random();
   std::vector<uint8_t> from(5 * 4096);
   std::ranges::generate(from, [&] { return static_cast<uint8_t>(random()); });

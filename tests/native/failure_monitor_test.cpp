@@ -180,7 +180,7 @@ struct Watched {
   }
 };
 
-TEST(FailureMonitor, SaysThatARankHasLeft) {
+TEST(FailureMonitor, ErrorNamesADepartedRank) {
   Watched group({1});
   group.leave_rank_1();
   group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
@@ -228,7 +228,7 @@ class LookBetween {
 
 // A check that knows of rank 1's leaving, and not yet of its entry in the failure log, finds no
 // error: the cause comes first.
-TEST(FailureMonitor, SaysWhyARankHasLeft) {
+TEST(FailureMonitor, ErrorHasADepartedRanksCause) {
   Watched group({1});
   const LookBetween look(group, kRank1Left, [&] {
     group.tell_failure("rank 1: it is tired");
@@ -239,7 +239,7 @@ TEST(FailureMonitor, SaysWhyARankHasLeft) {
 }
 
 // Rank 2 publishes a failure, and ends, as a process does in which no code catches the error.
-TEST(FailureMonitor, SaysWhyARankHasEnded) {
+TEST(FailureMonitor, ErrorHasAnEndedRanksCause) {
   Watched group({2});
   const LookBetween look(group, kRank2Left, [&] { group.tell_failure("rank 2: it is tired"); });
   group.rank_2.kill();
@@ -247,7 +247,7 @@ TEST(FailureMonitor, SaysWhyARankHasEnded) {
   group.await_error(ErrorKind::kPeer, "it is tired");
 }
 
-TEST(FailureMonitor, WhoLeavesAFailedGroupHasToldOfIt) {
+TEST(FailureMonitor, LeavingAFailedGroupPublishesFirst) {
   Watched group({1});
   std::promise<void> leaves;
   group.store->before_add([left = leaves.get_future().share()](const auto&) {
@@ -262,7 +262,7 @@ TEST(FailureMonitor, WhoLeavesAFailedGroupHasToldOfIt) {
 }
 
 // Rank 1 serves the store, leaves its last group and ends; rank 0 waits for it later.
-TEST(FailureMonitor, AsksAClosedStoreNoMore) {
+TEST(FailureMonitor, DoesNotQueryAClosedStore) {
   Watched group({1});
   group.tell("closing\n" + bootstrap::process_id() + "/p/group g\n1");
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
@@ -285,7 +285,7 @@ TEST(FailureMonitor, AsksAClosedStoreNoMore) {
 }
 
 // Rank 0 serves the store: it has left once the two others ask no more, or one of them has died.
-TEST(FailureMonitor, WhoServesTheStoreLeavesLast) {
+TEST(FailureMonitor, StoreServerLeavesLast) {
   Watched group({}, bootstrap::StoreServer::kThisProcess);
   std::atomic<bool> has_left = false;
   std::thread leaving([&] {
@@ -308,7 +308,7 @@ TEST(FailureMonitor, WhoServesTheStoreLeavesLast) {
 }
 
 // No rank serves the store: the last rank to ask it removes the keys.
-TEST(FailureMonitor, WhoLeavesLastRemovesTheKeys) {
+TEST(FailureMonitor, LastRankToLeaveRemovesTheKeys) {
   for (const long others : {1, 2}) {
     Watched group({}, bootstrap::StoreServer::kNoRank);
     group.leave_rank_1();
@@ -320,7 +320,7 @@ TEST(FailureMonitor, WhoLeavesLastRemovesTheKeys) {
   }
 }
 
-TEST(FailureMonitor, NamesTheDeadBeforeThoseWhoHaveLeft) {
+TEST(FailureMonitor, NamesADeadRankBeforeDepartedRanks) {
   Watched group({1, 2});
   group.rank_2.kill();
   group.leave_rank_1();
@@ -373,7 +373,7 @@ std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
 }
 
 // monitored_group.h has the states and the legal calls.
-TEST(FailureMonitor, RefusesCallsThatAreIllegalInTheState) {
+TEST(FailureMonitor, RefusesCallsThatTheStateForbids) {
   struct Call {
     const char* name;
     std::set<GroupState> legal;

@@ -25,7 +25,7 @@
 namespace hbm::memory {
 namespace {
 
-TEST(Policy, NamesGoBothWays) {
+TEST(Policy, NamesConvertInBothDirections) {
   for (Policy policy : kAllPolicies) EXPECT_EQ(parse_policy(policy_name(policy)), policy);
   expect_error(ErrorKind::kInvalid, {"preferred, bind, interleave and ddr"},
                [] { parse_policy("HBM"); });

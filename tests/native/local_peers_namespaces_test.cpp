@@ -88,7 +88,7 @@ TEST(Namespaces, OtherNetworksWithACommonDirectoryAreOneNode) {
   expect_nodes([] { return enter(CLONE_NEWNET); }, {0, 0, 0, 0});
 }
 
-TEST(Namespaces, WithoutACommonDirectoryTheyAreSeveral) {
+TEST(Namespaces, WithoutACommonDirectoryAreSeveralNodes) {
   expect_nodes([] { return enter_with_own_shared_memory(CLONE_NEWNET); }, {0, 0, 1, 2});
 }
 
@@ -102,7 +102,7 @@ TEST(Namespaces, HbmcommSocketDirNamesACommonDirectory) {
   fs::remove_all(directory);
 }
 
-TEST(Namespaces, AHbmcommSocketDirThatIsNotThereIsAnErrorOnAllRanks) {
+TEST(Namespaces, MissingSocketDirFailsOnAllRanks) {
   if (!permitted([] { return enter(CLONE_NEWNET); })) GTEST_SKIP() << "not permitted";
   run_forked_ranks(2, [](const ForkedRank& rank) {
     if (rank.rank == 1) {
@@ -113,7 +113,7 @@ TEST(Namespaces, AHbmcommSocketDirThatIsNotThereIsAnErrorOnAllRanks) {
   });
 }
 
-TEST(Namespaces, ProcessesOfOtherNamespacesAreSeenToDie) {
+TEST(Namespaces, DeathsInOtherNamespacesAreDetected) {
   const auto isolate = [] { return enter_with_own_shared_memory(CLONE_NEWPID | CLONE_NEWIPC); };
   if (!permitted(isolate)) GTEST_SKIP() << "namespaces are not permitted here";
   run_forked_ranks(2, [&](const ForkedRank& rank) {
@@ -152,7 +152,7 @@ TEST_F(SocketFiles, AreReachedAndRemoved) {
   EXPECT_TRUE(socket_files(directory_).empty());
 }
 
-TEST_F(SocketFiles, OfKilledProcessesAreSweptByTheNext) {
+TEST_F(SocketFiles, OfKilledProcessesAreRemovedLater) {
   const int status = run_forked([this] {
     const SocketFile file(directory_, "killed");
     raise(SIGKILL);
@@ -165,7 +165,7 @@ TEST_F(SocketFiles, OfKilledProcessesAreSweptByTheNext) {
             (std::set<std::string>{"hbmcomm-alive.socket", "hbmcomm-next.socket"}));
 }
 
-TEST_F(SocketFiles, DraftsAreSweptOnceTheyAreOld) {
+TEST_F(SocketFiles, OldDraftsAreRemoved) {
   const fs::path draft = directory_ + "/hbmcomm-a.socket.draft";
   {
     listen_at(file_address(draft));

@@ -192,7 +192,7 @@ TEST(Explore, PublishesRegionsAtTheFirstMeeting) {
   });
 }
 
-TEST(Explore, ARankThatNobodyCanCallIsOnAnotherNode) {
+TEST(Explore, UnreachableRankIsOnAnotherNode) {
   run_forked_ranks(4, [](const ForkedRank& forked) {
     Explorer rank(forked);
     rank.is_reachable = rank.rank != 2;
@@ -203,7 +203,7 @@ TEST(Explore, ARankThatNobodyCanCallIsOnAnotherNode) {
   });
 }
 
-TEST(Explore, TheFirstRankOfAMachineWarnsOnceOfOneThatSharesNoMemory) {
+TEST(Explore, FirstRankWarnsOnceOfUnsharedMemory) {
   run_forked_ranks(3, [](const ForkedRank& forked) {
     Explorer rank(forked);
     rank.is_reachable = rank.rank != 1;
@@ -221,7 +221,7 @@ TEST(Explore, TheFirstRankOfAMachineWarnsOnceOfOneThatSharesNoMemory) {
   });
 }
 
-TEST(Explore, ARankThatCanMapNobodyIsOnAnotherNode) {
+TEST(Explore, RankThatCannotMapIsOnAnotherNode) {
   if (!memory::kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
   run_forked_ranks(4, [](const ForkedRank& forked) {
     Explorer rank(forked);
@@ -298,7 +298,7 @@ class DeadlyStore final : public bootstrap::KeyValue {
   const std::string step_;
 };
 
-TEST(Explore, NamesARankThatIsKilledMeanwhile) {
+TEST(Explore, NamesARankKilledInProgress) {
   for (const std::string step : {"rendezvous", "calls", "calls1"}) {
     const auto explore = [&step](const ForkedRank& forked) {
       Explorer rank(forked);
@@ -371,7 +371,7 @@ TEST(Explore, AFurtherGroupNeedsNoSockets) {
   });
 }
 
-TEST(Explore, OneThatHasForgottenMeetsOneThatKnows) {
+TEST(Explore, RankWithoutMappingsMeetsOneWithMappings) {
   run_forked_ranks(4, [](const ForkedRank& forked) {
     Explorer rank(forked);
     LocalPeers first = rank.explore();
@@ -386,7 +386,7 @@ TEST(Explore, OneThatHasForgottenMeetsOneThatKnows) {
   });
 }
 
-TEST(Explore, AForkedChildKnowsNobody) {
+TEST(Explore, ForkedChildHasNoKnownPeers) {
   run_forked_ranks(2, [](const ForkedRank& forked) {
     Explorer rank(forked);
     const LocalPeers found = rank.explore();
@@ -426,7 +426,7 @@ TEST(PeerListener, TakesInNoStrangers) {
   EXPECT_TRUE(listener.callers().empty());
 }
 
-TEST(Partition, NodesAreThoseThatHaveAllMappedOneAnother) {
+TEST(Partition, NodesConsistOfMutuallyMappedRanks) {
   EXPECT_EQ(partition({"0"}), (std::vector<int>{0}));
   EXPECT_EQ(partition({"01", "10"}), (std::vector<int>{0, 0}));
   EXPECT_EQ(partition({"01", "00"}), (std::vector<int>{0, 1})) << "one way only";

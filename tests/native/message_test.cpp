@@ -48,7 +48,7 @@ TEST(Message, HeaderOfASignature) {
   EXPECT_EQ(header.group, 0u);
 }
 
-TEST(Message, ChunkSpeaksOfTheWhole) {
+TEST(Message, HeaderOfAChunkDescribesTheWholeMessage) {
   Signature chunk = kAllreduce;
   chunk.sequence = {7, 5000};
   const MessageHeader header = make_header(chunk, 1000, 0, 4000);
@@ -58,7 +58,7 @@ TEST(Message, ChunkSpeaksOfTheWhole) {
   EXPECT_EQ(describe(header), "allreduce #7 (SUM) of 5000 float32");
 }
 
-TEST(Message, InWords) {
+TEST(Message, TextDescribesTheOperation) {
   const auto words = [](const Signature& signature, uint64_t count) {
     return describe(make_header(signature, count, 0, 0));
   };
@@ -71,7 +71,7 @@ TEST(Message, InWords) {
   EXPECT_EQ(words(kSend, 8), "send/recv with tag 3 of 8 int64");
 }
 
-TEST(Message, InWordsWhateverTheBytes) {
+TEST(Message, TextToleratesAnyBytes) {
   MessageHeader header = make_header(kAllreduce, 1000, 0, 0);
   header.dtype = 0xff;
   header.reduce_op = 0xff;
@@ -130,7 +130,7 @@ TEST(Message, OfAnEarlierGroupNamesBoth) {
                [&] { check_header(found, expected, 3, "group late"); });
 }
 
-TEST(GroupNames, TheLastAreKnown) {
+TEST(GroupNames, RememberTheLastGroups) {
   for (uint64_t number = 1; number <= 2000; ++number) {
     name_group(number, "group " + std::to_string(number));
   }

@@ -58,7 +58,7 @@ void try_all(const Rank& rank) {
 
 class MpiCollectives : public testing::TestWithParam<int> {};
 
-TEST_P(MpiCollectives, GiveWhatPlainLoopsGive) {
+TEST_P(MpiCollectives, MatchPlainLoops) {
   if (kSlow && GetParam() > 4) GTEST_SKIP() << "no more threads in a rank than with fewer ranks";
   run_ranks(GetParam(), try_all);
 }
@@ -74,7 +74,7 @@ TEST(MpiCollectivesNodes, RanksOfTwoNodesInterleaved) {
   });
 }
 
-TEST(MpiCollectivesGroups, CutFromTheWorldOfTheFirst) {
+TEST(MpiCollectivesGroups, SubgroupsShareTheFirstGroupsWorld) {
   run_ranks(4, [](const Rank& rank) {
     Talk everyone(rank, "all", 4096);
     const Rank in_pair{{rank.rank / 2, 2, rank.directory}};

@@ -25,7 +25,7 @@ TEST(NodeKey, HbmcommNodeIdForcesRanksApart) {
   EXPECT_EQ(node_key(), before);
 }
 
-TEST(MpiState, GoesThroughTheStore) {
+TEST(MpiState, SurvivesEncodingAndDecoding) {
   const MpiState sent{"a node",
                       "new",
                       "",
@@ -89,7 +89,7 @@ TEST(Preconditions, ShmFoldersAreCountedAndHaveRoom) {
                [] { require_shm_room(size_t{1} << 40); });
 }
 
-TEST(Preconditions, RanksOfAnotherGroupOrNamespaceAreShutOut) {
+TEST(Preconditions, RanksOfAnotherGroupOrNamespaceAreRefused) {
   std::vector<SharingFacts> ranks(3, sharing(0));
   EXPECT_FALSE(is_shut_out(ranks, 0));
   ranks[2].access = "another";
@@ -109,7 +109,7 @@ TEST(Preconditions, DescriptorsAreCounted) {
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
-TEST(MpiState, RisksNameTheRanksUnlessTheyAreEqual) {
+TEST(MpiState, DifferentRisksNameTheirRanks) {
   std::vector<MpiState> ranks(3, standing());
   EXPECT_EQ(risks_of(ranks), "");
   ranks[1].risks = "UCX_TLS=rc";
@@ -141,7 +141,7 @@ TEST(MpiState, NodesAreNumberedByFirstAppearance) {
   EXPECT_EQ(nodes_of(ranks), (std::vector<int>{0, 1, 0, 2, 1}));
 }
 
-TEST(MpiState, RanksShareAWorldOrHaveNone) {
+TEST(MpiState, AllOrNoRanksShareAWorld) {
   EXPECT_FALSE(share_a_world({standing(), standing()}, "group g"));
   EXPECT_TRUE(share_a_world({standing(2, 3, "a"), standing(0, 3, "a")}, "group g"));
 }
@@ -159,7 +159,7 @@ TEST(MpiState, OtherRanksAreRefused) {
   }
 }
 
-TEST(MpiState, RanksThatMpiHasStartedWithoutAreNamed) {
+TEST(MpiState, RanksMissingInTheWorldAreNamed) {
   expect_error(ErrorKind::kUnavailable, {"started without the ranks [1, 2])", "rank 1: no MPI yet"},
                [] { share_a_world({standing(0, 1, "a"), standing(), standing()}, "group g"); });
 }

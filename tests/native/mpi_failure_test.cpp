@@ -36,7 +36,7 @@ std::unique_ptr<progress::Operation> allreduce(const Group& group, const Call& c
                                        call.dtype, call.op);
 }
 
-TEST(MpiMismatch, EveryRankIsToldHowTheyDiffer) {
+TEST(MpiMismatch, EveryRanksErrorNamesTheDifference) {
   struct Case {
     std::string name;
     std::string words;  // for the ranks that get both headers
@@ -130,7 +130,7 @@ TEST(MpiFailure, AKilledRankIsNamed) {
   run_ranks(3, body, {kVictim});
 }
 
-TEST(MpiFailure, ALateRankHarmsNobody) {
+TEST(MpiFailure, LateRankIsHarmless) {
   run_ranks(2, [](const Rank& rank) {
     Group early = rank.group("early", kChunk);
     Group after = rank.group("after", kChunk);

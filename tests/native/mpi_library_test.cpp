@@ -43,19 +43,19 @@ TEST(MpiLibrary, OpenMpiIsRefusedByName) {
                             "libmpi_abi.so.1", "pip install mpich", "HBMCOMM_MPI_LIB"});
 }
 
-TEST(MpiLibrary, AnotherVersionOfTheStandardAbiIsRefused) {
+TEST(MpiLibrary, UnknownStandardAbiVersionIsRefused) {
   expect_refused(kStandard2, {"is MPICH 99.0,", "version 2 of MPI's standard ABI", "version 1"});
 }
 
-TEST(MpiLibrary, AFunctionThatIsMissingIsNamed) {
+TEST(MpiLibrary, MissingFunctionIsNamed) {
   expect_refused(kNameAlone, {kNameAlone.c_str(), "has no function MPI_"});
 }
 
-TEST(MpiLibrary, AFileThatIsMissingIsNamed) {
+TEST(MpiLibrary, MissingFileIsNamed) {
   expect_refused("/no/such/libmpi.so", {"no MPI library was found", "/no/such/libmpi.so"});
 }
 
-TEST(MpiLibrary, TheStandardAbiIsKnownByWhatTheLibrarySays) {
+TEST(MpiLibrary, LibrarysVersionRevealsTheStandardAbi) {
   in_a_process_of_its_own([] {
     setenv("HBMCOMM_MPI_LIB", kStandard1.c_str(), 1);
     EXPECT_EQ(library().api->abi(), "MPI 5 standard");
@@ -66,7 +66,7 @@ TEST(MpiLibrary, TheStandardAbiIsKnownByWhatTheLibrarySays) {
 
 // Among libraries next to Python, one with MPICH's ABI comes before one with the standard ABI. Open
 // MPI is last.
-TEST(MpiLibrary, TheBestOfSeveralIsTaken) {
+TEST(MpiLibrary, BestOfSeveralIsChosen) {
   const fs::path folder = fs::temp_directory_path() / ("hbm_mpi_" + std::to_string(getpid()));
   const auto find = [&folder] {
     unsetenv("HBMCOMM_MPI_LIB");
@@ -88,7 +88,7 @@ TEST(MpiLibrary, TheBestOfSeveralIsTaken) {
 }
 
 // A library whose MPI_Init does not ask hbm's responder starts a world of one in each rank.
-TEST(MpiLibrary, OneThatDoesNotSpeakPmi1IsSaidToBeSo) {
+TEST(MpiLibrary, ErrorNamesALibraryWithoutPmi1) {
   run_forked_ranks(2, [](const ForkedRank& rank) {
     setenv("HBMCOMM_MPI_LIB", kStandard1.c_str(), 1);
     expect_error(ErrorKind::kUnavailable, {"MPICH 99.0", "does not speak PMI-1", "mpi://"},
@@ -97,7 +97,7 @@ TEST(MpiLibrary, OneThatDoesNotSpeakPmi1IsSaidToBeSo) {
 }
 
 // MPICH's own answer is to end the process.
-TEST(MpiLibrary, MpichIsNotStartedByALauncherThatSpeaksPmixAlone) {
+TEST(MpiLibrary, PmixOnlyLauncherDoesNotStartMpich) {
   const auto launched = [] {
     World::launched(std::chrono::steady_clock::now() + std::chrono::seconds(10));
   };

@@ -81,14 +81,14 @@ class Trial : public testing::Test {
   void TearDown() override { set_trial_program({}); }
 };
 
-TEST_F(Trial, ReturnsOnceMpiInitHas) {
+TEST_F(Trial, ReturnsAfterMpiInit) {
   try_with(kPasses);
   set_trial_program({});
   const PmiResponder::Job job;
   try_initialise(library(), nullptr, job, "UCX_TLS=rc", {});  // no program
 }
 
-TEST_F(Trial, TellsHowTheProgramEnded) {
+TEST_F(Trial, ReportsHowTheProgramEnded) {
   expect_error(ErrorKind::kUnavailable, {"exit code 15", "UCX_TLS=rc", "first second"},
                [] { try_with("echo first; echo second >&2; exit 15"); });
   expect_error(ErrorKind::kUnavailable, {"Segmentation fault", "UCX_TLS=rc"},
@@ -107,7 +107,7 @@ TEST_F(Trial, EndsAtTheDeadline) {
                [] { try_with(kPasses, 2, kSoon); });  // the other rank does not come
 }
 
-TEST_F(Trial, EndsByWhatTheCheckThrows) {
+TEST_F(Trial, RethrowsTheChecksException) {
   EXPECT_THROW(try_with(kPasses, 2, kTimeout, [] { throw std::domain_error("over"); }),
                std::domain_error);
 }

@@ -23,7 +23,7 @@ constexpr bool kSlow = false;
 class NodesCollectives : public testing::TestWithParam<std::string> {};
 
 // With little staging memory, chunks are of 4 KiB, and most operations take many blocks.
-TEST_P(NodesCollectives, GiveWhatPlainLoopsGive) {
+TEST_P(NodesCollectives, MatchPlainLoops) {
   const std::string layout = GetParam();
   if (kSlow && layout.size() > 4) GTEST_SKIP() << "no more threads in a rank than with fewer ranks";
   mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
@@ -97,7 +97,7 @@ void take_means(NodesTalk& talk, const ForkedRank& rank, Dtype dtype, size_t eac
 
 class NodesMeans : public testing::TestWithParam<std::string> {};
 
-TEST_P(NodesMeans, OfIntegersAreExactAndGoByLeaders) {
+TEST_P(NodesMeans, OfIntegersAreExactAndUseLeaders) {
   const std::string layout = GetParam();
   const uint64_t seed = test_seed();
   mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, NodesMeans,
                          testing::Values("abc", "aabb", "abab", "aaab", "aaabb", "aabbcc"));
 
 // A broadcast to one other node is answered beyond 64 KiB.
-TEST(NodesBroadcast, OnBothSidesOfTheLimitOfAnswersBringsWhatTheRootHas) {
+TEST(NodesBroadcast, IsCorrectAroundTheAnswerLimit) {
   for (const std::string layout : {"ab", "aabb"}) {
     mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
       NodesTalk talk(rank, "limit", layout, uint64_t{64} << 20);

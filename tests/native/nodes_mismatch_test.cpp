@@ -91,16 +91,16 @@ void disagree(const Difference& difference, const std::string& layout, int first
   });
 }
 
-TEST(NodesMismatch, OfOneRankEndsWithAnErrorOnAll) {
+TEST(NodesMismatch, OfOneRankFailsOnAllRanks) {
   for (const Difference& difference : kDifferences) disagree(difference, "aabb", 3);
 }
 
-TEST(NodesMismatch, OfOneNodeEndsWithAnErrorOnAll) {
+TEST(NodesMismatch, OfOneNodeFailsOnAllRanks) {
   for (const Difference& difference : kDifferences) disagree(difference, "aabb", 2);
 }
 
 // A broadcast of 512 KiB to three nodes goes along a chain, a smaller one does not.
-TEST(NodesMismatch, InHowABroadcastGoesEndsWithAnErrorOnAll) {
+TEST(NodesMismatch, OfBroadcastAlgorithmsFailsOnAllRanks) {
   const auto broadcast = [](Communicator& group, std::byte* data, bool more) {
     return group.broadcast(1, data, more ? 200'000 : 100'000, Dtype::kFloat32, 0);
   };
@@ -186,7 +186,7 @@ void each_count(const std::string& layout, const std::vector<std::string>& names
   });
 }
 
-TEST(NodesMismatch, OfTwoRootsOnANodeTellsBoth) {
+TEST(NodesMismatch, OfRootsOnANodeFailsOnBoth) {
   each_count("aa", {"broadcast", "reduce", "gather", "scatter"}, [](RootsTalk& talk) {
     expect_error(ErrorKind::kMismatch, {"disagree", "with root 0", "with root 1"}, talk.disagree());
   });
@@ -198,14 +198,14 @@ void ends_by_the_next_barrier(RootsTalk& talk) {
   EXPECT_TRUE(tells_of_a_difference(error)) << text_of(error);
 }
 
-TEST(NodesMismatch, OfTwoRootsOnTwoNodesEndsByTheNextBarrier) {
+TEST(NodesMismatch, OfRootsFailsByTheNextBarrier) {
   each_count("aabb", {"broadcast", "reduce", "gather", "scatter"}, ends_by_the_next_barrier);
   each_count("abc", {"broadcast", "reduce", "gather", "scatter"}, ends_by_the_next_barrier);
   each_count("ab", {"broadcast", "scatter"}, ends_by_the_next_barrier);
 }
 
 // The ranks compare an answered block with its answer, also if it is much longer.
-TEST(NodesMismatch, OfTwoRootsOfALargeBroadcastTellsBoth) {
+TEST(NodesMismatch, OfLargeBroadcastsRootsFailsOnBoth) {
   mpi::run_ranks(2, [](const mpi::Rank& rank) {
     RootsTalk talk(rank, "ab", "broadcast", kSome);
     expect_error(ErrorKind::kMismatch, {"disagree", "with root 0", "with root 1"}, talk.disagree());
@@ -215,7 +215,7 @@ TEST(NodesMismatch, OfTwoRootsOfALargeBroadcastTellsBoth) {
 
 // A rank that is alone on its node, and only sends or receives as a root, cannot learn of another
 // root: docs/design/messages.md.
-TEST(NodesMismatch, OfTwoRootsThatReceiveAndNeverSendEndsAtTheTimeout) {
+TEST(NodesMismatch, OfReceivingRootsEndsAtTheTimeout) {
   each_count("ab", {"reduce", "gather"}, [](RootsTalk& talk) {
     expect_error(ErrorKind::kTimeout, {"timed out", "with root"},
                  talk.disagree(std::chrono::milliseconds{200}));
@@ -257,7 +257,7 @@ void leave_unread(const mpi::Rank& rank, const std::string& name, const std::str
   EXPECT_TRUE(!error || told) << text_of(error);
 }
 
-TEST(NodesMismatch, OfAGroupThatHasEndedGivesALaterOneNoData) {
+TEST(NodesMismatch, OfAnEndedGroupCorruptsNoLaterGroup) {
   for (const char* layer : {"auto", "mpi"}) {
     mpi::run_ranks(2, [&](const mpi::Rank& rank) {
       setenv("HBMCOMM_NODE", layer, 1);

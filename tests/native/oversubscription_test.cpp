@@ -65,7 +65,7 @@ GroupConnection connected(const ForkedRank& rank, uint64_t staging_bytes = kStag
                   .staging_bytes = staging_bytes});
 }
 
-TEST(Processors, AreThoseThatTheThreadMayRunOn) {
+TEST(Processors, MatchTheThreadsAffinity) {
   const std::vector<int> all = allowed_cpus();
   EXPECT_EQ(count_processors({allowed_processors()}), all.size());
   run_forked([&] {

@@ -120,7 +120,7 @@ TEST_P(PackedTest, UnpacksAsOneElementAtATime) {
   }
 }
 
-TEST_P(PackedTest, TellsWhatIsNotFinite) {
+TEST_P(PackedTest, DetectsNonFiniteElements) {
   const auto [kernels, wire_type, buffer_type] = GetParam();
   for (size_t count : {1, 15, 16, 133}) {
     Elements wire(count, wire_type), buffer(count, buffer_type);

@@ -86,7 +86,7 @@ TEST(Parallel, ConcurrentCallersDoNotMixTheirWork) {
   for (std::thread& caller : callers) caller.join();
 }
 
-TEST(Parallel, AForkedChildHasThreadsOfItsOwn) {
+TEST(Parallel, AForkedChildHasItsOwnThreads) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer lets no forked child start a thread";
 #endif

@@ -11,7 +11,7 @@
 namespace hbm::kernels {
 namespace {
 
-TEST(PartialSum, FitsAsManyRanksAsItSays) {
+TEST(PartialSum, HoldsTheStatedNumberOfRanks) {
   EXPECT_EQ(partial_sum_type(Dtype::kInt8, 256), Dtype::kInt16);
   EXPECT_EQ(partial_sum_type(Dtype::kInt8, 257), Dtype::kInt32);
   EXPECT_EQ(partial_sum_type(Dtype::kUInt8, 256), Dtype::kUInt16);

@@ -78,7 +78,7 @@ TEST(PmiResponder, SetsTheEnvironmentAndClearsIt) {
   }
 }
 
-TEST(PmiResponder, AnswersWhatMpichAsks) {
+TEST(PmiResponder, AnswersMpichsRequests) {
   const Client client(std::make_shared<FakeStore>(), 0, {0, 1});
   EXPECT_EQ(client.ask("cmd=init pmi_version=1 pmi_subversion=1"),
             "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0");
@@ -92,7 +92,7 @@ TEST(PmiResponder, AnswersWhatMpichAsks) {
   EXPECT_EQ(client.ask("cmd=finalize"), "cmd=finalize_ack rc=0");
 }
 
-TEST(PmiResponder, ValuesRunToTheEndOfTheLine) {
+TEST(PmiResponder, ValuesExtendToTheLinesEnd) {
   const auto store = std::make_shared<FakeStore>();
   const Client first(store, 0, {0, 0});
   const Client second(store, 1, {0, 0});
@@ -104,7 +104,7 @@ TEST(PmiResponder, ValuesRunToTheEndOfTheLine) {
             "cmd=get_result rc=-1 msg=key_not_found value=unknown");
 }
 
-TEST(PmiResponder, LinesMayComeInPiecesAndTogether) {
+TEST(PmiResponder, LinesMayArriveSplitOrJoined) {
   const Client client(std::make_shared<FakeStore>());
   client.say("cmd=get_ap");
   EXPECT_TRUE(client.silent_for(milliseconds(20)));
@@ -159,7 +159,7 @@ TEST(PmiResponder, StopsAtTheDeadline) {
   client.end();
 }
 
-TEST(PmiResponder, StopsAtWhatItDoesNotKnow) {
+TEST(PmiResponder, StopsAtAnUnknownCommand) {
   Client client(std::make_shared<FakeStore>());
   client.say("cmd=spawn\n");
   EXPECT_TRUE(client.silent_for(milliseconds(20)));

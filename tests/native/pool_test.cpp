@@ -130,7 +130,7 @@ TEST(Pool, MergesAfterBeingFullOfSmallBlocks) {
   EXPECT_EQ(pool->allocate(64 * kPage)->size(), 64 * kPage);
 }
 
-TEST(Pool, SizesThatMakeNoPoolAreErrors) {
+TEST(Pool, InvalidPoolSizesAreErrors) {
   for (uint64_t capacity : {uint64_t{0}, kPage - 1, ~uint64_t{0}}) {
     expect_error(ErrorKind::kInvalid, {"capacity is"}, [&] { Pool::create(options(capacity)); });
   }
@@ -143,7 +143,7 @@ TEST(Pool, SizesThatMakeNoPoolAreErrors) {
   }
 }
 
-TEST(Pool, RequestsThatMakeNoBlockAreErrors) {
+TEST(Pool, InvalidRequestsAreErrors) {
   auto sizes = options(kGiB);
   sizes.largest_block = kMiB;
   const auto pool = Pool::create(sizes);
@@ -177,7 +177,7 @@ TEST(Pool, FixesSizeAndOwnerOfABlock) {
   EXPECT_EQ(file.st_mode & 0777, 0600u);
 }
 
-TEST(Pool, ADescriptorReachesItsBlockAlone) {
+TEST(Pool, DescriptorReachesOnlyItsBlock) {
   const auto pool = Pool::create(options(kMiB));
   const auto first = pool->allocate(kPage);
   const auto second = pool->allocate(kPage);
@@ -208,7 +208,7 @@ TEST(Pool, AReadOnlyDescriptorCannotWrite) {
   munmap(there, kPage);
 }
 
-TEST(Pool, MemoryGoesBackEvenWhileAPeerMapsIt) {
+TEST(Pool, MemoryIsReleasedEvenWhileAPeerMapsIt) {
   const auto pool = Pool::create(options(4 * kMiB));
   auto block = pool->allocate(kMiB);
   const Descriptor file(dup(block->fd()));

@@ -10,7 +10,7 @@
 namespace hbm::progress {
 namespace {
 
-TEST_F(QueueTest, AClaimedOperationRunsInTheCaller) {
+TEST_F(QueueTest, ClaimedOperationRunsInTheCaller) {
   const auto op = ready_script("op");
   FakeOperation operation(op);
   std::string order;
@@ -81,7 +81,7 @@ TEST_F(QueueTest, AClaimedOperationTimesOut) {
                [&] { queue_->run_claimed(operation, milliseconds(20)); });
 }
 
-TEST_F(QueueTest, AbortReachesAClaimedOperationThatWaits) {
+TEST_F(QueueTest, AbortReachesAWaitingClaimedOperation) {
   const auto op = script("op");
   std::atomic<bool> asleep = false;
   op->on_sleep = [&](Clock::time_point until, bool) {
@@ -129,7 +129,7 @@ TEST(Queue, AbortEndsAClaimedOperationThatProgresses) {
   queue->stop();
 }
 
-TEST_F(QueueTest, AnErrorWhileWaitingIsTheOperations) {
+TEST_F(QueueTest, ErrorOfASleepFailsTheOperation) {
   const auto op = script("op");
   op->on_sleep = [](auto, bool) -> Slept { throw Error(ErrorKind::kDeath, "rank 2 has died"); };
   const auto request = submit(op, Mode::kSync);

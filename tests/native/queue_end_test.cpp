@@ -46,7 +46,7 @@ struct Endless {
   std::unique_ptr<Operation> operation() const { return std::make_unique<FakeOperation>(script); }
 };
 
-TEST(QueueEnd, NoThreadPollsOrReturns) {
+TEST(QueueEnd, NoThreadPollsOrReturnsAfterTheEnd) {
   in_child([] {
     struct Shared {  // never destroyed: the threads refer to it until the process is gone
       const std::shared_ptr<OperationQueue> waited = make_queue();
@@ -98,7 +98,7 @@ TEST(QueueEnd, NoThreadPollsOrReturns) {
   });
 }
 
-TEST(QueueEnd, WaitsForACallbackThatRuns) {
+TEST(QueueEnd, WaitsForARunningCallback) {
   in_child([] {
     const auto queue = make_queue();
     const auto script = std::make_shared<Script>();

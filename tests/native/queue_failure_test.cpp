@@ -55,7 +55,7 @@ TEST_F(QueueTest, AnErrorBreaksAnOrderedQueue) {
                [this] { enqueue(script("late")); });
 }
 
-TEST(QueueErrors, EveryStepMayFail) {
+TEST(QueueErrors, FailureOfAnyStepIsReported) {
   const auto begins = ready_script("begins");
   begins->on_begin = fail;
   struct Case {
@@ -93,7 +93,7 @@ TEST_F(UnorderedQueueTest, AnErrorFailsTheOperationAlone) {
   EXPECT_FALSE(good_ticket->error());
 }
 
-TEST_F(UnorderedQueueTest, BeginThrowsAtEnqueue) {
+TEST_F(UnorderedQueueTest, ExceptionOfBeginIsThrownByEnqueue) {
   const auto bad = script("bad");
   bad->on_begin = fail;
   expect_error(ErrorKind::kMismatch, {"shapes differ"}, [&] { enqueue(bad); });
@@ -150,7 +150,7 @@ TEST_F(QueueTest, AbortWhileIdleAndTwice) {
   EXPECT_TRUE(failures().empty());
 }
 
-TEST_F(QueueTest, AbortReachesADrivingThreadAndItsWaiters) {
+TEST_F(QueueTest, AbortReachesTheRunningThreadAndItsWaiters) {
   const auto first = script("first");
   const auto second = script("second");
   const auto first_ticket = enqueue(first);
@@ -195,7 +195,7 @@ TEST_F(QueueTest, ACallbackMayAbortAndStop) {
   expect_error(ErrorKind::kAborted, {"from a callback"}, behind_ticket->error());
 }
 
-TEST(QueueLifetime, TheLastReferenceMayGoInACallback) {
+TEST(QueueLifetime, CallbackMayDropTheLastReference) {
   auto queue = OperationQueue::create(OperationQueue::Order::kOrdered, true, {});
   const std::weak_ptr<OperationQueue> watched = queue;
   const auto op = script("op");

@@ -79,7 +79,7 @@ class QueueStress : public QueueTest, public testing::WithParamInterface<Operati
   std::vector<RequestPtr> requests_;
 };
 
-TEST_P(QueueStress, EverythingEnds) {
+TEST_P(QueueStress, AllOperationsEnd) {
   run([] {});
   for (const auto& request : requests_) {
     EXPECT_TRUE(wait(request));
@@ -88,7 +88,7 @@ TEST_P(QueueStress, EverythingEnds) {
   EXPECT_TRUE(eventually([this] { return idle() && callbacks_ == callbacks_due_; }));
 }
 
-TEST_P(QueueStress, EverythingEndsWhenItIsAborted) {
+TEST_P(QueueStress, AllOperationsEndAfterAnAbort) {
   run([this] {
     std::this_thread::sleep_for(kRunFor / 3);
     std::thread aborts([this] { queue_->abort("enough"); });

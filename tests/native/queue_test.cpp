@@ -103,7 +103,7 @@ TEST_F(QueueTest, WorkerTakesOverUnawaitedOperations) {
   }
 }
 
-TEST_F(QueueTest, TestMakesOneAttempt) {
+TEST_F(QueueTest, TestPollsOnce) {
   const auto op = script("op", /*self_sufficient=*/true);
   const auto request = submit(op);
   EXPECT_FALSE(queue_->test(request));
@@ -124,7 +124,7 @@ TEST_F(QueueTest, WaitMayEndBeforeTheOperation) {
   EXPECT_FALSE(request->error());
 }
 
-TEST_F(QueueTest, AWaitersDeadlineHoldsWhileAnotherThreadDrives) {
+TEST_F(QueueTest, WaitersDeadlineHoldsWhileAnotherThreadRuns) {
   const auto op = script("op");
   const auto request = enqueue(op);
   std::thread driver([&] { queue_->launch(request, Mode::kSync); });
@@ -315,7 +315,7 @@ TEST_F(UnorderedQueueTest, SleepsForTheFirstIfAllWake) {
   EXPECT_TRUE(wait(first_ticket));
 }
 
-TEST_F(QueueTest, AForkedChildIsRefused) {
+TEST_F(QueueTest, AForkedChildsCallsAreRefused) {
   const auto running = submit(script("running"));  // the worker drives at the time of the fork
   const pid_t child = fork();
   ASSERT_GE(child, 0);

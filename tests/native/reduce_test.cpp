@@ -363,7 +363,7 @@ TEST(KernelsNamed, PicksBestAndRefusesUnknown) {
   }
 }
 
-TEST(ReduceUnsupported, KnowsWhatHasNoMeaning) {
+TEST(ReduceUnsupported, InvalidCombinationsAreUnsupported) {
   EXPECT_EQ(reduce_unsupported(Dtype::kBool, ReduceOp::kBxor), nullptr);
   EXPECT_NE(reduce_unsupported(Dtype::kBool, ReduceOp::kAvg), nullptr);
   EXPECT_NE(reduce_unsupported(Dtype::kBool, ReduceOp::kPremulSum), nullptr);

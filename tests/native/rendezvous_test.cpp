@@ -112,7 +112,7 @@ TEST(Rendezvous, DistinguishesThousands) {
   EXPECT_EQ(store->keys().size(), 3000u);
 }
 
-TEST(Rendezvous, OneThatTimedOutCounts) {
+TEST(Rendezvous, TimedOutRendezvousCounts) {
   const auto store = std::make_shared<FakeStore>();
   for (int attempt = 0; attempt < 2; ++attempt) {
     expect_error(ErrorKind::kTimeout, {"missing ranks: 1"},
@@ -174,7 +174,7 @@ std::exception_ptr interrupt_once() {
 }
 std::exception_ptr never() { return nullptr; }
 
-TEST(Rendezvous, OneThatWasInterruptedCounts) {
+TEST(Rendezvous, InterruptedRendezvousCounts) {
   const auto meet_once = [](const std::shared_ptr<FakeStore>& store, int rank) {
     return meet(store, rank, 2, "group g", in(kPatience), member, std::make_shared<Bystander>());
   };
@@ -236,7 +236,7 @@ TEST(Rendezvous, NamesTheRanksThatDidNotCome) {
   });
 }
 
-TEST(Rendezvous, AProblemOfOneRankReachesAll) {
+TEST(Rendezvous, ProblemOfOneRankReachesAll) {
   const auto store = std::make_shared<FakeStore>();
   on_ranks(3, [&](int rank) {
     if (rank == 1) {
@@ -371,7 +371,7 @@ TEST(Claim, RefusesTheStoreOfAnEndedJob) {
   }
 }
 
-TEST(Claim, OneProcessMayComeAgain) {
+TEST(Claim, OneProcessMayClaimAgain) {
   const auto store = std::make_shared<FakeStore>();
   for (int round = 0; round < 3; ++round) {
     on_ranks(2, [&](int rank) { meet(store, rank, 2, "group g", in(kPatience), member); });
@@ -400,7 +400,7 @@ TEST(Members, DistinguishGroupsOfOneName) {
   }
 }
 
-TEST(Members, RanksThatNameDifferentOnesAllRaise) {
+TEST(Members, DifferentListsFailOnAllRanks) {
   const auto differ = [](const std::vector<std::vector<uint64_t>>& named) {
     const auto store = std::make_shared<FakeStore>();
     on_ranks(static_cast<int>(named.size()), [&](int number) {
@@ -423,7 +423,7 @@ TEST(Members, RanksThatNameDifferentOnesAllRaise) {
   differ({{0, 1}, {1, 0}});
 }
 
-TEST(Members, ListsOfThemAreShort) {
+TEST(Members, ListsAreShort) {
   EXPECT_EQ(list_members({0, 1, 2}), "[0, 1, 2]");
   std::vector<uint64_t> many(64);
   std::iota(many.begin(), many.end(), 0);
@@ -440,7 +440,7 @@ TEST(Rendezvous, RanksOfOneKernelAreOnOneMachine) {
   EXPECT_EQ(on_machine_of(3, members), (std::vector<int>{3}));
 }
 
-TEST(Introduction, TellsWhereAProcessIs) {
+TEST(Introduction, NamesTheMachineOfAProcess) {
   setenv("HBMCOMM_NODE_ID", "b", 1);
   const Member self = introduce("1.0", 8192);
   unsetenv("HBMCOMM_NODE_ID");

@@ -31,7 +31,7 @@ std::optional<uint64_t> room_without_files(uint64_t bytes) {
 
 TEST(Room, IsWithinTheControlGroups) { EXPECT_LE(machine_room(), group_limit().bytes); }
 
-TEST(Room, SmallRequestsShareALook) {
+TEST(Room, SmallRequestsShareOneQuery) {
   // UBSan opens a pipe to look at the first object of a class, for which no file is left below.
   ASSERT_EQ(Error(ErrorKind::kUnavailable, "none").kind(), ErrorKind::kUnavailable);
   in_child([] {

@@ -14,7 +14,7 @@ namespace {
 
 TEST(Seeds, DifferWithinATest) { EXPECT_NE(test_seed(), test_seed()); }
 
-TEST(Seeds, AreTheParentsNextInAForkedProcess) {
+TEST(Seeds, ContinueTheParentsSequenceInAFork) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   EXPECT_EQ(run_forked([&] {

@@ -71,7 +71,7 @@ TEST(SharedSegment, EveryPolicyAllocatesWithHbm) {
   });
 }
 
-TEST(SharedSegment, ThePolicyGoesWithTheFile) {
+TEST(SharedSegment, PolicyAppliesToAllMappings) {
   with_hbm([] {
     for (Policy policy : {Policy::kPreferred, Policy::kBind, Policy::kInterleave}) {
       const auto segment = SharedSegment::create(policy, kGiB);
@@ -207,7 +207,7 @@ TEST(SharedSegment, StrictPoliciesCommitPagesImmediately) {
   });
 }
 
-TEST(SharedSegment, GivesThePagesOfLargeBlocksBack) {
+TEST(SharedSegment, ReleasesThePagesOfLargeBlocks) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
       const auto segment = SharedSegment::create(policy, kGiB);
@@ -410,7 +410,7 @@ TEST(SharedSegment, LittleAddressSpaceMakesTheDefaultSmaller) {
   });
 }
 
-TEST(SharedSegment, ASizePastAllFilesIsAnError) {
+TEST(SharedSegment, SizeBeyondTheFileLimitIsAnError) {
   without_hbm([] {
     expect_error(ErrorKind::kExhausted, {"cannot make a segment of 18446744073709551615 bytes"},
                  [] { SharedSegment::create(Policy::kDdr, ~uint64_t{0}); });

@@ -84,7 +84,7 @@ void converse(const Shape& shape) {
 
 class NodeCollectives : public testing::TestWithParam<Shape> {};
 
-TEST_P(NodeCollectives, GiveWhatPlainLoopsGive) {
+TEST_P(NodeCollectives, MatchPlainLoops) {
   for (int i = 0; i < 2; ++i) converse(GetParam());
 }
 
@@ -211,7 +211,7 @@ TEST(NodeReduction, OfInlineDataIsOneShotWithAnyChunk) {
 }
 
 // HBM_STRESS_SECONDS=600 talks for ten minutes.
-TEST(NodeStress, TalksAsLongAsItIsTold) {
+TEST(NodeStress, RunsForTheGivenTime) {
   const int seconds = stress("HBM_STRESS_SECONDS", 0);
   if (seconds == 0) GTEST_SKIP() << "HBM_STRESS_SECONDS is not set";
   const auto end = Clock::now() + std::chrono::seconds(seconds);

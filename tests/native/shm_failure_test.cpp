@@ -78,7 +78,7 @@ milliseconds cpu_of_thread() {
   return std::chrono::duration_cast<milliseconds>(time(usage.ru_utime) + time(usage.ru_stime));
 }
 
-TEST(NodeFailure, AnAlltoallIsNeverLeftUndriven) {
+TEST(NodeFailure, AnAlltoallIsNeverSelfSufficient) {
   run_node({.size = 1}, [](NodeRank& rank) {
     float in = 0, out = 0;
     EXPECT_FALSE(
@@ -123,7 +123,7 @@ TEST(NodeFailure, ALongTransferIsMovedInSlices) {
 }
 
 // Members share the copies of a gather: its root does not make all of them.
-TEST(NodeGather, TheSenderPutsWhatLiesInItsSegmentIntoTheRootsOutput) {
+TEST(NodeGather, SenderWritesSegmentDataToTheRoot) {
   constexpr size_t kBytes = kLarge * sizeof(float);
   for (const bool in_segment : {false, true}) {
     TestNode node({.size = 2});
@@ -149,7 +149,7 @@ TEST(NodeGather, TheSenderPutsWhatLiesInItsSegmentIntoTheRootsOutput) {
   }
 }
 
-TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
+TEST(NodeDeath, IsReportedToAllWaitersPromptly) {
   constexpr int kSize = 5;
   constexpr int kVictim = 2;
   using Make = std::function<OperationPtr(NodeRank&, void* data)>;
@@ -186,7 +186,7 @@ TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
   }
 }
 
-TEST(NodeDeath, AfterItsPartHarmsNobody) {
+TEST(NodeDeath, AfterItsPartIsHarmless) {
   for (const size_t count : {size_t{0}, size_t{100}}) {
     run_node({.size = 4}, [count](NodeRank& rank) {
       std::vector<float> data(count, 1.0f);
@@ -245,7 +245,7 @@ TEST(NodeDeath, EndsTransfersThatWaitForIt) {
   for (const size_t count : {10, 100'000}) expect_prompt([&] { return attempt(count); });
 }
 
-TEST(NodeDeath, IsSeenByATransferBehindOneThatWaitsForTheLiving) {
+TEST(NodeDeath, IsDetectedBehindATransferWithALiveRank) {
   expect_prompt([] {
     std::barrier<> end(2);
     milliseconds took{0};
@@ -337,7 +337,7 @@ TEST(NodeFailure, AbortReachesASleeper) {
   });
 }
 
-TEST(NodeFailure, AnAbandonedOperationTellsWhetherItsBufferMayChange) {
+TEST(NodeFailure, OrphanedOperationReportsIfPeersMayWrite) {
   run_node({.size = 1}, [](NodeRank& rank) {
     constexpr size_t kBytes = kLarge * sizeof(float);
     std::vector<float> own(kLarge);
@@ -355,7 +355,7 @@ TEST(NodeFailure, AnAbandonedOperationTellsWhetherItsBufferMayChange) {
   });
 }
 
-TEST(NodeFailure, TheRootOfAnAbandonedGatherTellsWhetherItsOutputMayChange) {
+TEST(NodeFailure, OrphanedRootReportsIfPeersMayWrite) {
   run_node({.size = 2}, [](NodeRank& rank) {
     std::vector<float> own(kLarge), result(2 * kLarge);
     auto* const shared =

@@ -65,7 +65,7 @@ Doorbell& doorbell(const TestNode& node, size_t rank) {
   return reinterpret_cast<Control*>(node.regions[rank])->collectives;
 }
 
-TEST(NodeTeam, OnlyTheLastToPublishWakesThoseWhoSleep) {
+TEST(NodeTeam, OnlyTheLastPublisherWakesSleepers) {
   TestNode node({.size = 3});
   NodeRank first(node, 0);
   NodeRank second(node, 1);

@@ -42,7 +42,7 @@ OperationPtr make(NodeRank& rank, const Call& call, void* data) {
   }
 }
 
-TEST(NodeMismatch, EveryRankIsToldHowTheyDiffer) {
+TEST(NodeMismatch, EveryRanksErrorNamesTheDifference) {
   struct Case {
     std::string words;
     Call usual;
@@ -132,7 +132,7 @@ TEST(NodeMismatch, OfShortTransfersReachesEveryRank) {
   }
 }
 
-TEST(NodeMismatch, OfAGatherIsFoundBeforeTheSenderPutsItsPart) {
+TEST(NodeMismatch, OfAGatherIsDetectedBeforeWriting) {
   run_node({.size = 2}, [](NodeRank& rank) {
     auto* const data = reinterpret_cast<float*>(rank.segment->allocate(3 * kLarge * sizeof(float)));
     std::fill_n(data, 3 * kLarge, static_cast<float>(rank.rank));
@@ -144,7 +144,7 @@ TEST(NodeMismatch, OfAGatherIsFoundBeforeTheSenderPutsItsPart) {
   });
 }
 
-TEST(NodeMismatch, TellsTheCountsOfBoth) {
+TEST(NodeMismatch, NamesTheCountsOfBothRanks) {
   run_node({.size = 2}, [](NodeRank& rank) {
     std::vector<float> data(100);
     if (rank.rank == 0) {
@@ -156,7 +156,7 @@ TEST(NodeMismatch, TellsTheCountsOfBoth) {
   });
 }
 
-TEST(NodeMismatch, OfSpoiledSlotsIsFoundBeforeTheyAreUsed) {
+TEST(NodeMismatch, OfInvalidSlotsIsDetectedBeforeUse) {
   struct Spoiled {
     const char* words;
     std::function<void(Slot&, TransferLocation&)> spoil;

@@ -43,7 +43,7 @@ std::exception_ptr end_of(NodeRank& rank, const RequestPtr& request) {
   return request->error();
 }
 
-TEST(NodeTransfers, OfOneTagArriveInOrderAndOfManyInAny) {
+TEST(NodeTransfers, ArriveInOrderPerTag) {
   run_node({.size = 2}, [](NodeRank& rank) {
     std::vector<std::vector<float>> messages;
     std::vector<RequestPtr> sent;
@@ -66,7 +66,7 @@ TEST(NodeTransfers, OfOneTagArriveInOrderAndOfManyInAny) {
   });
 }
 
-TEST(NodeTransfers, ThatGiveUpBeforeTheyArePostedLeaveNoGap) {
+TEST(NodeTransfers, CancelledBeforePostingLeaveNoGap) {
   for (const size_t count : {size_t{1}, size_t{100'000}}) {
     std::barrier<> gave_up(2);
     TestNode node({.size = 2});
@@ -215,7 +215,7 @@ void expect_withdrawn(bool in_segment, bool collected) {
   EXPECT_EQ(node.segments[0]->blocks(), blocks);
 }
 
-TEST(NodeTransfers, ThatWereGivenUpAreNotReceived) {
+TEST(NodeTransfers, CancelledMessagesAreNotReceived) {
   for (const bool in_segment : {false, true}) {
     for (const bool collected : {false, true}) {
       SCOPED_TRACE(in_segment ? "zero-copy" : "staged");
@@ -225,7 +225,7 @@ TEST(NodeTransfers, ThatWereGivenUpAreNotReceived) {
   }
 }
 
-TEST(NodeTransfers, GiveTheBlocksOfWithdrawnMessagesBackBeforeTheyEnd) {
+TEST(NodeTransfers, ReleaseBlocksOfWithdrawnMessagesEarly) {
   TestNode node({.size = 2});
   NodeRank sender(node, 0), receiver(node, 1);
   const size_t blocks = node.segments[0]->blocks();
@@ -243,7 +243,7 @@ TEST(NodeTransfers, GiveTheBlocksOfWithdrawnMessagesBackBeforeTheyEnd) {
   }
 }
 
-TEST(NodeTransfers, ThatWereTakenKeepTheTensorOfASenderThatGivesUp) {
+TEST(NodeTransfers, ReceivedMessagesKeepACancelledSendersTensor) {
   for (const bool in_segment : {false, true}) {
     TestNode node({.size = 2});
     const size_t blocks = node.segments[0]->blocks();
@@ -276,7 +276,7 @@ TEST(NodeTransfers, ThatWereTakenKeepTheTensorOfASenderThatGivesUp) {
   }
 }
 
-TEST(NodeTransfers, ComeInSlicesAndExposeTheTensorMeanwhile) {
+TEST(NodeTransfers, ArriveInSlicesAndExposeTheTensor) {
   constexpr size_t kCount = (size_t{20} << 20) / sizeof(float);
   TestNode node({.size = 2, .segment_bytes = size_t{24} << 20});
   NodeRank sender(node, 0), receiver(node, 1);
@@ -293,7 +293,7 @@ TEST(NodeTransfers, ComeInSlicesAndExposeTheTensorMeanwhile) {
   EXPECT_EQ(found, std::vector<float>(kCount, 5.0f));
 }
 
-TEST(NodeTransfers, EndAtOnceWhenTheReceiverGivesUp) {
+TEST(NodeTransfers, EndImmediatelyWhenTheReceiverCancels) {
   for (const bool in_segment : {false, true}) {
     for (const bool polled : {false, true}) {
       if (in_segment && polled) continue;  // the receiver would have all of it
@@ -322,7 +322,7 @@ TEST(NodeTransfers, EndAtOnceWhenTheReceiverGivesUp) {
   }
 }
 
-TEST(NodeTransfers, ThatWereSpoiledAreRefused) {
+TEST(NodeTransfers, InvalidMessagesAreRefused) {
   using Spoil = std::function<void(Envelope&, MessageTransfer&)>;
   const std::vector<std::pair<std::string, Spoil>> cases = {
       {"as chunks of its message that are there: " + std::to_string(kStagedChunksInFlight + 1),
@@ -360,7 +360,7 @@ TEST(NodeTransfers, ThatWereSpoiledAreRefused) {
   }
 }
 
-TEST(NodeTransfers, GoInLargerChunksIfTheyAreLong) {
+TEST(NodeTransfers, UseLargerChunksIfLong) {
   constexpr size_t kKiB = 1024;
   for (const auto& [bytes, chunk] : std::vector<std::pair<size_t, size_t>>{
            {512 * kKiB - 4, 32 * kKiB}, {512 * kKiB, 64 * kKiB}}) {
@@ -387,7 +387,7 @@ TEST(NodeTransfers, GoInLargerChunksIfTheyAreLong) {
   }
 }
 
-TEST(NodeTransfers, WithAFullMailboxNeedADriver) {
+TEST(NodeTransfers, WithAFullMailboxNeedAProgressThread) {
   TestNode node({.size = 2});
   NodeRank sender(node, 0), receiver(node, 1);
   std::vector<float> data(1), found(1);

@@ -86,7 +86,7 @@ TEST_P(AccumulatorTest, DoublesASegment) {
   for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(contents<int32_t>(*both)[i], 2 * i);
 }
 
-TEST_P(AccumulatorTest, FetchAddReturnsWhatWasThere) {
+TEST_P(AccumulatorTest, FetchAddReturnsTheOldValue) {
   storage::SessionRecord& session = this->session(1);
   const auto cells = segment(1, 8192);
   EXPECT_EQ(accumulator_.fetch_add(session, 1, {*cells, 4096}, 5), 0);
@@ -158,7 +158,7 @@ TEST(ThreadPool, RunsEachPartOnce) {
   }
 }
 
-TEST(ThreadPool, ThrowsWhatAPartThrew) {
+TEST(ThreadPool, RethrowsAPartsException) {
   ThreadPool pool(2);
   std::atomic<int> runs{0};
   const auto part = [&](uint32_t i) {

@@ -37,13 +37,13 @@ TEST(Address, ReadsAPath) {
   EXPECT_EQ(boxes[0].url(), "smb+unix:///run/user/0/box");
 }
 
-TEST(Address, ReadsWhatToListenOn) {
+TEST(Address, ReadsListenAddresses) {
   EXPECT_EQ(parse_host_and_port("127.0.0.1:0"), (Address{"127.0.0.1", 0, ""}));
   EXPECT_EQ(parse_host_and_port(":7000"), (Address{"", 7000, ""}));
   EXPECT_EQ(parse_host_and_port("[::]:0"), (Address{"::", 0, ""}));
 }
 
-TEST(Address, SaysWhatIsWrong) {
+TEST(Address, ErrorsNameTheFault) {
   const auto refused = [](std::string_view text, const std::string& cause) {
     expect_error(ErrorKind::kInvalid, {"is no address of a box", cause},
                  [text] { parse_url(text); });

@@ -89,7 +89,7 @@ TEST_P(SmbConformance, AccumulateConverts) {
   }
 }
 
-TEST_P(SmbConformance, AccumulateRefusesWhatHasNoMeaning) {
+TEST_P(SmbConformance, AccumulateRefusesInvalidCombinations) {
   const auto client = connect();
   const Segment segment = client->alloc({.size = 4096});
   const auto refused = [&](const Accumulation& what) {

@@ -28,7 +28,7 @@
 namespace hbm::box::client {
 namespace {
 
-TEST_P(SmbConformance, TransportIsTheOneThatWasNamed) {
+TEST_P(SmbConformance, NamedTransportIsUsed) {
   EXPECT_EQ(transport_name(connect()->transport()), GetParam());
 }
 
@@ -42,7 +42,7 @@ TEST_P(SmbConformance, NewSegmentsAreZero) {
   EXPECT_EQ(std::ranges::count(back, std::byte{0}), static_cast<ptrdiff_t>(back.size()));
 }
 
-TEST_P(SmbConformance, ReadsGiveWhatWasWritten) {
+TEST_P(SmbConformance, ReadsReturnWrittenBytes) {
   const auto writer = connect();
   const auto reader = connect();
   for (const uint64_t size : {uint64_t{1}, uint64_t{7}, uint64_t{4096}, uint64_t{65537}, kChunk + 1,
@@ -125,7 +125,7 @@ TEST_P(SmbConformance, ModesOfAlloc) {
   EXPECT_EQ(alloc(protocol::AllocMode::kAttach, 0).size(), 64u);  // any size
 }
 
-TEST_P(SmbConformance, AKeyExistsFromItsCreationUntilItIsDeleted) {
+TEST_P(SmbConformance, KeyExistsFromCreationToDeletion) {
   const auto maker = connect();
   const auto asker = connect(true);
   const protocol::Id key{.high = 5, .low = 6};
@@ -156,7 +156,7 @@ TEST_P(SmbConformance, DeletedKeysAreGoneAndAttachmentsStay) {
   EXPECT_THROW(slave->fetch_add(theirs, 0, 1), Error);
 }
 
-TEST_P(SmbConformance, MemoryComesBack) {
+TEST_P(SmbConformance, FreedMemoryIsReusable) {
   const auto client = connect();
   const uint64_t most = uint64_t{200} << 20;  // of 256 MiB
   for (int i = 0; i < 4; ++i) {
@@ -195,7 +195,7 @@ TEST_P(SmbConformance, ReadOnlyClientsAndAttachmentsCannotWrite) {
 }
 
 // docs/memory-box.md, "One client": issue order holds where bytes are shared.
-TEST_P(SmbConformance, AsynchronousOperationsKeepTheirOrderOnTheSameBytes) {
+TEST_P(SmbConformance, AsynchronousOperationsOnOneRangeKeepOrder) {
   const auto client = connect();
   constexpr uint64_t kBytes = kChunk + 64;
   const Segment source = client->alloc({.size = kBytes});
@@ -257,7 +257,7 @@ TEST_P(SmbConformance, ElementsAreNeverTorn) {
   EXPECT_EQ(whole, static_cast<ptrdiff_t>(kReads * found.size()));
 }
 
-TEST_P(SmbConformance, WhatIsNeverIssuedCannotBeWaitedFor) {
+TEST_P(SmbConformance, WaitingForUnissuedOperationsIsAnError) {
   const auto client = connect();
   const Segment segment = client->alloc({.size = 8});
   const auto discarded = [&] {
@@ -277,7 +277,7 @@ TEST_P(SmbConformance, WhatIsNeverIssuedCannotBeWaitedFor) {
   EXPECT_EQ(kind_of([&] { refused.get(); }), ErrorKind::kInvalid);
 }
 
-TEST_P(SmbConformance, TheLongestTimesAreNotOver) {
+TEST_P(SmbConformance, LongestTimeoutsDoNotExpire) {
   using std::chrono::milliseconds;
   ClientOptions options;
   options.url = server_.url();
@@ -330,7 +330,7 @@ TEST_P(SmbConformance, ThreadsShareAClient) {
   for (auto& thread : threads) thread.join();
 }
 
-TEST_P(SmbConformance, ItBelongsToTheProcessThatMadeIt) {
+TEST_P(SmbConformance, ClientIsUnusableInAForkedChild) {
   auto client = connect();
   const Segment segment = client->alloc({.size = 40 * kChunk});
   const auto bytes = random_bytes(segment.size(), test_seed());

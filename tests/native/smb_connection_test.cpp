@@ -89,7 +89,7 @@ class RogueBox : public testing::Test {
   std::unique_ptr<Connection> connection_;
 };
 
-TEST_F(RogueBox, MayAnswerWell) {
+TEST_F(RogueBox, ValidRepliesAreAccepted) {
   ask(Opcode::kRead, 5);
   answer(take(), "hello");
   connection_->receive();
@@ -99,7 +99,7 @@ TEST_F(RogueBox, MayAnswerWell) {
   EXPECT_EQ(connection_->moving_bytes(), 0u);
 }
 
-TEST_F(RogueBox, MayRefuseInWords) {
+TEST_F(RogueBox, RefusalsWithACauseAreAccepted) {
   ask(Opcode::kRead, 5);
   Header header = take();
   header.status = Status::kRange;
@@ -110,7 +110,7 @@ TEST_F(RogueBox, MayRefuseInWords) {
   EXPECT_EQ(memory_[0], std::byte{});
 }
 
-TEST_F(RogueBox, CannotAnswerWhatWasNotAsked) {
+TEST_F(RogueBox, CannotAnswerAnUnsentRequest) {
   answer(Header{.opcode = Opcode::kPing, .id = 1});
   expect_malformed("replies to no request");
 }
@@ -140,13 +140,13 @@ TEST_F(RogueBox, CannotWritePastTheBuffer) {
   expect_malformed("its payload");
 }
 
-TEST_F(RogueBox, CannotSendLess) {
+TEST_F(RogueBox, CannotSendTooFewBytes) {
   ask(Opcode::kRead, 5);
   answer(take(), "hell");
   expect_malformed("its payload");
 }
 
-TEST_F(RogueBox, CannotFloodWithWords) {
+TEST_F(RogueBox, CannotSendTooLongACause) {
   ask(Opcode::kRead, 5);
   Header header = take();
   header.status = Status::kInternal;
@@ -163,7 +163,7 @@ TEST_F(RogueBox, CannotSendAnotherBody) {
   expect_malformed("its body");
 }
 
-TEST_F(RogueBox, CannotTakeTheMemoryOfAWriteBeforeItIsSent) {
+TEST_F(RogueBox, CannotAnswerAnIncompletelySentWrite) {
   ask(Opcode::kWrite, protocol::kMaxPayload);  // more than the socket holds
   answer(take());
   expect_malformed("not fully sent");

@@ -60,7 +60,7 @@ class SharedMemory : public testing::TestWithParam<Pair (*)()> {};
 INSTANTIATE_TEST_SUITE_P(Sockets, SharedMemory, testing::Values(&unix_pair, &tcp_pair),
                          [](const auto& info) { return info.index == 0 ? "Unix" : "Tcp"; });
 
-TEST_P(SharedMemory, HasNoElementThatIsHalfWritten) {
+TEST_P(SharedMemory, HasNoTornElement) {
   constexpr size_t kElements = 8192;
   for (const size_t begin : {0, 4, 5}) {
     for (const size_t chunk : {1, 12, 20'001}) {

@@ -156,7 +156,7 @@ TEST_P(FrameStreams, CarryRandomFrames) {
   expect_same(collector.frames, frames);
 }
 
-TEST_P(FrameStreams, CarryFramesBothWaysAtOnce) {
+TEST_P(FrameStreams, CarryFramesInBothDirectionsTogether) {
   auto [left, right] = pair();
   const auto frames = random_frames(100);
   const auto converse = [&frames](Descriptor socket, void (*authenticate)(FrameStream&)) {
@@ -181,7 +181,7 @@ TEST_P(FrameStreams, CarryFramesBothWaysAtOnce) {
   other.join();
 }
 
-TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
+TEST_P(FrameStreams, AreWholeAtAnySplit) {
   const Bytes body = random_bytes(40, test_seed());
   const Bytes payload = random_bytes(300, test_seed());
   Bytes wire;
@@ -221,7 +221,7 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
   }
 }
 
-TEST_P(FrameStreams, BlockAndGoOn) {
+TEST_P(FrameStreams, BlockAndContinue) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
   authenticate_left(from);
@@ -297,7 +297,7 @@ TEST_P(FrameStreams, SkipUnwantedPayloads) {
   EXPECT_EQ(collector.frames.size(), 3U);
 }
 
-TEST_P(FrameStreams, SayThatTheOtherEndIsGone) {
+TEST_P(FrameStreams, ReportTheOtherEndsClose) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
   authenticate_left(from);
@@ -444,7 +444,7 @@ TEST_P(Descriptors, AreRefusedTogether) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST(Sockets, SayWhyTheyCannotConnect) {
+TEST(Sockets, ErrorsNameTheCause) {
   const auto deadline = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(2); };
   uint16_t port = 0;
   {

@@ -41,13 +41,13 @@ TEST(Proof, IsTheSameForTheSameFrames) {
                     server_proof("token", hello, join, joined)));
 }
 
-TEST(Proof, EndsDoNotMakeEachOthers) {
+TEST(Proof, DiffersBetweenTheEnds) {
   const auto [hello, join, joined] = conversation();
   EXPECT_FALSE(
       equal(client_proof("token", hello, join), server_proof("token", hello, join, joined)));
 }
 
-TEST(Proof, DependsOnAllThatIsClaimed) {
+TEST(Proof, DependsOnEveryField) {
   const Conversation all = conversation();
   const Proof client = client_proof("token", all.hello, all.join);
   EXPECT_FALSE(equal(client, client_proof("Token", all.hello, all.join)));
@@ -82,7 +82,7 @@ TEST(Proof, IsZeroWithoutAToken) {
   EXPECT_TRUE(equal(server_proof("", hello, join, joined), Proof{}));
 }
 
-TEST(Proof, FindsEveryDifference) {
+TEST(Proof, ComparisonDetectsEveryDifference) {
   const Proof one = client_proof("token", Hello{}, Join{});
   for (size_t i = 0; i < one.size(); ++i) {
     Proof other = one;

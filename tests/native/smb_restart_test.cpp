@@ -39,7 +39,7 @@ class Restart : public testing::Test {
   std::unique_ptr<Box> box_;
 };
 
-TEST_F(Restart, SessionsKeysAndDataAreThere) {
+TEST_F(Restart, SessionsKeysAndDataSurvive) {
   const protocol::Id generation = box_->service->generation();
   auto before = std::make_unique<Caller>(*box_);
   before->alloc(kSize, kKey);
@@ -56,7 +56,7 @@ TEST_F(Restart, SessionsKeysAndDataAreThere) {
   EXPECT_EQ(after->joining.session->request_cache.applied(), 2u);
 }
 
-TEST_F(Restart, RequestsThatComeAgainAreAnsweredFromTheStore) {
+TEST_F(Restart, RepeatedRequestsAreAnsweredFromTheStore) {
   auto before = std::make_unique<Caller>(*box_);
   const protocol::Alloc alloc = before->alloc_request(kSize, {}, AllocMode::kCreate);
   const auto made = as<protocol::Allocated>(before->call(Opcode::kAlloc, bytes_of(alloc)));
@@ -99,7 +99,7 @@ TEST_F(Restart, AnInterruptedCreationIsFound) {
   EXPECT_EQ(Caller(*box_).alloc(kSize, kKey, AllocMode::kCreate).status, Status::kExists);
 }
 
-TEST_F(Restart, AnInterruptedDeletionIsDone) {
+TEST_F(Restart, InterruptedDeletionIsCompleted) {
   auto before = std::make_unique<Caller>(*box_);
   box_->store->remove(*before->alloc(kSize, kKey).granted);
   const protocol::Release deletion{before->next(), 1, 0};
@@ -110,7 +110,7 @@ TEST_F(Restart, AnInterruptedDeletionIsDone) {
   EXPECT_EQ(after->call(Opcode::kFree, bytes_of(late)).status, Status::kNotAttached);
 }
 
-TEST_F(Restart, ClientsComeBackAlsoWhereFewerMayComeIn) {
+TEST_F(Restart, ClientsReconnectDespiteALowerLimit) {
   std::vector<std::unique_ptr<Caller>> before;
   for (int i = 0; i < 4; ++i) before.push_back(std::make_unique<Caller>(*box_));
   std::vector<protocol::Id> ids;
@@ -123,7 +123,7 @@ TEST_F(Restart, ClientsComeBackAlsoWhereFewerMayComeIn) {
   EXPECT_EQ(Caller(*box_).joining.status, Status::kExhausted);
 }
 
-TEST_F(Restart, WhoIsBackFirstTakesNothingAlong) {
+TEST_F(Restart, FirstReconnectedClientKeepsOtherSessions) {
   options_.service.lease = 2s;
   start();
   auto first = std::make_unique<Caller>(*box_);

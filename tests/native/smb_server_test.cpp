@@ -85,7 +85,7 @@ TEST_F(ServerTest, IsReachedAndLeavesNothing) {
   server.close();
 }
 
-TEST_F(ServerTest, TwoInOneProcess) {
+TEST_F(ServerTest, TwoBoxesRunInOneProcess) {
   Server first(options_);
   Server second(options_);
   EXPECT_NE(first.url(), second.url());
@@ -108,7 +108,7 @@ TEST_F(ServerTest, ListensAtTheGivenAddresses) {
   EXPECT_TRUE(no_sockets());
 }
 
-TEST_F(ServerTest, AddressesInUse) {
+TEST_F(ServerTest, OccupiedAddressesAreErrors) {
   options_.socket_path = scratch_ / "mine.socket";
   Server server(options_);
   ServerOptions other = options_;
@@ -145,7 +145,7 @@ TEST_F(ServerTest, RemovesSocketsThatKilledBoxesLeft) {
 }
 
 // An attacker who could predict the name of the socket could keep the box from starting.
-TEST_F(ServerTest, StartsWhereOthersTookNamesThatCanBeForeseen) {
+TEST_F(ServerTest, StartsDespiteOccupiedPredictableNames) {
   for (int i = 0; i < 100; ++i) {
     std::ofstream(sockets() + "/hbmcomm-box-" + std::to_string(getpid()) + "-" + std::to_string(i) +
                   ".socket");
@@ -154,7 +154,7 @@ TEST_F(ServerTest, StartsWhereOthersTookNamesThatCanBeForeseen) {
   EXPECT_NE(first.urls().back(), second.urls().back());
 }
 
-TEST_F(ServerTest, AStoreHasOneServerAndIsFoundAgain) {
+TEST_F(ServerTest, StoreHasOneServerAndIsReopened) {
   options_.store = scratch_.store();
   {
     Server server(options_);
@@ -165,7 +165,7 @@ TEST_F(ServerTest, AStoreHasOneServerAndIsFoundAgain) {
   Server again(options_);
 }
 
-TEST_F(ServerTest, OptionsThatMakeNoBox) {
+TEST_F(ServerTest, InvalidOptionsAreRefused) {
   const std::function<void(ServerOptions&)> changes[] = {
       [](auto& o) { o.memory = 0; },
       [](auto& o) { o.listen = {"nowhere"}; },
@@ -192,7 +192,7 @@ TEST_F(ServerTest, OptionsThatMakeNoBox) {
   EXPECT_THROW(parse_verbs("maybe"), Error);
 }
 
-TEST_F(ServerTest, VerbsThatWereAskedForAreThereOrTheBoxIsNot) {
+TEST_F(ServerTest, MissingRequiredVerbsPreventTheStart) {
   setenv("HBMCOMM_VERBS_LIB", "/nowhere/libhbm_verbs.so", 1);
   options_.verbs = VerbsChoice::kOn;
   const std::string cause = failure(options_, ErrorKind::kUnavailable);
@@ -202,7 +202,7 @@ TEST_F(ServerTest, VerbsThatWereAskedForAreThereOrTheBoxIsNot) {
   unsetenv("HBMCOMM_VERBS_LIB");
 }
 
-TEST_F(ServerTest, AForkedChildLeavesItAlone) {
+TEST_F(ServerTest, AForkedChildDoesNotStopTheBox) {
   auto server = std::make_unique<Server>(options_);
   const pid_t child = fork();
   ASSERT_GE(child, 0);

@@ -66,7 +66,7 @@ TEST(Service, ModesOfAllocation) {
   EXPECT_EQ(second.alloc(8, kKey, AllocMode::kAuto, 64).status, Status::kMalformed);
 }
 
-TEST(Service, NewSegmentsAreZeroAndHandlesAreUsedOnce) {
+TEST(Service, NewSegmentsAreZeroAndHandlesAreUnique) {
   Box box;
   Caller caller(box);
   caller.alloc(kSize);
@@ -145,7 +145,7 @@ TEST(Service, RangesOfTwoTypes) {
   EXPECT_EQ(caller.accumulate(neither).status, Status::kMalformed);
 }
 
-TEST(Service, WhoMayNotWrite) {
+TEST(Service, ReadOnlyAttachmentsCannotWrite) {
   Box box;
   Caller owner(box), reader(box, protocol::Join::kReadOnlyClient);
   owner.alloc(kSize, kKey, AllocMode::kCreate);
@@ -196,7 +196,7 @@ TEST(Service, TemporarySegmentsGoWithTheirLastAttachment) {
   EXPECT_EQ(first.alloc(kSize, kKey, AllocMode::kAttach).status, Status::kNoSuchKey);
 }
 
-TEST(Service, AskingForAKeyNeitherKeepsNorEndsATemporarySegment) {
+TEST(Service, QueryingAKeyDoesNotAffectTemporarySegments) {
   Box box;
   Caller maker(box), asker(box);
   const auto exists = [&] {
@@ -211,7 +211,7 @@ TEST(Service, AskingForAKeyNeitherKeepsNorEndsATemporarySegment) {
   EXPECT_EQ(exists(), 0u);
 }
 
-TEST(Service, OneKeyIsCreatedOnceByManyAtOnce) {
+TEST(Service, ConcurrentCreationsOfAKeyYieldOneSegment) {
   Box box;
   std::vector<std::unique_ptr<Caller>> callers;
   std::vector<std::future<Reply>> replies;
@@ -226,7 +226,7 @@ TEST(Service, OneKeyIsCreatedOnceByManyAtOnce) {
   EXPECT_EQ(box.service->statistics().segments.front().attachments, 16u);
 }
 
-TEST(Service, ListenersPrepareEverySegmentOrItIsNotMade) {
+TEST(Service, FailedPreparationPreventsASegment) {
   Box box;
   int prepared = 0;
   box.service->on_new_segment([&](storage::BoxSegment& segment) {

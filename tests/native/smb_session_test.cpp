@@ -25,7 +25,7 @@ using protocol::Status;
 constexpr uint64_t kSize = 1 << 16;
 constexpr protocol::Id kKey{3, 4};
 
-TEST(Session, RequestsThatComeAgainAreAnsweredAndNotRepeated) {
+TEST(Session, RepeatedRequestsAreAnsweredWithoutReexecution) {
   Box box;
   Caller caller(box);
   const protocol::Alloc alloc = caller.alloc_request(kSize, {}, protocol::AllocMode::kCreate);
@@ -53,7 +53,7 @@ TEST(Session, RequestsThatComeAgainAreAnsweredAndNotRepeated) {
   EXPECT_EQ(caller.fetch_add(1, 0, 1).status, Status::kOk);
 }
 
-TEST(Session, NumbersThatBreakTheRules) {
+TEST(Session, InvalidNumbersAreRefused) {
   Box box;
   Caller caller(box);
   caller.alloc(kSize);
@@ -83,7 +83,7 @@ TEST(Session, CachesAsManyRepliesAsAClientMayLeaveUnconfirmed) {
   }
 }
 
-TEST(Session, ComesBackToItsAttachments) {
+TEST(Session, KeepsAttachmentsAfterAReconnect) {
   Box box;
   auto first = std::make_unique<Caller>(box);
   first->alloc(kSize, kKey);
@@ -103,7 +103,7 @@ TEST(Session, ComesBackToItsAttachments) {
   EXPECT_EQ(box.service->statistics().clients.front().connected, 2u);
 }
 
-TEST(Session, JoinsThatAreRefused) {
+TEST(Session, InvalidJoinsAreRefused) {
   BoxOptions options;
   options.service.most_clients = 2;
   Box box(options);
@@ -163,7 +163,7 @@ TEST(Session, EndsWithItsLease) {
   }
 }
 
-TEST(Session, ATimerThatCannotEndASessionTriesAgain) {
+TEST(Session, TimerRetriesToEndASession) {
   const auto records = storage::Records::in_memory({.sessions = 4});
   std::atomic<int> tries{0};
   Sessions sessions({.lease = 20ms,
@@ -306,7 +306,7 @@ TEST(Session, TooManyRequestsAreRefused) {
   EXPECT_EQ(replies.front().get().status, Status::kOk);
 }
 
-TEST(Session, AClosingBoxAnswersAll) {
+TEST(Session, ClosingBoxAnswersAllRequests) {
   Box box;
   std::vector<std::unique_ptr<Caller>> callers;
   for (int i = 0; i < 4; ++i) callers.push_back(std::make_unique<Caller>(box));

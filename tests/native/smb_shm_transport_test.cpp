@@ -14,7 +14,7 @@
 namespace hbm::box::transport {
 namespace {
 
-TEST(ShmTransport, MapsWhatItIsGranted) {
+TEST(ShmTransport, MapsGrantedSegments) {
   Box box;
   OpenedTransport opened = open_shm(box.opening());
   const auto grant = alloc(*opened.transport, 1, 100000);
@@ -31,7 +31,7 @@ TEST(ShmTransport, MapsWhatItIsGranted) {
   EXPECT_EQ(grant->memory[0], std::byte{8});  // as long as someone holds it
 }
 
-TEST(ShmTransport, MapsForReadingWhatItMayOnlyRead) {
+TEST(ShmTransport, MapsReadOnlySegmentsForReading) {
   Box box;
   const OpenedTransport opened = open_shm(box.opening());
   const auto grant = alloc(*opened.transport, 1, 4096, protocol::Alloc::kReadOnly);
@@ -51,7 +51,7 @@ TEST(ShmTransport, KeepsSegmentsFromForkedChildren) {
   EXPECT_DEATH(grant->memory[0] = std::byte{1}, "");
 }
 
-TEST(ShmTransport, LeavesASocketThatAnotherUserServes) {
+TEST(ShmTransport, RefusesAnotherUsersSocket) {
   constexpr uid_t kNobody = 65534;
   if (geteuid() != 0) GTEST_SKIP() << "root alone can listen as another user";
   const Scratch directory("/tmp");

@@ -142,7 +142,7 @@ void expect_refused(const fs::path& store, const Damage& damage) {
   EXPECT_TRUE(snapshot(store) == before) << "the store was changed";
 }
 
-TEST(DamagedStore, IsRefusedAfterAKillAndLeftAsItIs) {
+TEST(DamagedStore, IsRefusedUnchangedAfterAKill) {
   for (const Damage& damage : damages()) {
     const Scratch scratch;
     const FilledStore filled(scratch.store());
@@ -156,7 +156,7 @@ void close_store(FilledStore& filled) {
   filled.store->close();
 }
 
-TEST(DamagedStore, IsRefusedAfterAnOrderlyEndAndLeftAsItIs) {
+TEST(DamagedStore, IsRefusedUnchangedAfterAnOrderlyEnd) {
   std::vector<Damage> all = damages();
   for (const uint64_t key : {1, 2, 3}) {
     all.push_back(
@@ -181,7 +181,7 @@ TEST(DamagedStore, IsRefusedAfterAnOrderlyEndAndLeftAsItIs) {
   }
 }
 
-TEST(DamagedStore, ItsChecksumsAreThoseOfSha256sum) {
+TEST(DamagedStore, ChecksumsMatchSha256sum) {
   const Scratch scratch;
   FilledStore filled(scratch.store());
   close_store(filled);
@@ -191,7 +191,7 @@ TEST(DamagedStore, ItsChecksumsAreThoseOfSha256sum) {
 }
 
 // Another process may change a mapped segment while there is no box.
-TEST(DamagedStore, ASegmentThatIsMappedHasNoChecksum) {
+TEST(DamagedStore, MappedSegmentHasNoChecksum) {
   const Scratch scratch;
   FilledStore filled(scratch.store());
   const auto mapped = filled.segments[2];

@@ -48,7 +48,7 @@ class FullDisk : public testing::Test {
   const Scratch scratch;
 };
 
-TEST_F(FullDisk, AKilledBoxStartsAgain) {
+TEST_F(FullDisk, KilledBoxRestarts) {
   const FilledStore filled(scratch.store());
   filled.copy_to(scratch / "copy");
   disk_full = true;
@@ -60,7 +60,7 @@ TEST_F(FullDisk, AKilledBoxStartsAgain) {
 }
 
 // More sessions and operations than the last box had would need more room.
-TEST_F(FullDisk, ABoxOfOtherSizesStartsWithThoseThatThereAre) {
+TEST_F(FullDisk, BoxKeepsExistingRecordSizes) {
   const FilledStore filled(scratch.store());
   filled.copy_to(scratch / "copy");
   disk_full = true;
@@ -71,7 +71,7 @@ TEST_F(FullDisk, ABoxOfOtherSizesStartsWithThoseThatThereAre) {
   EXPECT_FALSE(std::filesystem::exists(scratch / "copy/sessions.new"));
 }
 
-TEST_F(FullDisk, AnOrderlyEndIsAsAKill) {
+TEST_F(FullDisk, OrderlyEndEqualsAKill) {
   FilledStore filled(scratch.store());
   filled.segments.clear();
   disk_full = true;

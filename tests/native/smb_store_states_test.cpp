@@ -48,7 +48,7 @@ class CrashStates : public testing::Test {
 };
 
 // The first start, stopped before each of its files is there.
-TEST_F(CrashStates, TheFirstStart) {
+TEST_F(CrashStates, KillDuringTheFirstStartIsSurvived) {
   const std::vector<std::string> order = {"lock",     "identity",   "state",  "segments",
                                           "sessions", "operations", "journal"};
   open_store(scratch / "made");
@@ -94,7 +94,7 @@ TEST_F(CrashStates, AKillAtAnyTime) {
   }
 }
 
-TEST_F(CrashStates, ATornRecordAtTheEndOfTheCatalogue) {
+TEST_F(CrashStates, TornLastCatalogueRecordIsIgnored) {
   const FilledStore filled(scratch.store());
   const std::string catalogue = contents_of(scratch / "store/journal");
   const std::string record = catalogue.substr(catalogue.size() - 72);
@@ -106,7 +106,7 @@ TEST_F(CrashStates, ATornRecordAtTheEndOfTheCatalogue) {
 }
 
 // The segment was in use when it was deleted, so that its file was still there.
-TEST_F(CrashStates, ADeletedSegmentsFile) {
+TEST_F(CrashStates, LeftoverFileOfADeletedSegmentIsRemoved) {
   const Scratch another;
   const FilledStore filled(scratch.store());
   const auto deleted = filled.store->create(creation(5, kStoredBytes));
@@ -116,7 +116,7 @@ TEST_F(CrashStates, ADeletedSegmentsFile) {
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch / "copy/segments"), {}), 3);
 }
 
-TEST_F(CrashStates, ADeletedSegmentsFileWhenTheCatalogueHasBeenShortened) {
+TEST_F(CrashStates, CatalogueShortenedAfterADeletionIsServed) {
   const FilledStore filled(scratch.store());
   filled.copy_to(scratch / "short");
   const auto store =
@@ -132,7 +132,7 @@ TEST_F(CrashStates, ADeletedSegmentsFileWhenTheCatalogueHasBeenShortened) {
   filled.expect_in(*open_store(scratch / "copy", kFewRecords));
 }
 
-TEST_F(CrashStates, AStopOfTheMachineWithSyncing) {
+TEST_F(CrashStates, MachineStopWithSyncingIsSurvived) {
   const FilledStore filled(scratch.store(), true);
   const std::string catalogue = contents_of(scratch / "store/journal");
   expect_served(filled, [](const fs::path&) {}, true);
@@ -188,7 +188,7 @@ TEST_F(CrashStates, AStopOfTheMachineWithoutSyncing) {
             0u);
 }
 
-TEST_F(CrashStates, AnOrderlyEnd) {
+TEST_F(CrashStates, OrderlyEndIsServed) {
   FilledStore filled(scratch.store());
   filled.segments.clear();
   filled.store->close();

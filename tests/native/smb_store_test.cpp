@@ -76,7 +76,7 @@ void flip_byte(const std::string& path, uint64_t at) {
   file.put(static_cast<char>(byte ^ 1));
 }
 
-TEST_F(StoreTest, SegmentsComeBack) {
+TEST_F(StoreTest, SegmentsSurviveARestart) {
   const protocol::Id generation = store->generation();
   Creation temporary = creation(2, 100'000);
   temporary.temporary = true;
@@ -94,7 +94,7 @@ TEST_F(StoreTest, SegmentsComeBack) {
   EXPECT_EQ(found[2]->creator, temporary.creator);
 }
 
-TEST_F(StoreTest, RemovedSegmentsDoNot) {
+TEST_F(StoreTest, RemovedSegmentsStayRemoved) {
   auto first = store->create(creation(1, 5000));
   auto second = store->create(creation(2, 5000));
   store->remove(*first);
@@ -107,7 +107,7 @@ TEST_F(StoreTest, RemovedSegmentsDoNot) {
   EXPECT_TRUE(found.contains(2));
 }
 
-TEST_F(StoreTest, AKeyCanBeUsedAgainWhileTheOldSegmentIsInUse) {
+TEST_F(StoreTest, KeyIsReusableDuringTheOldSegmentsUse) {
   const auto old = store->create(creation(1, 5000));
   *contents<int>(*old) = 1;
   store->remove(*old);
@@ -129,7 +129,7 @@ TEST_F(StoreTest, SerialsStayApartAfterARestart) {
   EXPECT_NE(found[1]->stored->serial, found[3]->stored->serial);
 }
 
-TEST_F(StoreTest, AHalfMadeSegmentIsRemoved) {
+TEST_F(StoreTest, IncompleteSegmentIsRemoved) {
   const auto one = store->create(creation(1, 5000));
   fs::copy_file(one->stored->path,
                 directory + "/segments/" + std::string(32, 'a') + "." + std::string(15, '0') + "9");
@@ -152,7 +152,7 @@ TEST_F(StoreTest, ATornRecordIsDroppedAndItsFilePreserved) {
   EXPECT_EQ(found.size(), 2u);
 }
 
-TEST_F(StoreTest, ARecordOfNonsenseEndsTheCatalogue) {
+TEST_F(StoreTest, InvalidRecordEndsTheCatalogue) {
   store->create(creation(1, 5000));
   close();
   std::ofstream(catalogue(), std::ios::app | std::ios::binary) << std::string(5000, '\0');
@@ -161,7 +161,7 @@ TEST_F(StoreTest, ARecordOfNonsenseEndsTheCatalogue) {
   EXPECT_LT(fs::file_size(catalogue()), 1000u);
 }
 
-TEST_F(StoreTest, AnyDamageToTheCatalogueIsFound) {
+TEST_F(StoreTest, AnyDamageToTheCatalogueIsDetected) {
   for (uint64_t key : {1, 2, 3}) store->create(creation(key, 5000));
   store->remove(*store->create(creation(4, 5000)));
   const protocol::Id id = store->generation();
@@ -205,7 +205,7 @@ TEST_F(StoreTest, ACatalogueThatCannotBeCompactedContinues) {
   EXPECT_TRUE(found.contains(1));
 }
 
-TEST_F(StoreTest, OneServerAtATime) {
+TEST_F(StoreTest, SecondServerIsRefused) {
   expect_error(ErrorKind::kUnavailable, {"another server", directory},
                [this] { open_store(directory); });
 }
@@ -236,7 +236,7 @@ TEST_F(StoreTest, RefusesDamagedRecords) {
   expect_error(ErrorKind::kUnavailable, {"operations", "damaged"}, [this] { open(); });
 }
 
-TEST_F(StoreTest, WhatDoesNotFitLeavesNothing) {
+TEST_F(StoreTest, FailedCreationLeavesNoFile) {
   expect_error(ErrorKind::kExhausted, {}, [this] { store->create(creation(1, 2ull << 30)); });
   EXPECT_EQ(files(), 0u);
   for (const uint64_t bytes : {uint64_t{1} << 62, uint64_t{1} << 63, UINT64_MAX}) {
@@ -248,7 +248,7 @@ TEST_F(StoreTest, WhatDoesNotFitLeavesNothing) {
   EXPECT_TRUE(found.empty());
 }
 
-TEST_F(StoreTest, SessionsComeBackWithTheirOutcomes) {
+TEST_F(StoreTest, SessionsSurviveWithTheirOutcomes) {
   SessionRecord& session = store->records().open_session({3, 4});
   store->records().release_session(store->records().open_session({5, 6}));
   store->records().finish(session, {.number = 1, .value = 42});
@@ -274,7 +274,7 @@ TEST_F(StoreTest, SessionsAreBounded) {
   EXPECT_EQ(fresh.applied, 0u);
 }
 
-TEST_F(StoreTest, ADiskThatFailsEndsSessionsAndNotTheBox) {
+TEST_F(StoreTest, FailingDiskEndsSessionsNotTheBox) {
   open(kSizes, true);
   SessionRecord& session = store->records().open_session({3, 4});
   disk_fails = true;
@@ -369,7 +369,7 @@ TEST_F(InterruptedTest, IsNotExecutedAgain) {
   expect_target(101);
 }
 
-TEST_F(InterruptedTest, FindsASourceThatWasDeletedMeanwhile) {
+TEST_F(InterruptedTest, UsesADeletedSourcesFile) {
   const std::string path = source->stored->path;
   fs::create_hard_link(path, path + ".kept");
   store->remove(*source);
@@ -404,7 +404,7 @@ TEST_F(InterruptedTest, IsRefusedWhenItsFormulaIsDamaged) {
 }
 
 // The target has more elements than the source has in the wider type.
-TEST_F(InterruptedTest, IsRefusedWhenItsSourceIsTooShort) {
+TEST_F(InterruptedTest, IsRefusedIfSourceIsTooShort) {
   begun.operation->what.formula = {.target = Dtype::kFloat32, .source = Dtype::kFloat64};
   begun.operation->check = begun.operation->check_of();
   expect_refused("operations");

@@ -41,7 +41,7 @@ TEST_P(StreamListenerTest, RefusesAWrongOrMissingToken) {
   expect_served(box);
 }
 
-TEST_P(StreamListenerTest, LetsEveryoneInWithoutAToken) {
+TEST_P(StreamListenerTest, AdmitsAllClientsWithoutAToken) {
   Box box(options_with(""));
   RawClient client(address(box));
   const protocol::Hello hello = client.hello();
@@ -65,7 +65,7 @@ TEST_P(StreamListenerTest, RefusesAJoinOfAnEarlierConnection) {
   EXPECT_EQ(box.handler.joined, 1);
 }
 
-TEST_P(StreamListenerTest, SaysWhyTheHandlerRefuses) {
+TEST_P(StreamListenerTest, ReportsTheHandlersCause) {
   Box box;
   RawClient client(address(box));
   const protocol::Hello hello = client.hello();
@@ -85,7 +85,7 @@ TEST_P(StreamListenerTest, SendsTheFirst64KiBOfACause) {
   }
 }
 
-TEST_P(StreamListenerTest, TakesNothingButAJoinFirst) {
+TEST_P(StreamListenerTest, RefusesRequestsBeforeAJoin) {
   Box box;
   for (const Opcode opcode : {Opcode::kPing, Opcode::kRead, Opcode::kWrite, Opcode::kLeave}) {
     RawClient client(address(box));
@@ -99,7 +99,7 @@ TEST_P(StreamListenerTest, TakesNothingButAJoinFirst) {
   expect_served(box);
 }
 
-TEST_P(StreamListenerTest, TakesNoSecondJoin) {
+TEST_P(StreamListenerTest, RefusesASecondJoin) {
   Box box;
   const auto client = joined(address(box));
   client->send(Opcode::kJoin, bytes_of(protocol::Join{}));

@@ -26,7 +26,7 @@ std::vector<std::byte> pattern(size_t bytes, unsigned seed) {
   return data;
 }
 
-TEST_P(StreamListenerTest, ProvesTheTokenBothWays) {
+TEST_P(StreamListenerTest, BothEndsProveTheToken) {
   Box box;
   RawClient client(address(box));
   const protocol::Hello hello = client.hello();
@@ -168,7 +168,7 @@ TEST(StreamListener, DrainsRequestsThatWereRead) {
   EXPECT_TRUE(client->closed());
 }
 
-TEST(StreamListener, DrainsForSoLongAlone) {
+TEST(StreamListener, DrainEndsAtItsTimeout) {
   Box box(options_with(), FakeHandler::Answers::kNever);
   const auto client = joined(box.tcp());
   client->send(Opcode::kPing);
@@ -207,7 +207,7 @@ TEST(StreamListener, PassesTheSegmentsDescriptorOnAUnixSocket) {
   }
 }
 
-TEST(StreamListener, SaysWhatItCannotDo) {
+TEST(StreamListener, InvalidOptionsAreErrors) {
   FakeHandler handler;
   expect_error(ErrorKind::kInvalid, {"address"}, [&handler] { StreamListener(handler, {}); });
   StreamListenerOptions options = options_with();

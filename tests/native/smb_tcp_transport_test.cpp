@@ -51,7 +51,7 @@ TEST_P(TcpTransfers, MovesAnySize) {
   }
 }
 
-TEST_P(TcpTransfers, MovesManyAtOnce) {
+TEST_P(TcpTransfers, MovesManyTogether) {
   constexpr uint64_t kCount = 300;
   constexpr uint64_t kSpan = 300000;
   const auto grant = alloc(transport_, 1, kCount * kSpan);
@@ -77,7 +77,7 @@ TEST_P(TcpTransfers, MovesManyAtOnce) {
   EXPECT_EQ(data, back);
 }
 
-TEST_P(TcpTransfers, FailsAsAWholeForASliceThatFails) {
+TEST_P(TcpTransfers, FailedSliceFailsTheTransfer) {
   const auto grant = alloc(transport_, 1, 10 << 20);
   std::vector<std::byte> data(20 << 20);
   for (const Opcode opcode : {Opcode::kRead, Opcode::kWrite}) {
@@ -90,7 +90,7 @@ TEST_P(TcpTransfers, FailsAsAWholeForASliceThatFails) {
   move(transport_, Opcode::kRead, *grant, 0, std::span(data).first(10 << 20));
 }
 
-TEST_P(TcpTransfers, BreaksWhenTheBoxDiesInTheMiddle) {
+TEST_P(TcpTransfers, BreaksIfTheBoxDiesDuringATransfer) {
   constexpr uint64_t kBytes = uint64_t{64} << 20;
   for (const Opcode opcode : {Opcode::kRead, Opcode::kWrite}) {
     Box box;

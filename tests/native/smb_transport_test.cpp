@@ -61,7 +61,7 @@ TEST_P(EveryStreamTransport, CarriesRequestsAndReplies) {
   EXPECT_TRUE(refused->reply.empty());
 }
 
-TEST_P(EveryStreamTransport, KeepsTheOrderOfRequestsAndMatchesRepliesInAnyOrder) {
+TEST_P(EveryStreamTransport, KeepsRequestOrderAndMatchesReplies) {
   box_.handler.hold_answers = true;
   std::vector<std::unique_ptr<TransportRequest>> requests;
   for (int i = 0; i < 50; ++i) {
@@ -104,7 +104,7 @@ TEST_P(EveryStreamTransport, ProgressReturnsInTime) {
   finish(transport_, *ping);
 }
 
-TEST_P(EveryStreamTransport, SeesTheBoxGo) {
+TEST_P(EveryStreamTransport, DetectsTheBoxsEnd) {
   EXPECT_TRUE(transport_.alive());
   const auto grant = alloc(transport_, 1, 4096);
   box_.die();
@@ -124,7 +124,7 @@ TEST_P(EveryStreamTransport, SeesTheBoxGo) {
   EXPECT_FALSE(ping->finished());
 }
 
-TEST_P(EveryStreamTransport, IsRefusedInWords) {
+TEST_P(EveryStreamTransport, RefusalHasACause) {
   TransportOptions opening = box_.opening();
   opening.token = "another";
   try {
@@ -153,7 +153,7 @@ TEST_P(EveryStreamTransport, IsRefusedInWords) {
   }
 }
 
-TEST(StreamTransport, LeavesABoxThatDoesNotProveItsToken) {
+TEST(StreamTransport, RefusesABoxWithoutAProofOfTheToken) {
   const Box box("");
   expect_error(ErrorKind::kNetwork, {"without a token"}, [&] { open_tcp(box.opening()); });
   TransportOptions opening = box.opening();
@@ -161,7 +161,7 @@ TEST(StreamTransport, LeavesABoxThatDoesNotProveItsToken) {
   EXPECT_TRUE(open_tcp(opening).transport->alive());
 }
 
-TEST(StreamTransport, SaysWhyItCannotConnect) {
+TEST(StreamTransport, ErrorNamesTheCause) {
   Box box;
   TransportOptions opening = box.opening();
   box.die();
@@ -173,7 +173,7 @@ TEST(StreamTransport, SaysWhyItCannotConnect) {
   }
 }
 
-TEST(StreamTransport, GivesUpOnASilentPeer) {
+TEST(StreamTransport, SilentPeerTimesOut) {
   const Descriptor listener = protocol::listen_at(protocol::parse_host_and_port("127.0.0.1:0"));
   TransportOptions opening;
   opening.host = "127.0.0.1";

@@ -66,7 +66,7 @@ TEST(Staging, TheBudgetBoundsTheHeap) {
   });
 }
 
-TEST(Staging, PreferredTakesDdrPastTheBudget) {
+TEST(Staging, PreferredUsesDdrBeyondTheBudget) {
   with_hbm([] {
     const auto heap = std::make_shared<Heap>(Policy::kPreferred);
     const auto pool = StagingPool::make(heap, kMiB);
@@ -203,7 +203,7 @@ TEST(Staging, BuffersOutliveTheirPoolsOwner) {
   });
 }
 
-TEST(Staging, AForkedChildNeitherTakesNorReturns) {
+TEST(Staging, AForkedChildCannotUseThePool) {
   with_hbm([] {
     const auto pool = make_pool(Policy::kPreferred, kMiB);
     StagingBuffer held = pool->acquire(kKiB);

@@ -113,7 +113,7 @@ TEST(Topology, FindsHbmByBandwidth) {
 }
 
 // The kernel's folder of NUMA nodes, made up of files.
-TEST(Topology, AsksMemkindWhereHbmMayBe) {
+TEST(Topology, FollowsMemkindAndTheKernelOnHbmNodes) {
   const Scratch scratch;
   const auto may_have = [&] { return may_have_hbm(scratch / "nodes"); };
   in_child([&] {

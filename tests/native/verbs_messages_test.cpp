@@ -163,7 +163,7 @@ class VerbsReplies : public VerbsMessages, public testing::WithParamInterface<bo
   std::vector<std::unique_ptr<Asked>> asked_;
 };
 
-TEST_P(VerbsReplies, AreGivenToTheirRequestsWhateverTheirOrderAndParts) {
+TEST_P(VerbsReplies, ReachRequestsInAnyOrderAndParts) {
   for (int i = 0; i < 300; ++i) ask();
   std::ranges::shuffle(asked_, random_);
   for (const auto& asked : asked_) {
@@ -186,7 +186,7 @@ TEST_P(VerbsReplies, AreGivenToTheirRequestsWhateverTheirOrderAndParts) {
   EXPECT_TRUE(assembly_->idle());
 }
 
-TEST_P(VerbsReplies, OthersBreakTheConnection) {
+TEST_P(VerbsReplies, UnexpectedRepliesBreakTheConnection) {
   for (int round = 0; round < 2'000; ++round) {
     connect();
     ask();
@@ -249,7 +249,7 @@ TEST_P(VerbsReplies, ALongerCauseBreaksTheConnection) {
   EXPECT_THROW(send(message_of(header, {})), transport::Broken);
 }
 
-TEST_P(VerbsReplies, AreAnsweredOnce) {
+TEST_P(VerbsReplies, SecondReplyBreaksTheConnection) {
   ask();
   send(asked_.front()->frame);
   EXPECT_THROW(send(asked_.front()->frame), transport::Broken);
@@ -259,7 +259,7 @@ INSTANTIATE_TEST_SUITE_P(Verbs, VerbsReplies, testing::Bool(), [](const auto& ea
   return std::string(each.param ? "authenticated" : "plain");
 });
 
-TEST_F(VerbsMessages, ATagThatIsNotTheNextBreaksTheConnection) {
+TEST_F(VerbsMessages, UnexpectedTagBreaksTheConnection) {
   protocol::MacKey key{};
   client::ReplyAssembly assembly;
   assembly.authenticate(key);
@@ -364,7 +364,7 @@ TEST(VerbsChallenges, BothEndsAuthenticateOrNeither) {
   }
 }
 
-TEST(VerbsChallenges, TheOldestIsForgotten) {
+TEST(VerbsChallenges, OldestIsDropped) {
   server::Challenges challenges("", /*seal=*/true, /*max_queue_pairs=*/4);
   const common::ChallengeMessage first = challenges.issue();
   const common::ChallengeMessage second = challenges.issue();

@@ -35,7 +35,7 @@ TEST(SpinBudget, CoversAtMostTheRequestedTime) {
   EXPECT_FALSE(budget.covers(microseconds(20)));
 }
 
-TEST(SpinBudget, IsSpentWhenTheProcessorWasAway) {
+TEST(SpinBudget, IsSpentAfterLosingTheProcessor) {
   wait_until_it_pays();
   SpinBudget budget;
   lose_the_processor(budget, milliseconds(5));

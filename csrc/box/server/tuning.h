@@ -17,27 +17,27 @@ namespace hbm::box::server {
 // The shortest lease that a box takes as an option.
 // Below: the box refuses the option with Error(kInvalid).
 // Above: from the value on, it takes the option, up to kLongestLease.
-// Measure: `smb_server_test --gtest_filter=ServerTest.OptionsThatMakeNoBox`
+// Measure: `smb_server_test --gtest_filter=ServerTest.InvalidOptionsAreRefused`
 inline constexpr std::chrono::milliseconds kShortestLease{100};
 
 // The longest lease that a box takes as an option: a week.
 // Below: up to and including the value, the box takes the option.
 // Above: the box refuses the option with Error(kInvalid).
-// Measure: `smb_server_test --gtest_filter=ServerTest.OptionsThatMakeNoBox`
+// Measure: `smb_server_test --gtest_filter=ServerTest.InvalidOptionsAreRefused`
 inline constexpr std::chrono::hours kLongestLease{24 * 7};
 
 // The most clients that a box takes as an option.
 // Unit: clients
 // Below: up to and including the value, the box takes the option.
 // Above: the box refuses the option with Error(kInvalid).
-// Measure: `smb_server_test --gtest_filter=ServerTest.OptionsThatMakeNoBox`
+// Measure: `smb_server_test --gtest_filter=ServerTest.InvalidOptionsAreRefused`
 inline constexpr uint32_t kMostClients = 1u << 20;
 
 // The most threads of one kind that a box takes as an option.
 // Unit: threads
 // Below: up to and including the value, the box takes the option.
 // Above: the box refuses the option with Error(kInvalid).
-// Measure: `smb_server_test --gtest_filter=ServerTest.OptionsThatMakeNoBox`
+// Measure: `smb_server_test --gtest_filter=ServerTest.InvalidOptionsAreRefused`
 inline constexpr uint32_t kMostThreadsOfAKind = 256;
 
 // The handler threads, and the threads of a large accumulate, if the options give no number.

@@ -25,7 +25,7 @@ inline constexpr std::chrono::milliseconds kRoundPeriodWhileConnecting{20};
 // The period while a group of the process leaves.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays destroy_process_group().
-// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.WhoServesTheStoreLeavesLast`
+// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.StoreServerLeavesLast`
 inline constexpr std::chrono::milliseconds kRoundPeriodWhileLeaving{2};
 
 // The time that the store has to answer the questions of a round.
@@ -175,7 +175,7 @@ inline constexpr std::chrono::milliseconds kCauseCheckPeriod{20};
 // The time for a failure report to reach the store before the rank raises its error.
 // Below: the rank waits until the report is published.
 // Above: the rank raises its error. The monitor publishes the report later.
-// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.WhoLeavesAFailedGroupHasToldOfIt`
+// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.LeavingAFailedGroupPublishesFirst`
 inline constexpr std::chrono::milliseconds kReportPublishTimeout{200};
 
 // The time from the end of a connection to the end of its process.

@@ -142,14 +142,14 @@ inline constexpr std::chrono::seconds kTrialTimeout{60};
 // The period in which a rank checks the trial for its end and for Ctrl-C.
 // Below: a smaller value takes processor time from the trial.
 // Above: a larger value delays the group, or the error after Ctrl-C.
-// Measure: `mpi_start_test --gtest_filter=Trial.ReturnsOnceMpiInitHas`
+// Measure: `mpi_start_test --gtest_filter=Trial.ReturnsAfterMpiInit`
 inline constexpr std::chrono::milliseconds kTrialCheckPeriod{10};
 
 // The bytes of the trial's output that an error quotes.
 // Unit: bytes
 // Below: up to and including the value, the error quotes all of the output.
 // Above: the error quotes the last lines, as many as fit.
-// Measure: `mpi_start_test --gtest_filter=Trial.TellsHowTheProgramEnded`
+// Measure: `mpi_start_test --gtest_filter=Trial.ReportsHowTheProgramEnded`
 inline constexpr size_t kQuotedOutputBytes = 600;
 
 // -- The end of the process

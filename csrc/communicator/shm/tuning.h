@@ -46,7 +46,7 @@ inline constexpr std::chrono::milliseconds kPeerCheckPeriod{10};
 // The time in which a rank that has begun to write the failure report must end it.
 // Below: the other ranks wait for its text.
 // Above: from the value on, the writer counts as dead, and each rank raises its own finding.
-// Measure: `shm_failure_test --gtest_filter=NodeDeath.IsToldToAllWhoWaitAlikeAndPromptly`
+// Measure: `shm_failure_test --gtest_filter=NodeDeath.IsReportedToAllWaitersPromptly`
 inline constexpr std::chrono::milliseconds kReportWriteTimeout{50};
 
 // -- Slots and segments
@@ -122,7 +122,7 @@ inline constexpr size_t kOneShotTotalBytes = 256 << 10;
 // Unit: chunks
 // Below: the sender puts the next chunk in.
 // Above: from the value on, the sender waits until the receiver has taken a chunk out.
-// Measure: `shm_transfer_test --gtest_filter=NodeTransfers.ComeInSlicesAndExposeTheTensorMeanwhile`
+// Measure: `shm_transfer_test --gtest_filter=NodeTransfers.ArriveInSlicesAndExposeTheTensor`
 inline constexpr size_t kStagedChunksInFlight = 8;
 
 // The message whose chunks are long ones. The receiver of a shorter message waits for its first
@@ -130,7 +130,7 @@ inline constexpr size_t kStagedChunksInFlight = 8;
 // Unit: bytes
 // Below: the message is staged in chunks of kShortStagedChunkBytes.
 // Above: from the value on, it is staged in chunks of kLongStagedChunkBytes.
-// Measure: `shm_transfer_test --gtest_filter=NodeTransfers.GoInLargerChunksIfTheyAreLong`
+// Measure: `shm_transfer_test --gtest_filter=NodeTransfers.UseLargerChunksIfLong`
 inline constexpr size_t kLongStagedMessageBytes = size_t{512} << 10;
 
 // The chunk of a short message.
@@ -158,7 +158,7 @@ inline constexpr std::chrono::milliseconds kDescriptorRetryPause{1};
 // The longest wait for descriptors before a rank checks whether the others live.
 // Below: a smaller value makes more system calls.
 // Above: a larger value delays the error after a death.
-// Measure: `local_peers_test --gtest_filter=Explore.NamesARankThatIsKilledMeanwhile`
+// Measure: `local_peers_test --gtest_filter=Explore.NamesARankKilledInProgress`
 inline constexpr std::chrono::milliseconds kMeetingCheckPeriod{20};
 
 }  // namespace hbm::communicator::shm

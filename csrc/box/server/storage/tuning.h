@@ -32,14 +32,14 @@ inline constexpr uint64_t kMostDeadRecords = 1 << 16;
 // Unit: bytes
 // Below: a smaller value takes more system calls.
 // Above: a larger value takes more memory, in each thread.
-// Measure: `smb_store_damage_test --gtest_filter=DamagedStore.ItsChecksumsAreThoseOfSha256sum`
+// Measure: `smb_store_damage_test --gtest_filter=DamagedStore.ChecksumsMatchSha256sum`
 inline constexpr size_t kFileReadBytes = 1 << 20;
 
 // The threads that compute the checksums of a store's files.
 // Unit: threads
 // Below: as many threads as the machine has processors, at most one for each file.
 // Above: the value.
-// Measure: `smb_store_damage_test --gtest_filter=DamagedStore.ItsChecksumsAreThoseOfSha256sum`
+// Measure: `smb_store_damage_test --gtest_filter=DamagedStore.ChecksumsMatchSha256sum`
 inline constexpr unsigned kMostChecksumThreads = 8;
 
 // Descriptors that segments leave for clients: an eighth of the process's, at least the value, at

@@ -98,7 +98,7 @@ inline constexpr int kListenBacklog = 128;
 // Unit: challenges
 // Below: the box issues the next one.
 // Above: at the value, it forgets the oldest one first.
-// Measure: `verbs_messages_test --gtest_filter=VerbsChallenges.TheOldestIsForgotten`
+// Measure: `verbs_messages_test --gtest_filter=VerbsChallenges.OldestIsDropped`
 inline constexpr size_t kMostChallenges = 512;
 
 // The time in which a client meets its challenge.
