@@ -54,8 +54,7 @@ struct Member {
   std::string listener;  // the socket on which it accepts them
 
   // For communicator/connect/oversubscription.h: the usable CPUs, the CPU quota, and the most ranks
-  // of
-  // one machine in any of its groups.
+  // of one machine in any of its groups.
   std::string processors;
   std::string quota;
   std::string most_ranks;

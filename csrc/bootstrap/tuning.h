@@ -80,7 +80,7 @@ inline constexpr size_t kRecordsPerCheck = 64;
 
 // The period in which a waiting rank asks for unread records.
 // Below: a smaller value burdens the store.
-// Above: a larger value delays the links to the ranks that have come.
+// Above: with a larger value, the rank begins later to watch the ranks that have come.
 // Measure: `rendezvous_test --gtest_filter=Rendezvous.ReportsEachArrivalOnceAndEarlyOnesSoon`
 inline constexpr std::chrono::milliseconds kRecordCheckPeriod{20};
 
