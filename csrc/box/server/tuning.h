@@ -63,10 +63,10 @@ inline constexpr uint32_t kMostReceiversByDefault = 4;
 // Measure: `python -m benchmarks.box --sections accumulate`
 inline constexpr uint64_t kSharedAccumulateBytes = 1 << 20;
 
-// The runs of a shared accumulate for each of its threads.
-// Unit: runs
+// The parts of a shared accumulate, each a run of steps, for each of its threads.
+// Unit: parts
 // Below: a smaller value makes all threads wait for one that the scheduler holds up.
-// Above: a larger value takes more steps to hand the runs out.
+// Above: a larger value takes more time to hand the parts out.
 // Measure: `python -m benchmarks.box --sections accumulate`
 inline constexpr uint32_t kAccumulateRunsPerThread = 2;
 

@@ -1,13 +1,17 @@
 // The store of a box: its segments are in the memory of a pool only, or in a directory, from which
 // a restarted box recovers them.
 //
-// The directory has lock held (flock) by the server that uses the store identity the version of the
-// format, and the store generation state how the last server left the store (store_state.h) journal
-// the catalogue of the segments (catalogue.h) segments/ a file for each, <key>.<serial> in
-// hexadecimal: the memory, then the footer (segment_footer.h) sessions the sessions, with the
-// outcomes of their last requests (records.h) operations the operations in progress, so that each
-// is applied exactly once checksums after an orderly end: of journal, segments, sessions and
-// operations (digest.h) lost/ files that the catalogue did not have, after a crash of the host
+// The directory has
+//   lock         held (flock) by the server that uses the store
+//   identity     the version of the format, and the store generation
+//   state        how the last server left the store (store_state.h)
+//   journal      the catalogue of the segments (catalogue.h)
+//   segments/    a file for each, <key>.<serial> in hexadecimal: the memory, then the footer
+//                (segment_footer.h)
+//   sessions     the sessions, with the outcomes of their last requests (records.h)
+//   operations   the operations in progress, so that each is applied exactly once
+//   checksums    after an orderly end: of journal, segments, sessions and operations (digest.h)
+//   lost/        files that the catalogue did not have, after a crash of the host
 //
 // A killed server loses nothing. A crash of the host may lose data that the kernel had not written.
 // With `sync`, all keys, accumulates and fetch_adds are on the disk before their reply; writes of
