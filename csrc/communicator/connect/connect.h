@@ -26,7 +26,7 @@ namespace hbm::communicator::connect {
 // must be equal on all ranks.
 struct GroupSetup {
   std::shared_ptr<bootstrap::KeyValue> store;  // the group's own keys
-  // Of all groups; one object for all groups of a c10d store.
+  // The keys of all groups; one object for all groups of a c10d store.
   std::shared_ptr<bootstrap::KeyValue> job_store;
   std::vector<uint64_t> global_ranks;   // by rank; empty: unknown
   std::chrono::milliseconds heartbeat;  // the longest silence of another machine
