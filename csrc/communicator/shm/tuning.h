@@ -1,4 +1,4 @@
-// Thresholds of communication within a node: waits, slots, copies in place, messages.
+// Thresholds of communication within a node: waits, slots, zero-copy transfers, messages.
 // Measure: `python -m benchmarks.collectives --contenders hbm-c-zero-copy,hbm-c-staged`
 
 #pragma once
@@ -74,7 +74,7 @@ inline constexpr size_t kZeroCopyBytes = 16 * 1024;
 // Measure: `shm_failure_test --gtest_filter=NodeFailure.ALongTransferIsMovedInSlices`
 inline constexpr size_t kBytesPerPoll = size_t{16} << 20;
 
-// The bytes that one poll reduces in place, for each thread.
+// The bytes that one poll of a zero-copy reduction reduces, for each thread.
 // Unit: bytes
 // Below: up to and including the value, one poll reduces all of the rank's share.
 // Above: the rest follows in further polls, with a check for timeouts and aborts in between.
