@@ -58,8 +58,8 @@ inline constexpr uint64_t kLeastLimitedSegmentBytes = uint64_t{1} << 20;
 // Measure: `segment_test --gtest_filter=SharedSegment.ReleasesThePagesOfLargeBlocks`
 inline constexpr size_t kReturnedBlockBytes = size_t{1} << 20;
 
-// The largest reserved arena at the start of a segment, for the control blocks of groups. It is in
-// whole huge pages.
+// The largest reserved arena at the start of a segment, for the control regions of groups. It is
+// in whole huge pages.
 // Unit: bytes
 // Below: the arena has kReservedArenaDivisor's part of the segment.
 // Above: the arena has the value.
@@ -69,7 +69,7 @@ inline constexpr uint64_t kLargestReservedArenaBytes = uint64_t{64} << 20;
 // The part of a segment that its reserved arena takes at most: the size over this.
 // Unit: parts of the segment
 // Below: a smaller value leaves less of a small segment for its heap.
-// Above: a larger value makes the control blocks of groups use the heap, which loads memkind.
+// Above: a larger value makes the control regions of groups use the heap, which loads memkind.
 // Measure: `segment_test --gtest_filter=SharedSegment.*Front*`
 inline constexpr uint64_t kReservedArenaDivisor = 8;
 
