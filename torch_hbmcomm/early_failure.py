@@ -10,7 +10,7 @@ from typing import Any
 def backend_creator(distributed_options: Any) -> Any:
     """Return torch_hbmcomm.backend.create.
 
-    If the native module does not load, end the attempt to form the group on every rank, with this
+    If the native module does not load, end the formation of the group on every rank with this
     rank's error, and raise it.
     """
     try:
@@ -28,7 +28,7 @@ def backend_creator(distributed_options: Any) -> Any:
 def _end_attempt(distributed_options: Any, why: str) -> None:
     """Publish the error to the other ranks, as csrc/bootstrap/gather.h does."""
     members = distributed_options.global_ranks_in_group
-    # A process that has no native module has formed no group, so this is its first attempt.
+    # A process that has no native module has formed no group, so this formation is its first.
     key = f"hbm/rendezvous1/{members[0] if members else 0}/given_up"
     who = f'rank {distributed_options.group_rank} of group "{distributed_options.group_id}"'
     with contextlib.suppress(RuntimeError):  # the store is gone

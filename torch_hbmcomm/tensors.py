@@ -31,7 +31,7 @@ def check_fills_memory(
 
 
 def fills_memory(tensor: torch.Tensor) -> bool:
-    """Return true if the elements fill a range of memory, each at an address of its own."""
+    """Return True if the elements fill a range of memory, each at an address of its own."""
     expected = 1
     for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1:
