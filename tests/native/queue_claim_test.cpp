@@ -1,4 +1,4 @@
-// The way of a synchronous operation on an idle queue, and how a driver waits.
+// A synchronous operation on an idle queue, and the waits of its progress thread.
 #include <gtest/gtest.h>
 
 #include <thread>

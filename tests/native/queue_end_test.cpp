@@ -120,7 +120,7 @@ TEST(QueueEnd, WaitsForARunningCallback) {
   });
 }
 
-// A driver may park within its turn: in a hook, or in an operation of another queue.
+// A progress thread may park within its turn: in a hook, or in an operation of another queue.
 TEST(QueueEnd, DoesNotAwaitAParkedProgressThread) {
   in_child([] {
     struct Shared {  // never destroyed, as above

@@ -1,4 +1,4 @@
-// The driver of an operation: which thread it is, when, and in which order.
+// The progress thread: which thread drives an operation, when, and in which order.
 #include "progress/operation_queue.h"
 
 #include <gtest/gtest.h>
@@ -306,7 +306,7 @@ TEST_F(UnorderedQueueTest, SleepsForTheFirstIfAllWake) {
     return Slept::kWoken;
   };
   second->on_sleep = [](Clock::time_point until, bool) {
-    EXPECT_EQ(until, Clock::time_point::min());  // the driver only asks
+    EXPECT_EQ(until, Clock::time_point::min());  // the progress thread only asks
     return Slept::kTimedOut;
   };
   const auto first_ticket = enqueue(first);

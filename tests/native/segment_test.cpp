@@ -143,7 +143,7 @@ TEST(SharedSegment, UsesTheHeapWhenTheArenaIsFull) {
   without_hbm([] {
     const auto segment = SharedSegment::create(Policy::kDdr, kGiB);
     std::vector<void*> blocks;
-    for (int i = 0; i < 30; ++i) {  // of 4 MiB: past the 64 MiB of the front
+    for (int i = 0; i < 30; ++i) {  // of 4 MiB: past the 64 MiB of the arena
       blocks.push_back(segment->allocate_reserved(4 * kMiB));
       std::memset(blocks.back(), i, kMiB);
     }

@@ -55,7 +55,7 @@ class TallSkinnyProductsTest : public testing::TestWithParam<const Kernels*> {
 
   const TallSkinnyProducts& tall_skinny() const { return GetParam()->tall_skinny; }
 
-  // A part in several pieces, which begin where they may, has the bits of the whole.
+  // A part that several calls compute, from any allowed begins, has the bits of the whole.
   void in_pieces(TallSkinnyProducts::Part part, const TallSkinnyProduct& product, size_t all,
                  size_t step) {
     for (size_t begin = 0; begin < all;) {
