@@ -2,8 +2,7 @@
 
 The weights are in a memory box. In each step a worker takes the next unused batch, and computes the
 delta of its optimizer's step. It adds the delta to the weights in the box, and continues with the
-sum. The training ends after the last batch. A table shows the progress of each
-worker.
+sum. The training ends after the last batch. A table shows the progress of each worker.
 
     torchrun --standalone --nproc-per-node 4 examples/async_parameter_server.py
 
