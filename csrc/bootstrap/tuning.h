@@ -24,7 +24,7 @@ inline constexpr std::chrono::seconds kStoreAnswerTimeout{1};
 inline constexpr std::chrono::microseconds kFirstQuestionPause{50};
 
 // The longest pause between two questions of a wait.
-// Below: the pause grows, and Ctrl-C is not asked for.
+// Below: the pause grows, and the wait does not check for Ctrl-C.
 // Above: the pause is the value, or kPausePerKey's if longer. Ctrl-C ends the wait.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr std::chrono::microseconds kLongestQuestionPause{10'000};
