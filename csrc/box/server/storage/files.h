@@ -98,7 +98,7 @@ void persist(const void* at, uint64_t bytes);
 // segments must not lock other clients out.
 //
 // Throws Error(kExhausted) if a new segment would use one of the reserved descriptors: 64 or an
-// eighth of the limit (RLIMIT_NOFILE), whichever is more.
+// eighth of the limit (RLIMIT_NOFILE), whichever is more, but at most half of the limit.
 void require_descriptor();
 
 }  // namespace hbm::box::server::storage

@@ -46,7 +46,7 @@ inline constexpr unsigned kMostChecksumThreads = 8;
 // most half of them.
 // Unit: descriptors
 // Below: if an eighth is less, segments leave the value.
-// Above: segments leave an eighth; a new segment that would take of it is refused with
+// Above: segments leave an eighth; a new segment that would take one of them is refused with
 // Error(kExhausted).
 // Measure: `smb_service_test --gtest_filter=Service.SegmentsLeaveDescriptorsForOthers`
 inline constexpr uint64_t kFewestClientDescriptors = 64;
