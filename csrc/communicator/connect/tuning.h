@@ -15,7 +15,7 @@ namespace hbm::communicator::connect {
 // Measure: `python -m benchmarks.collectives --contenders hbm-c-staged`
 inline constexpr size_t kSlotChunkBytes = 128 << 10;
 
-// The chunk of a slot if the ranks are more than the processors.
+// The chunk of a slot if the ranks are oversubscribed.
 // Unit: bytes
 // Below: a smaller value takes more phases, and each phase lasts until all ranks had a turn on a
 // processor.

@@ -93,8 +93,8 @@ inline constexpr size_t kChainBlocks = 64;
 // Above: the operation has kChainBlocks blocks or more.
 inline constexpr size_t kChainMessageBytes = 16 << 10;
 
-// The blocks that a node may collect before it hands the first one out. More blocks than are on the
-// link keep the node busy while the link is.
+// The blocks that a node may collect before it hands the first one out. With more blocks than
+// the link has in flight, the node works while the link is busy.
 // Unit: blocks
 // Below: the node collects the next block.
 // Above: from the value on, the node hands a block out before it collects the next one.

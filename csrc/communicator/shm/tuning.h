@@ -24,7 +24,7 @@ inline constexpr std::chrono::microseconds kSpinTime{20};
 inline constexpr std::chrono::microseconds kYieldTime{100};
 
 // The same time if the ranks outnumber the processors: each yield lets another rank of the node
-// come.
+// run.
 // Below: the rank yields its processor and polls again.
 // Above: from the value on, the rank sleeps until another rank wakes it.
 // Measure: `hbmcomm bench collectives --ranks 8 --contenders hbm-staged`
