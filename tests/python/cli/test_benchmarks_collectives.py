@@ -162,7 +162,7 @@ def test_another_mpi_tells_how_to_install_it(
 
 def test_open_mpi_needs_setpriv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert OpenMpi().why_unavailable() == "there is no setpriv: apt install util-linux"
+    assert OpenMpi().why_unavailable() == "setpriv is not installed: apt install util-linux"
 
 
 @needs_programs
@@ -201,7 +201,7 @@ class Silent(programs.Conversation):
 
 def meet_nobody(context: Context) -> None:
     native.MEET_SECONDS = 0.2
-    with pytest.raises(PeerFailed, match=r"have met in 0\.2 s"):
+    with pytest.raises(PeerFailed, match=r"did not meet within 0\.2 s"):
         native.meet(lambda folder: Silent())
 
 
