@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prepares a manylinux_2_28 container (AlmaLinux 8) to build the wheels. cibuildwheel runs it once per
-# container. It builds hwloc and memkind: memkind cannot find high-bandwidth memory with the
+# Prepares a manylinux_2_28 container (AlmaLinux 8) to build the wheels. cibuildwheel runs it once
+# per container. It builds hwloc and memkind: memkind cannot find high-bandwidth memory with the
 # distribution's hwloc, which is too old, and the distribution has no memkind.
 set -eu
 
@@ -23,8 +23,8 @@ curl -fsSL "https://github.com/memkind/memkind/archive/refs/tags/v$MEMKIND.tar.g
 echo /usr/local/lib >/etc/ld.so.conf.d/libraries.conf
 ldconfig
 
-# Unpacks the headers and libraries of each PyTorch that the extension is compiled for. HBMCOMM_TORCH
-# names one directory per release. The files are the same for every Python.
+# Unpacks the headers and libraries of each PyTorch that the extension is compiled for.
+# HBMCOMM_TORCH names one directory per release. The files are the same for every Python.
 [ "${HBMCOMM_WITHOUT_TORCH:-0}" = 0 ] || exit 0
 for folder in $(echo "$HBMCOMM_TORCH" | tr : ' '); do
   python3.11 -m pip download --no-deps --only-binary :all: --dest "$folder" \
