@@ -54,7 +54,7 @@ class RankSetup:
     """The arguments of a rank's process.
 
     timeout: seconds for operations; begin: for init_process_group and new_group.
-    box_timeout: seconds for operations on the box, None is none, and for attempts to reach it.
+    box_timeout: seconds for operations on the box (None: no limit), and for attempts to reach it.
     host: the address at which rank 0 serves the store. box: the box's address, or empty.
     """
 
