@@ -9,8 +9,7 @@ their number, from the first call to the last result on the slowest rank. Ways t
     window   asynchronously, at most `--window` in flight
     bulk     all asynchronously, then wait() of each
     futures  all asynchronously, each followed by get_future(), then a wait for each future; as
-    DDP's
-             hooks and torch.distributed's own tests do it
+             DDP's hooks and torch.distributed's own tests do it
 
 The busy processes are loops of a shell, with the ranks' priority. The table also has the context
 switches of all ranks per operation, voluntary and involuntary (getrusage).
