@@ -141,8 +141,8 @@ def _more_threads(found: Sequence[Measurement], alone: _Alone) -> str:
             if one.of["count"] == most and (one.of["bytes"] >= _LARGE) == large
         ]
         if times:
-            rates.append(f"{number(min(times))} to {number(max(times))} times {heading}")
-    return f"{most} threads on one connection move {', '.join(rates)}"
+            rates.append(f"{number(min(times))} to {number(max(times))} {heading}")
+    return f"{most} threads on one connection, over one thread's throughput: {', '.join(rates)}"
 
 
 def _of_aggregation(found: Sequence[Measurement], alone: _Alone) -> str:
