@@ -1,17 +1,10 @@
 #include "communicator/message.h"
 
-#include <array>
-
 #include "base/error.h"
 #include "communicator/group_names.h"
 
 namespace hbm::communicator {
 namespace {
-
-// By OpCode.
-constexpr std::array kNames = {"broadcast", "allreduce",      "reduce",   "allgather", "gather",
-                               "scatter",   "reduce_scatter", "alltoall", "barrier",   "send/recv"};
-static_assert(kNames.size() == static_cast<size_t>(OpCode::kSendRecv) + 1);
 
 bool reduces(OpCode op) {
   return op == OpCode::kAllreduce || op == OpCode::kReduce || op == OpCode::kReduceScatter;
@@ -20,8 +13,29 @@ bool reduces(OpCode op) {
 }  // namespace
 
 const char* op_name(OpCode op) noexcept {
-  const auto number = static_cast<size_t>(op);
-  return number < kNames.size() ? kNames[number] : "unknown operation";
+  switch (op) {  // without a default, so that the compiler names a missing operation
+    case OpCode::kBroadcast:
+      return "broadcast";
+    case OpCode::kAllreduce:
+      return "allreduce";
+    case OpCode::kReduce:
+      return "reduce";
+    case OpCode::kAllgather:
+      return "allgather";
+    case OpCode::kGather:
+      return "gather";
+    case OpCode::kScatter:
+      return "scatter";
+    case OpCode::kReduceScatter:
+      return "reduce_scatter";
+    case OpCode::kAlltoall:
+      return "alltoall";
+    case OpCode::kBarrier:
+      return "barrier";
+    case OpCode::kSendRecv:
+      return "send/recv";
+  }
+  return "unknown operation";  // of a damaged header
 }
 
 MessageHeader make_header(const Signature& signature, uint64_t count, uint32_t part,

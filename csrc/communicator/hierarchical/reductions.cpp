@@ -40,9 +40,24 @@ Kind kind_of(Dtype dtype) {
     case Dtype::kFloat8E5M2FNUZ:
     case Dtype::kFloat8E4M3FNUZ:
       return Kind::kNarrow;
-    default:
-      return Kind::kInteger;
+    case Dtype::kBool:
+    case Dtype::kUInt8:
+    case Dtype::kInt8:
+    case Dtype::kUInt16:
+    case Dtype::kInt16:
+    case Dtype::kUInt32:
+    case Dtype::kInt32:
+    case Dtype::kUInt64:
+    case Dtype::kInt64:
+    case Dtype::kUInt128:
+    case Dtype::kInt128:
+    case Dtype::kQuantized8:
+    case Dtype::kQuantized32:
+    case Dtype::kFloat8E8M0FNU:  // not reduced by AVG
+    case Dtype::kFloat4E2M1X2:
+      break;
   }
+  return Kind::kInteger;
 }
 
 // The combining step of a node's stage, and of the inter-node stage.
