@@ -402,7 +402,7 @@ TEST_P(NodeSleep, CostsLittleAndEndsPromptly) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Crowds, NodeSleep, testing::Bool(), [](const auto& info) {
-  return info.param ? "crowded" : "a_core_for_each";
+  return info.param ? "oversubscribed" : "a_core_for_each";
 });
 
 }  // namespace

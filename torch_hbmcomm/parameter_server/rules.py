@@ -19,8 +19,8 @@ class Rule(ABC):
 
     The methods take one-dimensional tensors of equal length. `local` is the worker's own part of
     the model, and `base` the weights that it took last. `fresh` is the weights as read from the
-    box, which a rule must not change. `slot` is the delta buffer: the box adds scale() times `slot`
-    to the weights. The dtype of `slot` may be narrower; then `slot` is the rounded delta.
+    box, which a rule must not change. `sent` is the delta buffer: the box adds scale() times `sent`
+    to the weights. The dtype of `sent` may be narrower; then `sent` is the rounded delta.
 
     Rules are named in error messages, and compared between the workers of a job, by repr().
     """
@@ -42,8 +42,8 @@ class Rule(ABC):
         """Compute the delta into `out`; change nothing else."""
 
     @abstractmethod
-    def take(self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor) -> None:
-        """Set `local` and `base` at the end of an exchange. `fresh` includes `slot`, unless
+    def take(self, local: Tensor, base: Tensor, fresh: Tensor, sent: Tensor) -> None:
+        """Set `local` and `base` at the end of an exchange. `fresh` includes `sent`, unless
         reads_first."""
 
     def take_unsent(self, local: Tensor, base: Tensor, fresh: Tensor) -> None:
@@ -58,9 +58,9 @@ class Rule(ABC):
 
     @abstractmethod
     def take_ahead(
-        self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor, scale: float
+        self, local: Tensor, base: Tensor, fresh: Tensor, sent: Tensor, scale: float
     ) -> None:
-        """Set `local` and `base` while scale * slot is in flight, and not in `fresh` yet."""
+        """Set `local` and `base` while scale * sent is in flight, and not in `fresh` yet."""
 
 
 class Downpour(Rule):
@@ -92,14 +92,14 @@ class Downpour(Rule):
     ) -> None:
         torch.sub(local, base, out=out)
 
-    def take(self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor) -> None:
+    def take(self, local: Tensor, base: Tensor, fresh: Tensor, sent: Tensor) -> None:
         local.copy_(fresh)
         base.copy_(local)
 
     def take_ahead(
-        self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor, scale: float
+        self, local: Tensor, base: Tensor, fresh: Tensor, sent: Tensor, scale: float
     ) -> None:
-        torch.add(fresh, slot, alpha=scale, out=local)
+        torch.add(fresh, sent, alpha=scale, out=local)
         base.copy_(local)
 
 
@@ -131,13 +131,13 @@ class Elastic(Rule):
         alpha = _BETA / workers if self._alpha is None else self._alpha
         torch.sub(local, fresh, out=out).mul_(alpha)
 
-    def take(self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor) -> None:
-        local.sub_(slot)
+    def take(self, local: Tensor, base: Tensor, fresh: Tensor, sent: Tensor) -> None:
+        local.sub_(sent)
 
     def take_ahead(
-        self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor, scale: float
+        self, local: Tensor, base: Tensor, fresh: Tensor, sent: Tensor, scale: float
     ) -> None:
-        local.sub_(slot)
+        local.sub_(sent)
 
 
 _NAMES: dict[str, type[Rule]] = {"downpour": Downpour, "easgd": Elastic}

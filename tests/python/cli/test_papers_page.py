@@ -183,12 +183,12 @@ def test_all_clients_are_compared_with_their_bound() -> None:
 
 
 def test_the_findings_on_messages_are_answered() -> None:
-    crowds = (("connections", 1, 8.0), ("connections", 4, 2.0), ("threads", 4, 10.0))
+    groups = (("connections", 1, 8.0), ("connections", 4, 2.0), ("threads", 4, 10.0))
     found = [
         message(transport, size, mean, count, section=section, operation="write")
         for transport in ("tcp", "shm")
         for size in (64, 512)
-        for section, count, mean in crowds
+        for section, count, mean in groups
     ]
     found.append(message("tcp", 1 << 20, 8.0, operation="write"))
     found.append(message("tcp", 1 << 20, 4.0, 4, section="threads", operation="write"))
