@@ -277,7 +277,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
   auto work =
       c10::make_intrusive<WorkHbm>(rank_, call.kind->type, title(call), call.inputs, call.outputs,
                                    p2p_queue_, transfer ? transfer->result() : nullptr);
-  auto operation = make(work->source_slot());
+  auto operation = make(work->source());
   PreparedMessage message{call, std::move(staged), std::move(transfer), work, std::move(operation)};
   return coalescing() ? defer(std::move(message)) : begin(std::move(message));
 }

@@ -195,7 +195,8 @@ class ProcessGroupHbm final : public BackendBase {
     c10::intrusive_ptr<WorkHbm> work;
     communicator::OperationPtr operation;
   };
-  // Makes a collective's operation on the `part` of each of its streams. Outlives the call.
+  // Makes a collective's operation, on the range `part` of each of its equal parts
+  // (process_group/chunks.h). Outlives the call.
   using MakeOperation = std::function<communicator::OperationPtr(
       const communicator::OperationNumber& sequence, communicator::ElementRange part)>;
   // The arguments of run(): a collective after its checks and before its begin.
@@ -235,8 +236,8 @@ class ProcessGroupHbm final : public BackendBase {
   }
   // Runs the collectives of a coalesced call.
   c10::intrusive_ptr<c10d::Work> run_all(std::vector<Collective> collectives, c10d::OpType type);
-  // Runs a synchronous allreduce below the limit of inline operations on an idle group, without the
-  // queue. Returns null if these conditions are not met.
+  // Runs a synchronous allreduce of fewer than preallocated_allreduce_bytes() in the caller, which
+  // claims the idle queue. Returns null if these conditions are not met.
   c10::intrusive_ptr<c10d::Work> allreduce_inline(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                   ReduceOp op, const c10d::AllreduceOptions& opts);
   // The next functions check one collective; with `part_done`, a part of a coalesced call.

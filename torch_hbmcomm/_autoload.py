@@ -1,8 +1,8 @@
 """Registers the backend "hbm" when torch is imported (entry point torch.backends).
 
-The import of this package registers again, for an accelerator that PyTorch knows since, or if the
-entry point is switched off. Loads the native module only if HBMCOMM_ALLOCATOR asks for it, and
-replaces another backend if HBMCOMM_INSTEAD_OF names it. The first use of hbm raises for a wrong
+The import of this package registers again, for an accelerator that PyTorch has learned of since, or
+if the entry point is switched off. Loads the native module only if HBMCOMM_ALLOCATOR asks for it,
+and replaces another backend if HBMCOMM_INSTEAD_OF names it. The first use of hbm raises for a wrong
 value of either variable, since programs without hbm run `import torch` too.
 """
 

@@ -36,7 +36,7 @@ def _end_attempt(distributed_options: Any, why: str) -> None:
 
 
 def _reached_limit(error: Exception) -> str:
-    """Return the limit of the process that keeps a file from being loaded; empty if none does."""
+    """Return text that names the limit that kept a file from being loaded; empty if none did."""
     try:
         os.close(os.dup(2))
     except OSError:

@@ -26,7 +26,7 @@ _C = load()
 
 _AUTO = "auto"
 _CLOSE_TIMEOUT = 5.0  # seconds for operations in flight when the group ends
-_BACK_SOON = 2000  # milliseconds in which a client that has lost its connection comes back
+_BACK_SOON = 2000  # milliseconds for a client without a connection to come back, else it is gone
 _SILENCE = 5.0  # seconds that rank 0 waits for other ranks before it says so
 
 

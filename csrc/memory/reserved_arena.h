@@ -1,5 +1,5 @@
 // The reserved arena at the start of a segment, which works without a heap. Groups of processes
-// allocate their control regions here, and buffers for ordinary tensors while there is room.
+// allocate their control regions here, and the blocks of large messages while there is room.
 //
 // Threads: every member may be called from any thread.
 #pragma once

@@ -79,7 +79,8 @@ inline constexpr uint64_t kReservedArenaDivisor = 8;
 // and rounds the size up.
 // Unit: bytes
 // Below: the block is memkind's.
-// Above: from the value on, the block is mapped at exactly its pages, on the nodes of its policy.
+// Above: from the value on, the block has a mapping of its own with no more pages than it needs, on
+// the nodes of its policy.
 // Measure: `heap_test --gtest_filter=Heap.LargeBlocksAreMappedAtExactlyTheirPages`
 inline constexpr size_t kMappedBlockBytes = size_t{8} << 20;
 

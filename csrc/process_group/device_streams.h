@@ -2,7 +2,8 @@
 // Uses PyTorch's device-neutral interfaces; nothing here knows CUDA.
 //
 // One stream copies to the host and another to the device, so that the bus carries both directions
-// together. The caller's stream is neither of them, so it continues to compute.
+// together. They are apart from the caller's stream, which continues to compute, unless PyTorch's
+// pool gives out that stream again.
 //
 // Threads: every member may be called from any thread.
 #pragma once

@@ -13,8 +13,9 @@
 // ranks reduce. A tensor with gaps is copied whole: to the host with the first chunk, to the device
 // with the last.
 //
-// A sparse tensor's copies depend on its contents when the operation begins and ends
-// (process_group/sparse_host_copy.h). So these copies are made then, in one chunk.
+// The sizes of a sparse tensor are known only when the operation begins, and those of the sum only
+// when it is done (process_group/sparse_host_copy.h). So the copies to the host are queued when the
+// operation begins, not at issue, and the copies to the device when it is done. There is one chunk.
 //
 // The host never waits for the device. Memory: the device's allocator is notified of the streams
 // that use a tensor's memory. A host copy is kept until no copy can read or write it, however the

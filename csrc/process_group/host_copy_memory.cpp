@@ -70,7 +70,8 @@ HostCopyMemory::Block HostCopyMemory::make(size_t bytes) {
   return {};
 }
 
-// Unpins before it frees: the device writes to the pinned pages, not to the address.
+// Unpins a block before it frees it. free() may give the pages back to the kernel, and a later
+// block at this address then has other pages. The device would still copy to the old ones.
 void HostCopyMemory::release_cached() {
   const std::lock_guard lock(mutex_);
   for (const auto& [bytes, data] : cached_) {

@@ -39,7 +39,7 @@ class WorkHbm final : public c10d::Work {
   std::function<void()> end_of_range() { return recordFunctionEndCallback_; }
 
   // Returns the sender's rank, set once a receive from any rank is done.
-  std::shared_ptr<int> source_slot() { return source_; }
+  std::shared_ptr<int> source() { return source_; }
 
   bool isCompleted() override;
   bool isSuccess() const override;

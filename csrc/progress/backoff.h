@@ -21,8 +21,8 @@ class Backoff {
  public:
   using Sleep = std::function<Slept(std::chrono::steady_clock::time_point until)>;
 
-  // `oversubscribed`: more runnable ranks than cores, so spinning only keeps a peer from its turn.
-  // `sleep`: sleeps as Operation::sleep() does; null: nothing would wake the sleeper.
+  // `oversubscribed`: more ranks than usable processors, so spinning only keeps a peer from its
+  // turn. `sleep`: sleeps as Operation::sleep() does; null: nothing would wake the sleeper.
   explicit Backoff(bool oversubscribed, Sleep sleep = nullptr)
       : oversubscribed_(oversubscribed),
         sleep_until_(std::move(sleep)),

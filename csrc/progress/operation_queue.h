@@ -120,7 +120,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
   enum class Order { kOrdered, kUnordered };
 
-  // `oversubscribed`: more ranks than cores on this machine, see Backoff.
+  // `oversubscribed`: more ranks than usable processors on this machine, see Backoff.
   static std::shared_ptr<OperationQueue> create(Order order, bool oversubscribed, Hooks hooks);
   OperationQueue(const OperationQueue&) = delete;
   OperationQueue& operator=(const OperationQueue&) = delete;

@@ -14,10 +14,11 @@
 A measurement begins with the names of its row, as "collective", "dtype" and "bytes". A sample is a
 single call (rounds.py says when it is several), on the slowest rank if there are several ranks. The
 record keeps the statistics of the "n" samples (summary.py), not the samples. Their unit is in the
-names. "p99_us" needs 200 samples. "alone_..." is of rounds without the other contenders. "values"
-and "curves" are further findings; their names end in the unit. References do not do the whole job,
-and show the cost of the rest. "unavailable" names contenders, cells ("mpich, bfloat16") and
-sections. "torch_hbmcomm" is null in a tree that is not installed, and "torch" without PyTorch.
+names. "p99_us" needs 200 samples. "alone_..." are the same statistics of rounds in which this
+contender ran without the others. "values" and "curves" are further findings; their names end in the
+unit. A reference is a contender that does only a part of the job, and shows what that part costs.
+"unavailable" names contenders, cells ("mpich, bfloat16") and sections. "torch" is null without
+PyTorch.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from torch_hbmcomm.bench.rounds import Samples
 from torch_hbmcomm.bench.summary import Summary
 from torch_hbmcomm.version import __version__
 
-_ALONE = "alone_"  # prefix of names for rounds without the others
+_ALONE = "alone_"  # prefix of the figures of rounds without the other contenders
 _WORSE = 1.1  # the interleaved time over the time alone: more than noise
 
 

@@ -100,10 +100,10 @@ class Buckets:
         return self._layers_of(self._shapes(self.parameters))
 
     def open(self, bucket: GradBucket) -> BucketLayers:
-        """Return the layers of the bucket, found again when DDP has arranged its buckets again.
+        """Return the layers of the bucket. Makes them again if DDP has rebuilt its buckets.
 
         Raises:
-            RuntimeError: another bucket was to come
+            RuntimeError: this is not the next bucket of the backward()
             TypeError, ValueError: the hook cannot send the bucket; nothing was sent
         """
         ids = [id(parameter) for parameter in bucket.parameters()]

@@ -47,7 +47,7 @@ def accumulate(
 def sums_of(tensors: Sequence[torch.Tensor], squares: bool = False) -> list[float]:
     """Return the L1 sums of flat tensors, or their L2 sums (of squares).
 
-    Writes each element back; only the bits of NaNs and the sign of zeros may change.
+    On the CPU, writes each element back; only the bits of NaNs and the sign of zeros may change.
     """
     if tensors and tensors[0].is_cpu:
         # Three times as fast as PyTorch's norm.
@@ -135,7 +135,7 @@ def transpose_blocks(copies: Sequence[tuple[torch.Tensor, torch.Tensor, int, int
 
 
 def finite(values: torch.Tensor) -> bool:
-    """Return True if all elements of a flat tensor are finite. Writes them back, as sums_of()."""
+    """Return True if all elements of a flat tensor are finite. Rewrites them as sums_of() does."""
     (size,) = sums_of([values])  # infinite, too, where the sum overflows float64
     return math.isfinite(size) or bool(values.isfinite().all())
 

@@ -120,7 +120,10 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         """Make layers of the parameters of a bucket."""
 
     def _watch_steps(self, optimizers: Collection[Optimizer] | None) -> list[StepHook]:
-        """Make the hooks of the optimizers' steps. optimizers: None: all of this process."""
+        """Make the hooks that run around the optimizers' steps.
+
+        optimizers: the model's; None: every optimizer in this process
+        """
         self._skipper = UpdateSkipper(optimizers) if self._config.skips_updates else None
         return [] if self._skipper is None else [self._skipper]
 

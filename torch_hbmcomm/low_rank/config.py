@@ -71,7 +71,7 @@ class LowRank(EncoderConfig):
 
     @property
     def damped(self) -> float:
-        """The part of momentum that goes: damping, or its default."""
+        """The part of momentum that is removed: damping, or its default."""
         if self.damping is not None:
             return self.damping
         shares = ((self.ratio - begin) / (end - begin) for begin, end in _DAMPED)

@@ -3,9 +3,9 @@
 optimization*, Algorithm 1).
 
 A residual is a matrix M, which differs between the ranks of the group. The gradient becomes L Rᵀ.
-L is an orthonormal basis of the mean over the ranks of M R', where R' is R of the step before. R is
-the mean of Mᵀ L. Each rank subtracts its own part, L Lᵀ M, from its residual: sent gradients and
-residuals add up to all gradients.
+L is an orthonormal basis of the mean over the ranks of M R'. Half of the columns of R' are from R
+of the step before, and half are random. R is the mean of Mᵀ L. Each rank subtracts its own part,
+L Lᵀ M, from its residual: sent gradients and residuals add up to all gradients.
 
 Both are multiplied by a relaxation w, as in successive over-relaxation: the gradient becomes
 w L Rᵀ, and the residual M - w L Lᵀ M. With w > 1 the next gradients make up for the excess.
@@ -182,14 +182,14 @@ class LowRankRule:
             gradients, sizes: this step's, by parameter, and their L1 sums
             factor: multiplies gradients
         """
-        news = [factor * size for size in sizes]
+        gradient_sums = [factor * size for size in sizes]
         in_bucket = self.matrices_in(layers)
         matrices = {i: one for i, one in enumerate(in_bucket) if one is not None}
         drawn = self._sketch(matrices.values(), [gradients[i] for i in matrices], factor)
         of_matrices = dict(zip(matrices, drawn, strict=True))
         sketches = [of_matrices.get(i, []) for i in range(len(gradients))]
         energies = [0.0 if one is None else self._energy(one) for one in in_bucket]
-        return Measures(residual_sums, news, energies, sketches)
+        return Measures(residual_sums, gradient_sums, energies, sketches)
 
     def _sketch(
         self, matrices: Collection[Matrix], gradients: Sequence[torch.Tensor], factor: float

@@ -58,12 +58,13 @@ inline constexpr uint64_t kReceiveBufferBytes = uint64_t{64} << 10;
 // Above: the payload takes several calls, and as many copies.
 inline constexpr uint64_t kSharedReceiveBufferBytes = uint64_t{128} << 10;
 
-// The bytes of a payload that count as bulk: all of them, or as many as one system call receives.
+// The size from which a payload counts as bulk, or the data that one system call received.
 // Unit: bytes
-// Below: frames share the receive buffer; a call that receives less than it asked for ends the
-// turn.
-// Above: the next call asks for one header only, so that the next payload goes straight to its
-// destination; within a payload it follows without a poll.
+// Below: the next call fills the whole receive buffer, perhaps with several frames. A call that
+// receives less than it asked for ends the connection's turn.
+// Above: after a bulk payload, the next call takes at most one header and body into the buffer, so
+// that the next payload goes straight to its destination. If a call received this much and the
+// payload is incomplete, the next call follows without a poll.
 inline constexpr uint64_t kBulkBytes = uint64_t{16} << 10;
 
 // Parts of frames that one system call sends.

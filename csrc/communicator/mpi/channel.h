@@ -18,10 +18,10 @@
 
 namespace hbm::communicator::mpi {
 
-// The MPI communicator of one group.
+// The MPI communicator of a group or of a rail.
 class Comm {
  public:
-  // Takes ownership of `comm`, whose ranks are the group's.
+  // Takes ownership of `comm`.
   Comm(const Api& mpi, CommHandle comm);
 
   // Frees the communicator, unless leak() was called.

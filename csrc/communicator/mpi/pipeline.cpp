@@ -140,8 +140,9 @@ std::vector<int> TwoPhase::missing() const {
   return ranks;
 }
 
-// Unposted blocks need every peer again. Two live ranks may wait for each other in this block while
-// a third, whose messages for this block have arrived, is dead.
+// As long as blocks remain to be posted, every peer of the round is needed, also one whose messages
+// for this block have arrived. Otherwise its death would go unnoticed while the live ranks wait for
+// each other in this block.
 std::vector<int> TwoPhase::needed() const {
   const bool unposted = passed_ + 2 < blocks_;
   const auto ranks_of = [unposted](const Round& round) {

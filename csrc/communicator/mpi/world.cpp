@@ -36,10 +36,10 @@ void require_owner(const ForkGuard& fork) {
 std::mutex creation;     // guards `world`; held by form(), launched() and current()
 World* world = nullptr;  // never destroyed, like MPI
 
-// MPICH 5.0.2 sends uninitialised buffer tails with its addresses. Earlier calls, such as loads of
-// libraries, leave data there. The lines may then exceed the 1,024 bytes of Slurm's mpi/pmi2, and
-// MPI_Init fails. Loading libnuma first has avoided this
-// (tests/python/collectives/test_launchers.py runs under Slurm).
+// MPICH 5.0.2 sends its addresses over PMI from buffers whose unused end it has not cleared.
+// Earlier calls, such as loads of libraries, leave data there, and the PMI lines get longer.
+// Slurm's mpi/pmi2 takes 1,024 bytes a line, so MPI_Init may fail. It has not been seen to fail
+// with libnuma loaded first (tests/python/collectives/test_launchers.py runs under Slurm).
 void load_before_mpi() { memory::libraries(); }
 
 std::atomic<bool> has_segment_names{false};  // MPI's segments may have names
