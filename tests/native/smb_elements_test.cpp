@@ -122,21 +122,36 @@ TEST_P(SharedMemory, IsSentWithoutMixingElements) {
   EXPECT_EQ(sent.torn(0, kMaxPayload), 0);
 }
 
+// Up to some lines of the cache, which are copied by vectors, with ends at all offsets in a line.
 TEST(SharedElements, AreCopiedAtEveryAlignment) {
-  const Bytes source = random_bytes(64, test_seed());
-  alignas(8) std::array<std::byte, 64> shared;
+  constexpr size_t kSize = 320;
+  const Bytes source = random_bytes(kSize, test_seed());
+  alignas(64) std::array<std::byte, kSize> shared;
+  alignas(64) std::array<std::byte, kSize> back;
+  for (const Stores stores : {Stores::kCached, Stores::kNonTemporal}) {
+    for (const size_t own : {0, 1, 8, 16}) {
+      for (size_t begin = 0; begin < 72; ++begin) {
+        for (size_t bytes = 0; bytes < 200; ++bytes) {
+          shared.fill(std::byte{0xA5});
+          std::array<std::byte, kSize> expected = shared;
+          std::copy_n(source.begin() + own, bytes, expected.begin() + begin);
+          store_elements(shared.data() + begin, source.data() + own, bytes, stores);
+          ASSERT_EQ(shared, expected) << bytes << " at " << begin << " from " << own;
+          back.fill(std::byte{0x5A});
+          std::array<std::byte, kSize> expected_back = back;
+          std::copy_n(source.begin() + own, bytes, expected_back.begin() + own);
+          load_elements(back.data() + own, shared.data() + begin, bytes, stores);
+          ASSERT_EQ(back, expected_back) << bytes << " at " << begin << " to " << own;
+        }
+      }
+    }
+  }
+}
+
+TEST(SharedElements, AreNotCutAtTheEndOfAPart) {
+  alignas(8) std::array<std::byte, 64> shared{};
   for (size_t begin = 0; begin < 16; ++begin) {
     for (size_t bytes = 0; bytes < 40; ++bytes) {
-      shared.fill(std::byte{0xA5});
-      std::array<std::byte, 64> expected = shared;
-      std::copy_n(source.begin() + 1, bytes, expected.begin() + begin);
-      store_elements(shared.data() + begin, source.data() + 1, bytes);
-      ASSERT_EQ(shared, expected) << bytes << " at " << begin;
-      std::array<std::byte, 64> back{};
-      std::array<std::byte, 64> expected_back{};
-      std::copy_n(source.begin() + 1, bytes, expected_back.begin() + 1);
-      load_elements(back.data() + 1, shared.data() + begin, bytes);
-      ASSERT_EQ(back, expected_back) << bytes << " at " << begin;
       EXPECT_EQ(uncut_bytes(shared.data() + begin, bytes, bytes), bytes);
       const size_t uncut = uncut_bytes(shared.data() + begin, bytes, 40);
       EXPECT_LE(uncut, bytes);

@@ -95,8 +95,8 @@ void load_lines_non_temporal(std::byte* own, const std::byte* shared, uint64_t b
   stream_lines<load_shared>(own, shared, bytes);
 }
 
-// REQUIRES: `shared` is aligned to kLine, so that whole lines go to memory. Of the 16 bytes of a
-// non-temporal store, the manuals guarantee 8; stores of 8 bytes take 1.7 times as long.
+// REQUIRES: `shared` is aligned to kLine, so that whole lines go to memory. The manuals guarantee
+// the atomicity of 8 bytes of a non-temporal store, not of 16. Stores of 8 bytes are slower.
 void store_lines_non_temporal(std::byte* shared, const std::byte* own, uint64_t bytes) noexcept {
   stream_lines<load_own>(shared, own, bytes);
 }

@@ -7,7 +7,7 @@
 // suit: glibc copies by `rep movsb`, which an interrupt stops at any byte.
 //
 // On x86-64 one access moves 16 aligned bytes of the shared memory. Intel and AMD guarantee its
-// atomicity on processors with AVX.
+// atomicity on processors with AVX, except of non-temporal stores.
 //
 // Threads: any. The functions order no other memory access.
 #pragma once
