@@ -31,8 +31,9 @@ struct ServerStats {
 class Server {
  public:
   // Starts the box. Throws Error(kInvalid) or Error(kUnsupported) for invalid options, with nothing
-  // created. Otherwise throws Error (kUnavailable, kExhausted) with the part that failed and the
-  // reason; only the store remains then.
+  // created. Throws Error(kUnavailable) or Error(kExhausted) if a part of the box cannot start; the
+  // text names the part and the reason. Only the store's directory remains then, of everything that
+  // was created.
   explicit Server(const ServerOptions& options);
   ~Server();  // closes
   Server(const Server&) = delete;

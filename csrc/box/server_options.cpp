@@ -60,7 +60,8 @@ void check_store(const ServerOptions& options) {
 constexpr const char* kPrefix = "hbmcomm-box-";
 constexpr const char* kSuffix = ".socket";
 
-// A box that is about to listen has a socket file too.
+// Returns true if a killed box left the file. A box that has not called listen() yet has such a
+// file too, so the file must also be older than a minute (past_start()).
 bool abandoned(const std::filesystem::path& file) {
   const std::string name = file.filename();
   return name.starts_with(kPrefix) && name.ends_with(kSuffix) && past_start(file) &&

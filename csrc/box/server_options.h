@@ -32,8 +32,9 @@ struct ServerOptions {
   bool sync = false;  // survive a crash of the host too (box/server/storage/store.h)
 
   std::string token;  // clients must prove it; empty: any client may use the box
-  bool seal =
-      true;  // with a token: authenticate tcp, and control messages on verbs; as the clients
+  // With a token: authenticate all frames on tcp after the join, and control messages on verbs.
+  // Must agree with the option of the clients.
+  bool seal = true;
   std::chrono::milliseconds lease{30'000};
   uint32_t most_clients = 4096;
 
@@ -52,8 +53,8 @@ struct ServerOptions {
 // (memory/pool.h).
 std::vector<protocol::Address> check(const ServerOptions& options);
 
-// Returns a path for the Unix socket of the next box of this process, if the options have none: an
-// unpredictable name in socket_directory(). Removes sockets there that killed boxes left.
+// Returns a path for the Unix socket of a box whose options have none: an unpredictable name in
+// socket_directory(). Also removes the sockets that killed boxes left in this directory.
 std::string new_socket_path();
 
 }  // namespace hbm::box

@@ -17,7 +17,8 @@ namespace {
 
 constexpr uint64_t kElement = sizeof(uint64_t);
 
-// A lock would write, and shared memory may be mapped for reading only.
+// The accesses must not take a lock: taking it would write to the shared memory, which may be
+// mapped for reading only.
 static_assert(std::atomic_ref<uint8_t>::is_always_lock_free &&
               std::atomic_ref<uint16_t>::is_always_lock_free &&
               std::atomic_ref<uint32_t>::is_always_lock_free &&
@@ -66,7 +67,8 @@ __m128i load_own(const std::byte* own) noexcept {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(own));
 }
 
-// REQUIRES (all four): `shared` is aligned to kVector, `bytes` a multiple of kLine.
+// REQUIRES, for load_lines(), store_lines() and their non-temporal versions: `shared` is aligned to
+// kVector, and `bytes` is a multiple of kLine.
 void load_lines(std::byte* own, const std::byte* shared, uint64_t bytes) noexcept {
   for (uint64_t at = 0; at < bytes; at += kVector) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(own + at), load_shared(shared + at));
@@ -95,8 +97,9 @@ void load_lines_non_temporal(std::byte* own, const std::byte* shared, uint64_t b
   stream_lines<load_shared>(own, shared, bytes);
 }
 
-// REQUIRES: `shared` is aligned to kLine, so that whole lines go to memory. The manuals guarantee
-// the atomicity of 8 bytes of a non-temporal store, not of 16. Stores of 8 bytes are slower.
+// REQUIRES: `shared` is aligned to kLine, so that whole lines go to memory. Each store has 16
+// bytes. The manuals guarantee atomicity only for non-temporal stores of 8 bytes, which are slower.
+// In practice, processors also store each element of the 16 bytes whole.
 void store_lines_non_temporal(std::byte* shared, const std::byte* own, uint64_t bytes) noexcept {
   stream_lines<load_own>(shared, own, bytes);
 }

@@ -32,8 +32,9 @@ void load_elements(std::byte* own, const std::byte* shared, uint64_t bytes,
 void store_elements(std::byte* shared, const std::byte* own, uint64_t bytes,
                     Stores stores = Stores::kCached) noexcept;
 
-// Returns how many of the `bytes` at hand to copy now, out of `all` at `shared`: all of them, minus
-// a trailing incomplete element.
+// Divides a copy between elements. `all`: the bytes still to copy from or to `shared`; `bytes`:
+// those that the caller could copy now. Returns how many to copy now: the copy ends at an address
+// of `shared` that is a multiple of 8, or at the end of `all`.
 uint64_t uncut_bytes(const std::byte* shared, uint64_t bytes, uint64_t all) noexcept;
 
 }  // namespace hbm::box::protocol

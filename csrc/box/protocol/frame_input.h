@@ -1,12 +1,12 @@
 // Receives frames from a stream socket: one half of a FrameStream.
 //
-// The stream has one receive buffer. In private memory, only the head of a long frame passes
-// through it. One system call receives the rest of the payload at its destination, and the start of
-// the next frame in the buffer.
+// The stream has one receive buffer. If the payload goes to private memory, only the head of a long
+// frame passes through the buffer. One system call receives the rest of the payload at its
+// destination, and the start of the next frame in the buffer.
 //
-// In shared memory every byte passes through the buffer and is stored element by element
-// (elements.h). An incomplete element stays in the buffer until its rest has arrived: the kernel's
-// own copies would end inside elements, at packet boundaries.
+// If the payload goes to shared memory, every byte passes through the buffer and is stored element
+// by element (elements.h). A copy by the kernel would end inside an element, at a packet boundary.
+// An incomplete element stays in the buffer until its other bytes have arrived.
 //
 // Records (authenticator.h) pass through the buffer too, one at a time. No frame is parsed from a
 // record before its tag is verified.
@@ -63,7 +63,8 @@ class FrameInput {
   // Expects records with tags under `key` after the frame that was consumed last.
   void authenticate(const MacKey& key);
 
-  // As FrameStream::receive(). Returns after the frame whose receiver sets `paused`.
+  // As FrameStream::receive(). Also returns after a frame if `receiver` sets `paused` while it
+  // consumes the frame.
   Received receive(int socket, FrameReceiver& receiver, uint64_t most, const bool& paused);
 
  private:

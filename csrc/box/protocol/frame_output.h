@@ -1,12 +1,12 @@
 // Sends frames over a stream socket: one half of a FrameStream.
 //
-// A system call that passes a descriptor sends bytes of that frame only, so the descriptor arrives
-// with them. FrameInput relies on that.
+// A system call that passes the descriptor of a frame sends bytes of this frame only, so the
+// descriptor arrives with bytes of its own frame. FrameInput relies on this.
 //
-// Payloads in private memory are sent from where they are. Payloads in shared memory are copied
-// first, one buffer at a time and element by element (elements.h): the kernel's own copies would
-// end inside elements. With authentication every payload is copied too, so a concurrent write
-// cannot change bytes that a tag covers. Each copy is one record (authenticator.h).
+// Payloads in private memory are sent without a copy. Payloads in shared memory are copied first,
+// one buffer at a time and element by element (elements.h): a copy by the kernel would end inside
+// an element. With authentication every payload is copied too, so a concurrent write cannot change
+// bytes that a tag covers. Each copy is one record (authenticator.h).
 //
 // Threads: one at a time.
 #pragma once

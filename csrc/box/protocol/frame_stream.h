@@ -5,9 +5,9 @@
 // bulk of a long payload is received at its destination.
 //
 // Payloads in shared memory (Payloads::kShared) take one more copy in this process, element by
-// element. An aligned element of up to 8 bytes inside the payload is sent with one value, and
-// becomes visible at its destination as a whole. Atomic accesses guarantee it, however packets cut
-// the stream.
+// element. Each aligned element of up to 8 bytes is loaded and stored by one atomic access. So the
+// element is sent with one value, and becomes visible at its destination as a whole, however
+// packets cut the stream.
 //
 // After the join both directions can be authenticated (authenticator.h). A frame, or part of a
 // payload, is handed on only after the tag of its record is verified.
@@ -56,8 +56,8 @@ class FrameStream {
              std::span<const std::byte> payload = {}, std::shared_ptr<const void> hold = nullptr,
              Descriptor descriptor = Descriptor());
 
-  // Authenticates frames queued from now on, and frames received after the current one; a Receiver
-  // may call it. Throws Error(kNetwork) if a queued frame is not sent yet.
+  // Authenticates frames queued from now on, and frames received after the last consumed one. A
+  // Receiver may call it from frame(). Throws Error(kNetwork) if a queued frame is not sent yet.
   void authenticate(const MacKey& sending, const MacKey& receiving);
 
   // Returns the bytes queued and not sent. A copied buffer counts until all of it is sent.

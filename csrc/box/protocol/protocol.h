@@ -45,8 +45,8 @@ struct Id {
 enum class Opcode : uint8_t {
   kHello = 1,   // box to client, unsolicited
   kJoin,        // proves the token; begins or resumes a session, or adds a connection to it
-  kLeave,       // ends the session now, with its attachments; neither frame has a body
-  kPing,        // renews the lease, as any request does; neither frame has a body
+  kLeave,       // ends the session now, with its attachments; request and reply have no body
+  kPing,        // renews the lease, as any request does; request and reply have no body
   kAlloc,       // sequenced
   kAttach,      // restores the attachment of a handle after a reconnect
   kFree,        // sequenced: ends the attachment
@@ -70,8 +70,8 @@ enum class Status : uint16_t {
   kExists,        // create: a segment has the key
   kSizeMismatch,  // attach: the segment has another size
   kRange,         // past the end of the segment, or unaligned for the type
-  kExhausted,     // the pool cannot hold it
-  kUnsupported,   // the operation has no meaning here
+  kExhausted,     // the pool's memory, or another limit of the box, is used up
+  kUnsupported,   // the box does not support these types, ranges or options
   kExpired,       // unknown session: its lease has ended
   kClosing,       // the box is shutting down
   kInternal,      // the box failed; its log says more
@@ -126,8 +126,9 @@ struct Joined {
 static_assert(sizeof(Joined) == 232 && sizeof(Joined) <= kMaxBody);
 
 // Begins the body of every sequenced request. Numbers start at 1 and rise by 1 over the life of the
-// session, across reconnects. A client sends them in order, on one connection. The box replays the
-// first reply to a number that it has executed, without executing it again.
+// session, across reconnects. A client sends them in order, on one connection. If the box has
+// executed the request of a number before, it replays its first reply, and does not execute the
+// request again.
 struct Sequence {
   uint64_t number;
   uint64_t answered;  // the client has the replies to all numbers up to this one
@@ -253,9 +254,9 @@ struct StatsTotals {
   uint32_t segments_here;  // rows of SegmentStats after them
 };
 
-// A client sees the id of its own session, and the keys of its own attachments. It sees
-// fingerprints of all others, constant while the box runs: an id would let it join the session, a
-// key attach to the segment.
+// A client sees the id of its own session, and the keys of its own attachments. Other ids and keys
+// are replaced by fingerprints, which are constant while the box runs. With the id of another
+// session, the client could join that session; with a key, it could attach to the segment.
 struct ClientStats {
   Id session;
   Counts counts;

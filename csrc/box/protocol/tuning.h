@@ -19,7 +19,7 @@ namespace hbm::box::protocol {
 // Measure: `smb_frame_stream_test --gtest_filter=*RefuseMalformedHeaders*`
 inline constexpr uint32_t kMaxPayload = 1u << 20;
 
-// The text of a refusal.
+// The text of a refusal, as sent.
 // Unit: bytes
 // Below: up to and including the value, all of it is sent.
 // Above: the sender cuts it after the last whole character; a client refuses a longer one.
@@ -29,16 +29,17 @@ inline constexpr uint32_t kMaxCause = 64u << 10;
 // Sequenced requests of a client in flight. The box keeps as many replies to replay.
 // Unit: requests
 // Below: the client posts the next one.
-// Above: from the value on, the client waits for a reply; the box refuses a client that does not.
+// Above: from the value on, the client waits for a reply before it posts the next one. The box
+// refuses a client that posts more.
 // Measure: `smb_session_test
 // --gtest_filter=Session.CachesAsManyRepliesAsAClientMayLeaveUnconfirmed`
 inline constexpr uint32_t kSequencedInFlight = 64;
 
-// The content of one authenticated record, and of one copy of payloads in shared memory. It stays
-// in the cache of a core.
+// The content of one authenticated record, and of one copy of payloads in shared memory. That much
+// stays in the cache of a core.
 // Unit: bytes
-// Below: a record has all that is queued.
-// Above: several records follow one another; the receiver refuses a longer one.
+// Below: one record has all frames that are queued.
+// Above: the frames take several records; the receiver refuses a longer record.
 // Measure: `smb_authenticator_test --gtest_filter=*ChecksALongPayloadRecordByRecord*`
 inline constexpr uint32_t kMostRecordBytes = 256u << 10;
 
@@ -51,14 +52,15 @@ inline constexpr uint32_t kMostRecordBytes = 256u << 10;
 // Measure: `smb_frame_stream_test --gtest_filter=*TakeManyShortFramesInFewCalls*`
 inline constexpr uint64_t kReceiveBufferBytes = uint64_t{64} << 10;
 
-// The same where payloads go to shared memory, all of them through the buffer. It stays in the
-// cache of a core.
+// The receive buffer of a connection whose payloads go to shared memory: all their bytes pass
+// through it. A buffer of this size stays in the cache of a core.
 // Unit: bytes
 // Below: one system call receives the rest of the payload.
 // Above: the payload takes several calls, and as many copies.
 inline constexpr uint64_t kSharedReceiveBufferBytes = uint64_t{128} << 10;
 
-// The size from which a payload counts as bulk, or the data that one system call received.
+// The size from which a payload counts as bulk. It is also the size of the data of one system call
+// from which the rest of a payload is expected immediately.
 // Unit: bytes
 // Below: the next call fills the whole receive buffer, perhaps with several frames. A call that
 // receives less than it asked for ends the connection's turn.
@@ -82,16 +84,16 @@ inline constexpr size_t kPartsPerSend = 64;
 // Measure: `pytest tests/python/box/test_smb_reconnect.py`
 inline constexpr std::chrono::seconds kKeepaliveIdle{15};
 
-// The time between two such probes.
+// The time between two of these probes of an idle connection.
 // Below: the kernel waits for the reply.
 // Above: it sends the next probe.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py`
 inline constexpr std::chrono::seconds kKeepaliveProbePeriod{5};
 
-// Probes without a reply.
+// Probes in a row without a reply from the peer.
 // Unit: probes
 // Below: the connection stands.
-// Above: from the value on, the kernel ends the connection, 30 s after a peer lost its power.
+// Above: from the value on, the kernel ends the connection: 30 s after the peer lost its power.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py`
 inline constexpr int kKeepaliveProbes = 3;
 
@@ -101,8 +103,8 @@ inline constexpr int kKeepaliveProbes = 3;
 // Measure: `pytest tests/python/box/test_smb_reconnect.py`
 inline constexpr std::chrono::milliseconds kUnacknowledgedTimeout{30'000};
 
-// The pause before another attempt to connect to a Unix socket whose queue is full: the kernel has
-// no event for it.
+// The pause before another attempt to connect to a Unix socket whose queue of clients is full. The
+// kernel does not report when the queue has room again.
 // Below: a smaller value burdens the box with attempts.
 // Above: a larger value delays many clients that come together.
 // Measure: `smb_stream_listener_load_test

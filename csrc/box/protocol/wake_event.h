@@ -1,7 +1,7 @@
 // An event that ends another thread's sleep in poll().
 //
-// Threads: any may signal; one thread polls fd() and clears it. A signal before the sleep ends that
-// sleep.
+// Threads: any may signal; one thread polls fd() and clears it. A signal that comes before the
+// sleep also ends it.
 #pragma once
 
 #include "base/descriptor.h"
