@@ -23,7 +23,6 @@ void ConnectionStatus::broke(const std::string& why, bool wanted) {
   state_ = State::kBroken;
   why_ = why;
   last_attempt_.clear();
-  // A box that closes before its clients is no reason for a warning, unless an operation needs it.
   if (std::exchange(answered_, false) || !wanted) {
     since_ = std::chrono::system_clock::now();
     broken_at_ = std::chrono::steady_clock::now();
@@ -32,6 +31,7 @@ void ConnectionStatus::broke(const std::string& why, bool wanted) {
   } else {
     ++fruitless_;
   }
+  // A box may close before its idle clients: that is no reason for a warning.
   if (wanted) {
     warn();
   } else {

@@ -1,6 +1,7 @@
 // The status of a client's connection to its box, and the texts about an outage.
 //
-// Connections that break before a reply arrives over them belong to one outage.
+// An outage begins when a connection breaks. It continues over further connections that break
+// before the box replies over them, if an operation needs the box.
 //
 // Threads: one at a time; the lock of the request table guards it.
 #pragma once
@@ -16,7 +17,7 @@ class ConnectionStatus {
   enum class State {
     kUp,
     kBroken,       // the reconnector makes another connection
-    kUnreachable,  // for too long, or closed: no further attempts
+    kUnreachable,  // no connection for reconnect_timeout, or closed: no further attempts
   };
 
   explicit ConnectionStatus(std::string box) : box_(std::move(box)) {}
@@ -28,7 +29,7 @@ class ConnectionStatus {
   // The box has answered a request over the connection that is up.
   void answered() noexcept { answered_ = true; }
 
-  // From kUp to kBroken. `wanted`: an operation needs the box, so the log warns.
+  // Changes kUp to kBroken. `wanted`: an operation needs the box, so the log warns of the loss.
   void broke(const std::string& why, bool wanted);
 
   // Warns of the loss, once in an outage. REQUIRES: kBroken.
@@ -36,13 +37,14 @@ class ConnectionStatus {
 
   void attempt_failed(const std::string& why) { last_attempt_ = why; }
 
-  // From kBroken to kUp, and says so in the log.
+  // Changes kBroken to kUp, and logs it. `same_generation`: the box still has its data.
   void restored(bool same_generation);
 
   // Changes kBroken to kUnreachable, and logs it.
   void set_unreachable();
 
-  // The client is closed. Returns true if the connection was up.
+  // Changes any state to kUnreachable, because the client is closed. Returns true if the connection
+  // was up.
   bool close() noexcept;
 
   // The outage in words: since when, and why, the box is unreachable.
@@ -55,15 +57,15 @@ class ConnectionStatus {
 
   const std::string box_;
   State state_ = State::kUp;
-  bool answered_ = true;  // over the connection that is up, or was last
+  bool answered_ = true;  // the box has replied over the present or the last connection
 
   // The outage:
   std::string why_;
-  std::string last_attempt_;  // to connect again: how it failed
+  std::string last_attempt_;  // how the last attempt to connect again failed
   std::chrono::system_clock::time_point since_{};
   std::chrono::steady_clock::time_point broken_at_{};
   bool warned_ = false;
-  unsigned fruitless_ = 0;  // connections that broke before anything was answered over them
+  unsigned fruitless_ = 0;  // connections that broke before the box replied over them
 };
 
 }  // namespace hbm::box::client

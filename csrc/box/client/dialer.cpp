@@ -130,7 +130,7 @@ transport::OpenedTransport Dialer::choose() {
   std::string obstacles;
   try {
     require_shm(probe.joined);
-    leave(std::move(probe.transport), box());  // the box counts one session per client
+    leave(std::move(probe.transport), box());  // so the box has one session for this client
     transport::OpenedTransport opened = open_socket_of(probe.joined, first);
     transport_ = TransportKind::kShm;
     why_ = any ? "the box's Unix socket answers on the same kernel" : "as asked for";

@@ -47,7 +47,7 @@ class Dialer {
 };
 
 // Ends the session with its attachments, then the transport. If the box does not reply within
-// kLeaveTimeout, it ends the session when the lease is over.
+// kLeaveTimeout, the box ends the session when the lease is over.
 void leave(std::unique_ptr<transport::Transport> transport, const std::string& box);
 
 }  // namespace hbm::box::client

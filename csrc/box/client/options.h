@@ -28,8 +28,9 @@ struct ClientOptions {
   // resolves on an RDMA device, else tcp. Any other choice is used or is an error.
   TransportChoice transport = TransportChoice::kAuto;
   uint32_t lanes = 4;  // connections of tcp, queue pairs of verbs
-  // With a token: authenticate tcp, and control messages on verbs, under keys of each connection.
-  // Detects changes on the network. Must agree with the option of the box.
+  // With a token: authenticate all frames on tcp after the join, and control messages on verbs,
+  // under keys of each connection. Detects changes on the network. Must agree with the option of
+  // the box.
   bool seal = true;
   bool read_only = false;  // the client cannot write, and the box enforces it
   std::chrono::milliseconds connect_timeout{5000};
@@ -57,18 +58,18 @@ struct Accumulation {
   Combine combine = Combine::kAdd;
   double scale = 1.0;
   uint64_t bytes = 0;          // of the target; a multiple of its element's size
-  uint64_t target_offset = 0;  // bytes, a multiple of the element's size, as the next
-  uint64_t source_offset = 0;
+  uint64_t target_offset = 0;  // bytes; a multiple of the size of the target's element
+  uint64_t source_offset = 0;  // bytes; a multiple of the size of the source's element
 };
 
-// Returns HBMCOMM_TOKEN, else the text of the file HBMCOMM_TOKEN_FILE, else of
-// ~/.config/hbmcomm/token if it exists, without the end of the line; else empty. Throws
-// Error(kInvalid) if HBMCOMM_TOKEN_FILE cannot be read or is empty.
+// Returns HBMCOMM_TOKEN if it is set, else the first line of the file that HBMCOMM_TOKEN_FILE
+// names, else the first line of ~/.config/hbmcomm/token, else "". Throws Error(kInvalid) if the
+// file that HBMCOMM_TOKEN_FILE names cannot be read, or its first line is empty.
 std::string token_from_environment();
 
 // Returns the options for the box HBMCOMM_BOX, over HBMCOMM_BOX_TRANSPORT (default auto), with the
 // token above, and without authentication if HBMCOMM_BOX_SEAL is 0. Throws Error(kInvalid) if
-// HBMCOMM_BOX is missing, or HBMCOMM_BOX_SEAL is not 0 or 1.
+// HBMCOMM_BOX is missing, or another of these variables has an invalid value.
 ClientOptions options_from_environment();
 
 }  // namespace hbm::box::client

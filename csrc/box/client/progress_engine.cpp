@@ -17,16 +17,17 @@ protocol::Stores stores_of(size_t bytes) {
                                                 : protocol::Stores::kCached;
 }
 
-// Returns true if the box answers a ping behind the operation immediately. Large memory and a slow
-// network delay the others, and kExists waits while another client makes that segment.
+// Returns true if the operation does not delay the reply to a ping that is sent after it.
+// Transfers, kAlloc and kAccumulate can take long: they touch much memory, or a slow network
+// carries them. A kExists waits while another client creates or deletes the segment of its key.
 bool is_quick(const OperationPointer& operation) {
   return !operation->is_transfer() && operation->opcode() != protocol::Opcode::kAlloc &&
          operation->opcode() != protocol::Opcode::kExists &&
          operation->opcode() != protocol::Opcode::kAccumulate;
 }
 
-// Throws Broken if the box reports that the session has ended, or will soon: the reconnect decides
-// about the request.
+// Throws Broken if the box reports that the session has ended, or that the box is closing. The
+// reconnector then decides whether to send the request again.
 void stay_or_throw(const transport::TransportRequest& request) {
   if (request.status != protocol::Status::kExpired && request.status != protocol::Status::kClosing)
     return;
@@ -138,7 +139,8 @@ void ProgressEngine::ping_if_due(Clock::time_point now) {
   if (now < next_ping_) return;
   next_ping_ = now + lease_ / kPingsPerLease;
   if (ping_ && ping_->stage != ClientOperation::Stage::kFinished) {
-    // A ping may wait behind a long accumulate; otherwise a missing reply means that the box hangs.
+    // A ping may wait behind a long request, such as an accumulate. If all requests are quick, a
+    // missing reply means that the box hangs.
     const bool alone = table_.posted_count() == 1;
     const auto timeout = alone ? lease_ : std::max<Clock::duration>(lease_, kHungBoxTimeout);
     const bool hangs = now - pinged_ > timeout && std::ranges::all_of(posted_, is_quick);

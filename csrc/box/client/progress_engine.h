@@ -2,8 +2,8 @@
 // completes the answered ones. Copies from and to mapped segments.
 //
 // The thread that holds the engine is the progress thread. A thread that waits for its own
-// operation becomes the progress thread if there is none. Otherwise the reconnector's thread is; it
-// also replaces the transport.
+// operation becomes the progress thread if there is none. While no thread waits, the reconnector's
+// thread is the progress thread. The reconnector also replaces the transport.
 //
 // The engine is the only user of the transport. In a forked child issue(), wait() and copy_now()
 // throw, so the child leaves the transport to the parent.
@@ -47,9 +47,9 @@ class ProgressEngine {
   // progress thread then. Throws as RequestTable::issue(), with none issued.
   void issue(std::span<const OperationPointer> operations, bool waits);
 
-  // Waits until the operation is settled or `until`; the caller is the progress thread if there is
-  // no other. Returns true if the operation is settled. Throws Error(kInvalid) for an operation
-  // that was not issued.
+  // Waits until the operation is settled, `until` at the latest. While it waits, the caller is the
+  // progress thread if there is no other. Returns true if the operation is settled. Throws
+  // Error(kInvalid) for an operation that was not issued.
   bool wait(ClientOperation& operation, Clock::time_point until);
 
   // Copies now, in the caller, if the segment is mapped, the connection is up, and no unfinished
@@ -64,7 +64,9 @@ class ProgressEngine {
   Hold hold() { return Hold(hold_); }
   Hold try_hold() { return Hold(hold_, std::try_to_lock); }
 
-  // One turn: posts, progresses and completes, until `until` at most. REQUIRES: the engine is held.
+  // Makes one turn, until `until` at most: posts, progresses and completes operations.
+  // `with_copies`: also makes queued copies from and to mapped segments. REQUIRES: the engine is
+  // held.
   void step(Clock::time_point until, bool with_copies);
 
   // Returns the transport, or null if there is none. REQUIRES: the engine is held, or the table is

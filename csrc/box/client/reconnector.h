@@ -1,9 +1,9 @@
 // Keeps a client connected to its box: connects, progresses operations for which no thread waits,
 // sends pings, and replaces a broken connection.
 //
-// Threads: its own thread does all of this, from the constructor to stop(), and owns every member.
-// Locks: it takes the hold on the engine and the lock of the table, and holds the engine while it
-// reconnects.
+// Threads: the constructor connects, in the thread of its caller. From then until stop(), a thread
+// of the reconnector does everything else, and owns every member. This thread takes the hold on the
+// engine and the lock of the table, and holds the engine while it reconnects.
 #pragma once
 
 #include <chrono>

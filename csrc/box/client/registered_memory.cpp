@@ -26,7 +26,7 @@ class RegisteredMemory::Registration {
     registered_ = false;
   }
 
-  // When it returns, no transport starts to use the memory.
+  // After this call, no transport begins to use the memory.
   void end() {
     const std::lock_guard lock(mutex_);
     handle_.reset();
@@ -48,7 +48,8 @@ std::shared_ptr<void> RegisteredMemory::add(std::byte* memory, uint64_t bytes) {
   std::erase_if(all_, [](const auto& each) { return each.expired(); });
   all_.push_back(registration);
   stale_.store(true, std::memory_order_release);  // pairs with register_with()
-  // The engine may hold the registration slightly longer than its owner.
+  // The engine may still hold the registration when its owner destroys this pointer, so the
+  // pointer's deleter ends the registration.
   return {registration.get(), [registration](void*) { registration->end(); }};
 }
 

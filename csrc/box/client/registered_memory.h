@@ -1,8 +1,8 @@
-// Local memory that transfers use repeatedly, registered with the current transport. verbs then
-// needs no copy.
+// Local memory that transfers use repeatedly, registered with the current transport. Transfers over
+// verbs from and to such memory need no copy.
 //
-// Threads: any; register_with() only by the progress engine. A transport that cannot register
-// memory logs it, and copies transfers.
+// Threads: any; register_with() only by the progress engine. If a transport fails to register
+// memory, the failure is logged, and the transfers are copied.
 #pragma once
 
 #include <atomic>

@@ -10,8 +10,8 @@
 namespace hbm::box::client {
 namespace {
 
-// Returns true if a user needs the box. The client itself sends pings, and a free is done when the
-// box is gone.
+// Returns true if a user waits for the box because of the operation. Pings come from the client
+// itself, and a free needs no box: if the box is gone, so is the attachment.
 bool needs_box(const ClientOperation& operation) {
   return operation.opcode() != protocol::Opcode::kPing &&
          operation.opcode() != protocol::Opcode::kFree;

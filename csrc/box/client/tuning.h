@@ -1,5 +1,4 @@
-// Thresholds of a box's client: copies from and to mapped segments, signs of life, and the way back
-// after a connection broke.
+// Thresholds of a box's client: copies from and to mapped segments, pings, and reconnects.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py`
 
 #pragma once
@@ -19,15 +18,16 @@ namespace hbm::box::client {
 // Measure: `hbmcomm bench box --sections shm`
 inline constexpr size_t kCopiedBytesPerTurn = 64 << 10;
 
-// Requests in flight that have no sequence number: transfers, pings and questions. Sequenced ones
-// have protocol::kSequencedInFlight.
+// Requests in flight that have no sequence number: transfers, pings, and queries (kStats, kExists).
+// The limit of sequenced requests is protocol::kSequencedInFlight.
 // Unit: requests
 // Below: the engine posts the next one.
 // Above: from the value on, requests wait in the table until a reply comes.
 // Measure: `python -m papers.connections --quick`
 inline constexpr size_t kUnsequencedInFlight = 64;
 
-// The period in which a waiting thread calls `while_waiting`, which tells it of signals.
+// The period at which a waiting thread calls `while_waiting`, which throws if a signal such as
+// Ctrl-C has arrived.
 // Below: a smaller value wakes waiting threads more often.
 // Above: a larger value lets Ctrl-C wait longer.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_ctrl_c_ends_a_wait`
@@ -40,10 +40,10 @@ inline constexpr std::chrono::milliseconds kInterruptPeriod{100};
 // Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_a_client_is_one_session`
 inline constexpr int kPingsPerLease = 3;
 
-// The least time in which the box must reply to a ping with other quick requests in flight. A ping
-// that is alone has one lease.
-// Below: the client waits on; the box may be busy with the requests before the ping.
-// Above: the client takes the box for hung, breaks the connection off and makes another.
+// The least time that the box has to reply to a ping while other quick requests (is_quick()) are in
+// flight. A lease applies if it is longer, or if the ping is the only request.
+// Below: the client continues to wait: the box may be busy with the requests before the ping.
+// Above: the client assumes that the box hangs, breaks the connection off, and connects again.
 inline constexpr std::chrono::seconds kHungBoxTimeout{10};
 
 // -- The reconnector
@@ -69,24 +69,24 @@ inline constexpr std::chrono::milliseconds kShortestConnectTimeout{100};
 // Above: the attempt has failed, and the next one begins.
 inline constexpr std::chrono::seconds kReattachTimeout{30};
 
-// The period in which the reconnector checks for a close() while it waits for those replies.
+// The period at which the reconnector checks for a close() while it waits for replies to kAttach.
 // Below: a smaller value wakes it more often.
 // Above: a larger value delays close().
 inline constexpr std::chrono::milliseconds kClosePollPeriod{100};
 
-// The time until the reconnector asks again for the engine that another thread holds.
+// The time until the reconnector tries again to hold the engine, if another thread holds it.
 // Below: a smaller value wakes it more often.
 // Above: a larger value delays requests for which no thread waits.
 inline constexpr std::chrono::milliseconds kHeldEnginePollPeriod{10};
 
-// The period in which the reconnector checks a transport that has no descriptor to poll for the
-// box's end.
+// The period at which the reconnector checks whether the box has ended, if the transport has no
+// descriptor that poll() could watch.
 // Below: a smaller value wakes idle clients more often.
 // Above: a larger value delays the notice of the box's end.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_an_idle_client_notices_the_end`
 inline constexpr std::chrono::milliseconds kLivenessPollPeriod{100};
 
-// The longest sleep of the reconnector while a descriptor tells it of the box's end.
+// The longest sleep of the reconnector while poll() watches a descriptor for the box's end.
 // Below: it sleeps until the next ping or deadline.
 // Above: it wakes and sleeps again.
 inline constexpr std::chrono::hours kLongestIdleSleep{1};

@@ -48,8 +48,8 @@ protocol::Address unix_address(const std::string& path) {
   return address;
 }
 
-// Rejects a Unix socket of another user, who could forward the traffic to the box and change it.
-// The same user and root cannot be excluded.
+// Rejects a Unix socket of another user, who could forward the traffic to the box and change it. A
+// process of the same user or of root could do the same, and is accepted.
 void require_own_user(const std::string& path, std::optional<uid_t> user) {
   if (user && (*user == geteuid() || *user == 0)) return;
   throw Error(

@@ -34,7 +34,7 @@ class SlicedRequest {
   TransportRequest& request;  // valid until the last slice is answered
   const protocol::Opcode opcode;
   const uint32_t handle;
-  uint64_t offset;  // of the uncut rest, as are the next two
+  uint64_t offset;  // of the rest that is not cut yet, as are `local` and `left`
   std::byte* local;
   uint64_t left;
   bool all_cut = false;  // an empty transfer has one slice too

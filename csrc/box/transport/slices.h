@@ -2,8 +2,8 @@
 // a slow connection takes fewer. A slice boundary never divides an aligned element of up to 8
 // bytes.
 //
-// Threads: any. Only put(), and the finish() that returns true for a request or fails it, access
-// its TransportRequest. The holder of a slice accesses the memory that the slice names.
+// Threads: any. put() accesses the TransportRequest. finish() accesses it for a slice that has
+// failed and for the last slice. The holder of a slice accesses the memory that the slice names.
 #pragma once
 
 #include <condition_variable>
@@ -21,7 +21,7 @@
 
 namespace hbm::box::transport {
 
-class SlicedRequest;  // with slices in flight or still to be cut
+class SlicedRequest;  // a request with slices in flight or still to be cut
 
 struct Slice {
   std::shared_ptr<SlicedRequest> of;

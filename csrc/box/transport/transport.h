@@ -5,8 +5,8 @@
 // throws Broken, and must not be used again: the client opens another one, and posts the unfinished
 // requests again.
 //
-// It belongs to the process that opened it. In a forked child it must not be used, nor destroyed:
-// the progress engine, its only user, ensures that (box/client/progress_engine.h).
+// It belongs to the process that opened it. In a forked child it must neither be used nor
+// destroyed. The progress engine, its only user, ensures this (box/client/progress_engine.h).
 //
 // Threads: one at a time (the client's progress thread); any may call wake() and alive(). A
 // transport may have threads of its own, which do not access the memory of a TransportRequest after
@@ -54,7 +54,8 @@ struct TransportRequest {
   std::byte* local = nullptr;  // destination of a read, source of a write
   uint64_t bytes = 0;
 
-  // Set by the transport before finished(). A transfer in slices has the first failure.
+  // Set by the transport before finished(). If several slices of a transfer fail, the status and
+  // cause of the first failure are kept.
   protocol::Status status = protocol::Status::kOk;
   std::string cause;
   std::vector<std::byte> reply;    // body
@@ -116,8 +117,9 @@ struct OpenedTransport {
   protocol::Joined joined{};
 };
 
-// Throw Error(kNetwork) with the cause if the box cannot be reached or does not prove the token;
-// Refused if it replies with a status.
+// Throw Error(kNetwork) with the cause if the box cannot be reached or does not prove the token.
+// Throw Refused if the box refuses the join. open_tcp() throws Error(kInvalid) for an invalid
+// number of connections. open_shm() throws Error(kUnavailable) if another user serves the socket.
 OpenedTransport open_tcp(const TransportOptions& opening);
 OpenedTransport open_shm(const TransportOptions& opening);
 

@@ -15,10 +15,10 @@ namespace hbm::box::transport {
 // Above: the transfer is several slices, which the connections share; the last one may be shorter.
 inline constexpr uint32_t kSliceBytes = 256u << 10;
 
-// The size of transfers that overtake larger ones.
+// The size up to which a transfer overtakes larger ones.
 // Unit: bytes
-// Below: up to and including the value, the transfer goes before larger ones, to another
-// connection if the first one moves more than the value.
+// Below: up to and including the value, the transfer is sent before larger ones. It goes to another
+// connection if one is idle while the first connection moves more than the value.
 // Above: the transfer waits its turn.
 // Measure: `python -m papers.connections --quick`
 inline constexpr uint64_t kOvertakingBytes = 64u << 10;
@@ -40,8 +40,8 @@ inline constexpr uint64_t kGatheredBytes = 64u << 10;
 
 // The bytes that a connection receives before it asks for slices again.
 // Unit: bytes
-// Below: it receives on, as long as there is more.
-// Above: it fills up the slices in flight first.
+// Below: it continues to receive while there is more.
+// Above: it first takes slices, up to kStreamBytesInFlight.
 inline constexpr uint64_t kReceivedBytesPerTurn = kSliceBytes;
 
 // The most connections of a client over tcp.
