@@ -32,8 +32,8 @@ struct At {
 
 class Accumulator {
  public:
-  // `threads` execute a large operation together, including the caller; all callers share the
-  // others. REQUIRES: threads >= 1; `records` outlives this object.
+  // A large operation is executed by `threads` threads: the caller, and others that all callers
+  // share. REQUIRES: threads >= 1; `records` outlives this object.
   Accumulator(storage::Records& records, unsigned threads);
 
   // Applies the formula (kernels/accumulate.h) to `bytes` of the target, then finishes request

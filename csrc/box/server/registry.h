@@ -3,8 +3,8 @@
 // A segment has its key until it is deleted; a temporary one until its last attachment ends. Its
 // memory stays until the last pointer to the segment goes.
 //
-// Threads: any. Creating or deleting a segment may take long: the lock is free during it, and other
-// callers wait for that key only.
+// Threads: any. Creating or deleting a segment may take long. The lock is not held during that
+// time, so only callers for the same key wait.
 #pragma once
 
 #include <condition_variable>

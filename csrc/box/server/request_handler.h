@@ -1,8 +1,9 @@
 // The interface between listeners and the service of a box: executes requests, independent of the
 // transport that carried them.
 //
-// Threads: any. No member blocks for longer than a lock is held. An Answer is called exactly once,
-// by any thread, perhaps before submit() returns, and must not block.
+// Threads: any. No member waits for the execution of a request. Under `sync`, join() waits for the
+// disk. An Answer is called exactly once, by any thread, perhaps before submit() returns, and must
+// not block.
 #pragma once
 
 #include <cstddef>
@@ -113,8 +114,8 @@ class RequestHandler {
   virtual bool ended(const std::shared_ptr<Session>& /*session*/) const { return false; }
 };
 
-// A transport through which clients connect. The destructor ends its threads; no Answer is called
-// after it.
+// A transport through which clients connect. The destructor ends its threads. An Answer that is
+// called afterwards has no effect.
 class Listener {
  public:
   virtual ~Listener() = default;

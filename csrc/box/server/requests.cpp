@@ -101,8 +101,10 @@ Reply allocated(const SessionAttachment& attachment, bool created) {
   return reply;
 }
 
-// The first request after a restart may have taken effect in the store before the box was killed,
-// without its number being recorded. Its segment is gone then, and cannot be attached again.
+// Returns true if a kFree or kDelete may have been executed before the restart. The box may have
+// been killed after it changed the store, and before it recorded the number. The segment is gone
+// then, so the client could not attach to it again. Only the first number after the restart can be
+// in this state.
 bool perhaps_done(const Session& session, const protocol::Sequence& sequence) {
   return session.identity().restored && sequence.number == session.request_cache.restored() + 1;
 }

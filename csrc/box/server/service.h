@@ -1,8 +1,8 @@
 // The service of a box, behind its listeners: keys, clients and their requests.
 //
-// Requests enter the run queue (run_queue.h), and handler threads execute them (requests.h).
-// access() admits slices of reads and writes on the thread of the listener. A timer ends sessions
-// whose lease is over (sessions.h).
+// A request is queued in its session, the session enters the run queue (run_queue.h), and a handler
+// thread executes the request (requests.h). access() admits slices of reads and writes on the
+// thread of the listener. A timer ends sessions whose lease is over (sessions.h).
 //
 // Threads: as RequestHandler; close() by one thread. Lock order: Sessions, Session, RunQueue. The
 // locks of the registry and of the store are never held together with these.
@@ -61,7 +61,7 @@ class Service final : public RequestHandler {
   void close();
 
  private:
-  // Appends a session to the run queue, after push() has asked for it.
+  // Appends a session to the run queue, after Session::push() has returned true.
   void schedule(const std::shared_ptr<Session>& session);
   // Answers one request of the session, and appends it to the run queue if it has more. Refuses all
   // of its requests once the queue is closed.

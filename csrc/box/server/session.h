@@ -39,9 +39,10 @@ struct SessionAttachment {
 
 // Duplicate-request cache: replays the saved reply to a retransmitted sequenced request.
 //
-// Numbers rise by one. The number after the last executed one is new. An executed number whose
-// reply the client has not confirmed gets the same reply again. A client may leave at most
-// protocol::kSequencedInFlight replies unconfirmed, so the cache is bounded.
+// Numbers rise by one. A request with the number after the last executed one is new. A request
+// whose number was executed gets the saved reply, until the client confirms that it has the reply.
+// A client may leave at most protocol::kSequencedInFlight replies unconfirmed, so the cache is
+// bounded.
 //
 // Threads: applied() may be called from any thread, the rest by the handler that has the session.
 class DuplicateRequestCache {
@@ -66,7 +67,7 @@ class DuplicateRequestCache {
   void save(Reply reply);
 
   uint64_t applied() const noexcept { return record_.applied.load(std::memory_order_acquire); }
-  // Returns the last number before the restart of the box; 0: it has not restarted.
+  // Returns the last number that was executed before the restart of the box, or 0 if there is none.
   uint64_t restored() const noexcept { return restored_; }
 
  private:

@@ -1,8 +1,9 @@
 // The sessions of a box: admits clients, and ends sessions whose lease is over.
 //
-// A session ends when its client asks for it, or has sent no frame for the duration of the lease.
-// The handler that has the session ends it, after the requests queued before. Until then all()
-// includes the session, and join() refuses it.
+// A session ends when its client leaves, or has sent no frame for the duration of the lease. To end
+// a session, a kLeave is queued behind its other requests, and the handler that has the session
+// executes the kLeave. Until then all() includes the session, but join() refuses it once the kLeave
+// is queued.
 //
 // Threads: any. Lock order: Sessions, Session, RunQueue.
 #pragma once
@@ -32,8 +33,8 @@ class Sessions {
     // Ends a session whose lease is over. Called by the timer thread with the lock held; called
     // again one lease later if it throws.
     std::function<void(const std::shared_ptr<Session>&)> expired;
-    // Called once, by the timer thread, when the time for clients to reconnect after a restart is
-    // over.
+    // Called once, by the timer thread, two leases after the start: clients of the last box had
+    // time to reconnect until then.
     std::function<void()> settled;
   };
 

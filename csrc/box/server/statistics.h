@@ -22,7 +22,7 @@ struct Statistics {
 struct Reader {
   protocol::Id session;
   std::set<protocol::Id> keys;  // of its attachments
-  protocol::Nonce salt{};       // of the fingerprints
+  protocol::Nonce salt{};       // of the fingerprints of other clients' ids and keys
 };
 
 // Returns the payload of a reply to kStats: the totals, and the rows that fit, from the start in

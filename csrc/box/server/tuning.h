@@ -58,12 +58,13 @@ inline constexpr uint32_t kMostReceiversByDefault = 4;
 
 // The bytes of an accumulate's target. One thread and several take equally long at 768 KiB.
 // Unit: bytes
-// Below: the handler's thread does all of it, before another one would be awake.
+// Below: the handler's thread executes all of it: it is done before another thread would wake.
 // Above: from the value on, the accumulate threads share it.
 // Measure: `python -m benchmarks.box --sections accumulate`
 inline constexpr uint64_t kSharedAccumulateBytes = 1 << 20;
 
-// The parts of a shared accumulate, each a run of steps, for each of its threads.
+// The parts into which a shared accumulate is divided, for each of its threads. A part is a run of
+// steps.
 // Unit: parts
 // Below: a smaller value makes all threads wait for one that the scheduler holds up.
 // Above: a larger value takes more time to hand the parts out.
@@ -78,7 +79,8 @@ inline constexpr uint32_t kAccumulateRunsPerThread = 2;
 // Above: at the value, the request is refused with kExhausted.
 inline constexpr size_t kMostAttachmentsPerSession = 1u << 20;
 
-// Requests of one session that wait for a handler. Listeners stop reading long before.
+// Requests of one session that wait for a handler. Listeners stop reading from a session's
+// connections long before it has that many.
 // Unit: requests
 // Below: the request waits.
 // Above: at the value, the request is refused with kExhausted.
@@ -88,7 +90,7 @@ inline constexpr size_t kMostRequestsPerSession = 1u << 14;
 // Requests of one connection without a reply.
 // Unit: requests
 // Below: the listener reads from the connection.
-// Above: from the value on, it does not, until a handler has replied.
+// Above: from the value on, the listener reads again only when a handler has replied.
 // Measure: `smb_stream_listener_load_test
 // --gtest_filter=StreamListener.StopsReadingUntilRepliesAreTaken`
 inline constexpr uint32_t kMostUnansweredPerConnection = 2 * protocol::kSequencedInFlight;
@@ -126,14 +128,14 @@ inline constexpr size_t kMostJoining = 512;
 // --gtest_filter=StreamListener.ServesOthersWhileThousandsAreSilent`
 inline constexpr int kAcceptsPerTurn = 64;
 
-// The pause after accepting failed, when descriptors have run out.
+// The pause before a listener accepts again, after its process has run out of descriptors.
 // Below: a smaller value makes more attempts that fail.
 // Above: a larger value delays clients when descriptors are free again.
 // Measure: `smb_stream_listener_load_test
 // --gtest_filter=StreamListener.ContinuesWhenDescriptorsRunOut`
 inline constexpr std::chrono::milliseconds kAcceptPause{50};
 
-// The time between two warnings of such a shortage.
+// The time between two warnings that a listener has run out of descriptors.
 // Below: the warning is counted only.
 // Above: the next warning is logged, with the count.
 // Measure: `smb_stream_listener_load_test
@@ -160,7 +162,7 @@ inline constexpr std::chrono::seconds kRefusalWarningPeriod{10};
 // Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNoClient`
 inline constexpr size_t kEventsPerTurn = 64;
 
-// The period in which the listener checks for connections whose session has ended.
+// The period at which the listener checks for connections whose session has ended.
 // Below: a smaller value checks all connections more often.
 // Above: a larger value leaves them open longer.
 // Measure: `smb_stream_listener_test --gtest_filter=*ClosesTheConnectionsOfEndedSessions*`
@@ -174,7 +176,7 @@ inline constexpr std::chrono::seconds kEndedSessionPollPeriod{1};
 // Measure: `smb_server_test --gtest_filter=ServerTest.StopsWithoutWaitingForALease`
 inline constexpr std::chrono::seconds kCloseDrainTimeout{2};
 
-// The period in which drain() checks whether all connections are idle.
+// The period at which drain() checks whether all connections are idle.
 // Below: a smaller value takes more processor time.
 // Above: a larger value delays the box's end.
 // Measure: `smb_stream_listener_test --gtest_filter=StreamListener.DrainsRequestsThatWereRead`

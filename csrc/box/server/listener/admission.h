@@ -107,8 +107,9 @@ class PendingConnections {
   std::unordered_map<const JoiningConnection*, std::list<Waiting>::iterator> entries_;
 };
 
-// Rate-limits warnings that clients can cause, so that no client can fill the log. Logs `most`
-// warnings per interval, then the number of warnings withheld.
+// Rate-limits warnings that clients can cause, so that no client can fill the log. Logs at most
+// `most` warnings per interval. The first warning of a later interval states how many were
+// withheld.
 //
 // Threads: warn() may be called from any thread.
 class LogLimiter {

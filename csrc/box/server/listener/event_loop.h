@@ -1,7 +1,7 @@
 // A thread that waits for many descriptors with epoll, and serves the ready ones in turn.
 //
-// Each descriptor stays with one loop, so no work passes between threads, and re-arming takes no
-// system call, as it would with threads that share an epoll.
+// Each descriptor stays with one loop, so no work passes between threads. If threads shared an
+// epoll, each turn of a descriptor would take a system call to re-arm it.
 //
 // Threads: add(), change(), again() and all() may be called from any thread. Only the thread of the
 // loop serves a Served, once per turn.
@@ -23,9 +23,9 @@ namespace hbm::box::server::listener {
 class EventLoop {
  public:
   enum class Next {
-    kWait,   // until the descriptor is ready
-    kAgain,  // after the turn of the others
-    kGone,   // never
+    kWait,   // serve again when the descriptor is ready
+    kAgain,  // serve again after the turns of the other descriptors
+    kGone,   // do not serve again
   };
 
   class Served {
@@ -45,9 +45,9 @@ class EventLoop {
     bool has_turn_ = false;  // used only by the thread of the loop
   };
 
-  // `name`: of the thread. `between_turns` may be empty; it returns the milliseconds until its next
-  // call at the latest, negative for no limit. Throws Error(kUnavailable) if the kernel provides no
-  // epoll or eventfd.
+  // `name`: of the thread. The loop's thread calls `between_turns`, if there is one, before each
+  // turn. The function returns the most milliseconds until the next call; negative: no limit.
+  // Throws Error(kUnavailable) if the kernel provides no epoll or eventfd.
   EventLoop(std::string name, std::function<int()> between_turns);
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;

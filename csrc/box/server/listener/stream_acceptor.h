@@ -54,7 +54,7 @@ class StreamAcceptor final : public EventLoop::Served {
   const std::vector<uid_t> users_;
   protocol::Address address_;
   const Descriptor socket_;
-  size_t next_ = 0;  // of the loops
+  size_t next_ = 0;  // number of accepted clients: chooses the next one's loop
   bool paused_ = false;
   Clock::time_point until_{};
   LogLimiter shortages_{1, kShortageWarningPeriod};

@@ -287,7 +287,8 @@ void StreamConnection::refuse(const protocol::Header& request, protocol::Status 
 
 void StreamConnection::reject(protocol::Status status, const std::string& cause) {
   context_.refusals.warn("closed the connection of " + protocol::peer_name(fd_) + ": " + cause);
-  // A reply to an invalid opcode concerns the connection: a second Hello.
+  // If the last header has no valid opcode, the refusal is sent as a second Hello, which concerns
+  // the connection.
   if (*protocol::opcode_name(request_.opcode) == '\0') request_.opcode = protocol::Opcode::kHello;
   refuse(request_, status, cause);
   send();

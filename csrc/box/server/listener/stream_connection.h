@@ -1,8 +1,8 @@
 // A client's connection at a stream listener.
 //
 // The event loop reads the connection and serves its reads and writes. The stream has one user at a
-// time, who holds it. A thread with a reply sends it if it can acquire the stream; otherwise the
-// holder sends it.
+// time, who holds it. A thread that has a reply sends the reply if it can acquire the stream.
+// Otherwise the thread that holds the stream sends the reply.
 //
 // Threads: serve() and gone() by the thread of the loop; dismiss(), close_if_session_ended(),
 // idle() and the Answers held by the handler by any thread. An Answer after gone() is dropped.

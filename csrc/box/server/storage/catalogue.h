@@ -66,7 +66,9 @@ class Catalogue {
 
   const std::string path_;
   const bool sync_;
-  bool named_;  // the file's name is on the disk; until then an older file of equal content has it
+  // True once the file's name is on the disk. Before, a crash of the host may bring back the
+  // replaced catalogue, which is equivalent.
+  bool named_;
   Descriptor file_;
   uint64_t records_ = 0;
   uint64_t check_ = 0;  // of the last record

@@ -4,7 +4,7 @@
 // Errors: Error(kUnavailable) if the kernel or OpenSSL fails, Error(kExhausted) if the disk is
 // full.
 //
-// Threads: any. Several threads read files, each file one thread.
+// Threads: any. Several threads read the files; each file is read by one thread.
 #pragma once
 
 #include <array>

@@ -44,7 +44,8 @@ class Directory {
   std::map<uint64_t, std::string> segment_files() const;  // paths of all segment files, by serial
   uint64_t last_serial() const;                           // of all files, including lost/
 
-  // Creates a zero-filled file for a segment of `bytes`, without space on the disk.
+  // Creates a zero-filled file for a segment of `bytes`. reserve_segment() allocates its disk space
+  // and writes its footer.
   Descriptor make_segment(const std::string& file, uint64_t bytes) const;
   void reserve_segment(int fd, const std::string& file, const SegmentFooter& footer) const;
 

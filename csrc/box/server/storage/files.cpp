@@ -130,11 +130,12 @@ void replace_file(const std::string& from, const std::string& path, bool sync) {
   if (sync) sync_directory(std::filesystem::path(path).parent_path());
 }
 
-// The kernel grants a read lease only while no process has the file open or mapped for writing.
-// File systems without leases give no information: true.
+// The kernel grants a read lease only while no process has the file open or mapped for writing. On
+// a file system without leases the function returns true, as it cannot know.
 bool may_be_written(const std::string& path) {
   const Descriptor file = open_file(path, O_RDONLY);
-  // Another process that opens the file now must not kill this one with SIGIO.
+  // When another process opens the file for writing, the kernel signals the holder of the lease.
+  // The default signal, SIGIO, would kill this process; SIGURG is ignored.
   if (fcntl(file.get(), F_SETSIG, SIGURG) != 0) return true;
   return fcntl(file.get(), F_SETLEASE, F_RDLCK) != 0;
 }

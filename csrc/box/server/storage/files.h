@@ -34,8 +34,8 @@ size_t read_file(int fd, void* bytes, size_t size, const std::string& path);
 size_t read_file_at(int fd, void* bytes, size_t size, uint64_t at, const std::string& path);
 std::vector<std::byte> whole_file(const std::string& path);
 
-// Write at the position of the descriptor (its start or end), or at offset `at`, where the file
-// must have space.
+// write_file() writes at the position of the descriptor: at the end of a file that is open with
+// O_APPEND. write_file_at() writes at offset `at`, where disk space must be reserved.
 void write_file(int fd, const void* bytes, size_t size, const std::string& path);
 void write_file_at(int fd, const void* bytes, size_t size, uint64_t at, const std::string& path);
 void resize_file(int fd, uint64_t bytes, const std::string& path);
@@ -46,7 +46,7 @@ void sync_file(int fd, const std::string& path);
 void replace_file(const std::string& from, const std::string& path, bool sync);
 
 // Returns true if another process may have the file open, or mapped, for writing. REQUIRES: this
-// process has not.
+// process has it neither open nor mapped for writing.
 bool may_be_written(const std::string& path);
 
 // Returns when names added to the directory or removed from it are on the disk.

@@ -15,8 +15,8 @@
 // A process is killed between two instructions of each thread, and every earlier store is in the
 // file. So only the order of a thread's own stores matters. `active`, `progress`, `used` and
 // `applied` are stored with release order after the data that they validate, and loaded with
-// acquire order before the data are read. Odd progress is exchanged with acquire order too, which
-// keeps stores to the target behind it.
+// acquire order before the data are read. Odd progress is stored by an exchange that also has
+// acquire order, so that no store to the target comes before it.
 #pragma once
 
 #include <atomic>

@@ -162,7 +162,8 @@ std::unique_ptr<Records> Records::create(const RecordsLocation& location, const 
       records[i].applied = back[i]->applied.load();
       records[i].used = 1;
     }
-    // No operation is in progress between the two renames, so each file fits the other's sizes.
+    // If the process stops between the two renames, the new `sessions` and the old `operations` fit
+    // together: no operation is in progress.
     replace_file(new_sessions, location.sessions(), true);
     replace_file(new_operations, location.operations(), true);
     return std::unique_ptr<Records>(

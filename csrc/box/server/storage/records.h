@@ -70,7 +70,7 @@ class Records {
   // Throws Error(kUnavailable) if no box can have left a record as it is.
   void require_sound() const;
 
-  // Frees such records, and logs them.
+  // Frees the records that no box can have left as they are, and logs them.
   void drop_unsound();
 
   const RecordSizes& sizes() const noexcept { return sizes_; }
@@ -92,8 +92,9 @@ class Records {
   // outcome.number == session.applied + 1.
   void finish(SessionRecord& session, const RequestOutcome& outcome);
 
-  // Records that an operation begins, with no progress; null without files. Waits while all
-  // operation records are in use. release() ends it. REQUIRES: operation.parts <= sizes().parts.
+  // Records that an operation begins, with no progress. Without files, all pointers in the result
+  // are null. Waits while all operation records are in use. release() frees the record. REQUIRES:
+  // operation.parts <= sizes().parts.
   Recorded begin(const SessionRecord& session, const BoxOperation& operation);
   void release(const Recorded& recorded);
 

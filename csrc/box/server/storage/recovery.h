@@ -1,7 +1,7 @@
 // Completes, exactly once, the operations that a killed process had in progress.
 //
-// Threads: one, before the records or the segments are used. The process may be killed during it,
-// and another one begin again.
+// Threads: one, before the records or the segments are used. If the process is killed during the
+// recovery, another process can begin it again.
 #pragma once
 
 #include <cstddef>
@@ -29,9 +29,8 @@ class Recovery {
   // damaged, execute() drops such an operation.
   Recovery(Records& records, const FindMemory& find, bool lenient);
 
-  // Leaves no operation in progress, and sets `applied` of each session. The request of an
-  // operation whose segments are gone, or that is dropped, ends with kInternal; dropped operations
-  // are logged.
+  // Leaves no operation in progress, and sets `applied` of each session. An operation that is
+  // dropped, or whose segments are gone, is logged, and its request ends with kInternal.
   void execute();
 
  private:

@@ -59,7 +59,7 @@ struct Creator {
 
 // A segment of the box.
 //
-// Threads: only `attachments` and `counters` change once clients can attach.
+// Threads: only `attachments`, `awaited` and `counters` change once clients can attach.
 class BoxSegment {
  public:
   protocol::Id key;

@@ -149,9 +149,9 @@ bool Store::take_segment(const CatalogueEntry& entry, Files& files, bool lenient
   return false;
 }
 
-// Sorts the files without a live segment. Removed: files of segments that were being created, or
-// were deleted while in use. Preserved: files of segments whose record a crash of the host may have
-// lost.
+// Sorts the files without a live segment into `removed` and `kept`. `removed`: files of segments
+// that were being created, or were deleted while in use. `kept`: files of segments whose record a
+// crash of the host may have lost.
 void Store::sort_others(const Files& others, const Catalogue::Contents& catalogue, bool lenient,
                         std::vector<std::string>& removed, std::vector<std::string>& kept) const {
   for (const auto& [serial, path] : others) {
@@ -251,7 +251,8 @@ std::shared_ptr<BoxSegment> Store::create(const Creation& creation) {
   const auto stored = std::make_shared<StoredSegment>(serial, path);
   try {
     Descriptor file = directory_->make_segment(path, creation.size);
-    // Check the limit of the pool before the disk's, also against concurrent allocations.
+    // Map before disk space is reserved: the pool enforces its limit also against concurrent
+    // allocations.
     const auto block = pool_->map(std::move(file), creation.size);
     directory_->reserve_segment(block->fd(), path,
                                 {generation_, creation.key, serial, creation.size});

@@ -123,7 +123,7 @@ class Store {
   std::mutex mutex_;  // guards all below
   std::unique_ptr<Catalogue> catalogue_;
   std::map<uint64_t, Creation> live_;  // by serial
-  uint64_t compact_at_ = 0;            // records; compacting failed before
+  uint64_t compact_at_ = 0;  // after a failed attempt: the number of records at which to try again
 };
 
 }  // namespace hbm::box::server::storage

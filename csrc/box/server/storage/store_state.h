@@ -1,5 +1,5 @@
 // The state in which the last box left a store: the file `state`, one sector long. It is
-// overwritten in place, so a full disk does not matter, and atomically.
+// overwritten in place, so a full disk does not matter. A disk writes one sector atomically.
 //
 // Errors: Error(kUnavailable) if the kernel fails, Error(kExhausted) if the disk is full.
 //

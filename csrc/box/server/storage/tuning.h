@@ -8,10 +8,12 @@
 
 namespace hbm::box::server::storage {
 
-// The part of an accumulate that is done, saved and recorded as a whole: a multiple of a page.
+// The size of a chunk, the part of an accumulate that is executed under one lock, and saved and
+// recorded as a whole. It is a multiple of a page.
 // Unit: bytes
-// Below: a smaller value records more often.
-// Above: a larger value keeps more old data to roll back, and locks others out longer.
+// Below: a smaller value records the progress more often.
+// Above: a larger value saves more old data for a rollback, and makes other operations wait longer
+// for the lock.
 inline constexpr uint32_t kAccumulateChunkBytes = 64 << 10;
 
 // Locks that the chunks of all segments share.
@@ -21,10 +23,11 @@ inline constexpr uint32_t kAccumulateChunkBytes = 64 << 10;
 // Measure: `python -m benchmarks.box --sections accumulate`
 inline constexpr size_t kChunkLocks = 1024;
 
-// Records of the catalogue about segments that are gone, beyond as many as segments live.
+// Dead records of the catalogue, which are about segments that are gone, less the number of live
+// segments.
 // Unit: records
 // Below: the catalogue grows by a record for each segment that is made or deleted.
-// Above: the catalogue is written again, without them.
+// Above: the catalogue is written again, without dead records.
 // Measure: `smb_store_test --gtest_filter=StoreTest.TheCatalogueIsCompacted`
 inline constexpr uint64_t kMostDeadRecords = 1 << 16;
 
