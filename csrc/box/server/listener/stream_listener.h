@@ -2,9 +2,9 @@
 //
 // A few event loops, each a thread with epoll, share the connections. A connection stays with its
 // loop, so the connections of one client are served in parallel. The loop serves reads and writes
-// between the socket and the segment's memory. All other requests go to the handler, and the
-// answering thread sends the reply. A connection is served for at most one quantum of bytes per
-// turn, and is not read while its client does not take replies.
+// between the socket and the segment's memory. All other requests go to the handler, and the thread
+// that executed a request sends the reply. A connection is served for at most one quantum of bytes
+// per turn, and is not read while its client does not take replies.
 //
 // A client must prove the token first: before, it may send only a Join, within a time limit. The
 // number of such clients is bounded: a new one displaces the oldest. A Unix socket admits the user

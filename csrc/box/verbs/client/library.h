@@ -19,9 +19,9 @@ struct ClientLibrary {
   // Returns why this host cannot reach `host` over RDMA; empty: it can.
   std::string (*why_not)(const std::string& host, uint16_t port);
 
-  // Opens a transport, as transport::open_tcp(). `opening` has the TCP port of the box; that
-  // connection proves the token, and stays open to detect the end of the peer. Throws as
-  // open_tcp(), and Error(kUnavailable) if either end has no RDMA device.
+  // Opens a transport, as transport::open_tcp(). `opening` has the TCP port of the box. A TCP
+  // connection proves the token, and stays open to detect the end of the box. Throws as open_tcp(),
+  // and Error(kUnavailable) if either end has no RDMA device.
   transport::OpenedTransport (*open)(const transport::TransportOptions& opening);
 };
 

@@ -20,8 +20,8 @@ uint64_t frame_bytes(const protocol::Header& header) {
   return sizeof(header) + uint64_t{header.body_bytes} + header.payload_bytes;
 }
 
-// Returns true if a reply to `opcode` may have a payload: statistics, or the keys of a segment,
-// which the reader counts.
+// Returns true if a reply to `opcode` may have a payload: statistics, or the remote keys of a
+// segment, whose number granted_segment() checks.
 bool has_payload(Opcode opcode) {
   return opcode == Opcode::kStats || opcode == Opcode::kAlloc || opcode == Opcode::kAttach;
 }

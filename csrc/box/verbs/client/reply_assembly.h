@@ -28,9 +28,9 @@ class ReplyAssembly {
   uint64_t expect(transport::TransportRequest& request);
   bool idle() const noexcept { return asked_.empty(); }
 
-  // Processes the next message. Returns the request whose reply is complete, with its outcome, not
-  // yet done; null: more messages follow. Throws transport::Broken if the message is no part of an
-  // expected reply.
+  // Processes the next message. Returns the request whose reply is complete: its outcome is set,
+  // but not its `done`. Returns null if more messages of the reply follow. Throws transport::Broken
+  // if the message is no part of an expected reply.
   transport::TransportRequest* take(std::span<const std::byte> message);
 
  private:

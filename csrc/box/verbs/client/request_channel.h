@@ -2,7 +2,8 @@
 // one queue pair.
 //
 // A request is one message. A reply is one message, or several in a row if it is longer than
-// kReplyBytes (reply_assembly.h); the device of the box waits while no receive buffer is free here.
+// kReplyBytes (reply_assembly.h); the box's device waits while the client has no free receive
+// buffer.
 //
 // Threads: one at a time.
 #pragma once
@@ -40,8 +41,9 @@ class RequestChannel {
   void sent(uint32_t buffer) { requests_.give(buffer); }
 
   // Processes a message of `bytes` bytes in receive buffer `buffer`, and posts the buffer again.
-  // Returns the answered request, with its outcome, not yet done; null: more messages follow.
-  // Throws transport::Broken if the message is no part of an expected reply.
+  // Returns the answered request: its outcome is set, but not its `done`. Returns null if more
+  // messages of the reply follow. Throws transport::Broken if the message is no part of an expected
+  // reply.
   transport::TransportRequest* arrived(uint32_t buffer, uint32_t bytes);
 
  private:

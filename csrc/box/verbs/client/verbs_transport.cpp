@@ -136,7 +136,8 @@ void VerbsTransport::send_slices() {
   }
 }
 
-// Checks the access here: a device that refuses an access closes the queue pair.
+// Checks the access of a slice, because the box's device would close the queue pair on an invalid
+// one. Finishes an invalid slice with the refusal, and returns true.
 bool VerbsTransport::refused_here(const transport::Slice& slice) {
   const protocol::Transfer& transfer = slice.transfer;
   const auto remote = remote_segments_.find(transfer.handle);

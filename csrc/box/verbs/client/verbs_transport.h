@@ -5,8 +5,8 @@
 // memory, on the queue pair with the fewest bytes in flight. A request on an idle transport is sent
 // immediately. Otherwise the next progress() sends it together with others.
 //
-// The TCP connection of the join stays open without traffic: it shows when the box, or its machine,
-// is gone.
+// The TCP connection of the join stays open without traffic. It breaks when the box ends, or its
+// machine is gone.
 //
 // Threads: as Transport.
 #pragma once

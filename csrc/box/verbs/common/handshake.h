@@ -6,8 +6,9 @@
 //   box     accept   WelcomeMessage, or reject with a RefusalMessage
 //
 // A CallMessage is a Join (box/protocol/protocol.h) shortened to the 56 bytes that fit. Its proof
-// is the proof of a TCP connection with the nonce of the challenge, cut to 128 bits. So the box
-// creates no queue pair before the token is proved for it, and a recorded proof is worthless.
+// is computed as for a TCP connection, with the nonce of the challenge, and cut to 128 bits. So the
+// box creates a queue pair only after its client has proved the token, and a recorded proof is
+// worthless.
 //
 // Threads: any.
 #pragma once
@@ -35,7 +36,7 @@ struct CallMessage {
   std::array<std::byte, 16> proof;
   uint16_t flags;  // of protocol::Join
   uint8_t queue_pair;
-  uint8_t queue_pairs;  // 0: a first call; all other fields are 0 then
+  uint8_t queue_pairs;  // 0: a first call; only `magic` is set then
 };
 static_assert(sizeof(CallMessage) == 56);
 

@@ -60,8 +60,8 @@ inline constexpr uint32_t kMessagesInFlight = 64;
 
 // Buffers of a client for the box's replies.
 // Unit: buffers
-// Below: the box's device waits for a free one, if a reply has more parts.
-// Above: all parts of the replies arrive together.
+// Below: a smaller value makes the box's device wait for a free buffer if a reply has more parts.
+// Above: a larger value takes more registered memory in each client.
 inline constexpr uint32_t kReplyBuffers = 32;
 
 // Completions that a client takes from its queue at a time.
@@ -75,14 +75,15 @@ inline constexpr int kClientCompletionsPerPoll = 32;
 // Above: the client sleeps until the device has a completion.
 inline constexpr std::chrono::microseconds kPollTime{20};
 
-// The time to resolve an address, to resolve a route, and to check whether there is a route.
+// The time for each of these: to resolve an address, to resolve a route, and to check whether there
+// is a route.
 // Below: the client waits for the connection manager.
 // Above: the client tries the host's next address, or fails.
 inline constexpr std::chrono::milliseconds kResolveTimeout{2000};
 
-// Reads in flight on a queue pair, which both ends set up.
+// Reads in flight on a queue pair, as both ends set it up.
 // Unit: reads
-// Below: the device's own limit counts.
+// Below: if the limit of a device is less, that limit applies.
 // Above: further reads wait in the device.
 inline constexpr int kReadsInFlight = 16;
 
@@ -103,11 +104,11 @@ inline constexpr size_t kMostChallenges = 512;
 
 // The time in which a client meets its challenge.
 // Below: the client is let in.
-// Above: the client is refused, and calls again.
+// Above: the client is refused, and must request another challenge.
 inline constexpr std::chrono::seconds kChallengeTimeout{5};
 
 // The time from a client's first queue pair to its last.
-// Below: the box waits for the others.
+// Below: the box waits for the other queue pairs.
 // Above: the box ends the connection.
 inline constexpr std::chrono::milliseconds kConnectTimeout{5000};
 
@@ -116,25 +117,28 @@ inline constexpr std::chrono::milliseconds kConnectTimeout{5000};
 // Above: the box destroys the queue pairs.
 inline constexpr std::chrono::milliseconds kFarewellTimeout{1000};
 
-// The period in which the box checks its clients.
+// The period at which the box checks its clients.
 // Below: a smaller value wakes an idle box more often.
 // Above: a larger value delays the end of clients that are gone.
 inline constexpr std::chrono::milliseconds kSweepPeriod{1000};
 
-// The same while clients are leaving, or the box is closing.
+// The period at which the box checks its clients while some are leaving, or the box is closing.
 // Below: a smaller value takes more processor time.
 // Above: a larger value delays the end.
 inline constexpr std::chrono::milliseconds kLeavingSweepPeriod{10};
 
-// The period in which the box's end checks whether all is done.
+// The period at which drain() checks whether all requests are answered, and the listener's
+// destructor whether the work in flight has ended.
 // Below: a smaller value takes more processor time.
 // Above: a larger value delays the end.
 inline constexpr std::chrono::milliseconds kDrainPollPeriod{1};
 
-// Queue pairs of a client, by which the box sizes its completion queue for the most clients.
+// The queue pairs that the box expects of each client. It sizes its completion queue for the most
+// clients with this number of queue pairs.
 // Unit: queue pairs
-// Below: clients with fewer leave room for more clients.
-// Above: clients with more leave room for fewer; without room a client is refused with kExhausted.
+// Below: clients with fewer queue pairs leave room for more clients.
+// Above: clients with more queue pairs leave room for fewer clients. A client without room in the
+// queue is refused with kExhausted.
 inline constexpr uint32_t kExpectedQueuePairs = 4;
 
 // Replies of a client in flight.

@@ -1,10 +1,11 @@
 // The memory of a box's segments, registered with an RDMA device, and the access of clients to it.
 //
 // A segment's memory is registered once, when it is allocated. A client gets one key for each of
-// its queue pairs: memory windows of type 2. The device honours such a key only on that queue pair,
-// for exactly the bytes of the segment, for reading or for both, and while the attachment exists.
-// Without such windows all clients of a segment get the same key of the registration, one for
-// reading and one for writing: docs/memory-box.md describes the consequence for hostile clients.
+// its queue pairs: memory windows of type 2. The device accepts such a key only on that queue pair,
+// for exactly the bytes of the segment, and while the attachment exists. The key permits reads, or
+// reads and writes. Without such windows, the clients of a segment share two keys of its
+// registration: one permits reads, the other reads and writes. docs/memory-box.md describes the
+// risk of hostile clients then.
 //
 // Threads: any.
 #pragma once
@@ -34,9 +35,10 @@ class BoxMemory {
  private:
   friend class MemoryWindow;
   struct Registered {
-    std::optional<common::MemoryRegion>
-        writable;  // for memory windows; without one it gives no access
-    std::optional<common::MemoryRegion> readable;
+    // With windows, they are bound to this region, and only they give remote access. Without
+    // windows, its own key permits remote reads and writes.
+    std::optional<common::MemoryRegion> writable;
+    std::optional<common::MemoryRegion> readable;  // without windows: its key permits remote reads
   };
   static const Registered& of(const box::server::storage::BoxSegment& segment);
 

@@ -26,7 +26,7 @@ struct IssuedChallenge {
   protocol::Hello hello{};
   std::chrono::steady_clock::time_point until{};
   std::weak_ptr<Peer> peer;  // set once queue pair 0 is admitted
-  uint32_t queue_pairs = 0;  // number in the call for queue pair 0
+  uint32_t queue_pairs = 0;  // as the call for queue pair 0 states
   uint32_t queue_pairs_admitted = 0;
 };
 

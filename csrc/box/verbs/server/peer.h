@@ -73,7 +73,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void completed(const ibv_wc& completion);
   void pump();  // sends as many replies as possible
 
-  // Disconnects the queue pairs and leaves the session. Ends the windows; work in flight fails.
+  // Disconnects the queue pairs and leaves the session. Work in flight fails, and the client can no
+  // longer use its windows.
   void close();
   bool quiet() const;  // true: nothing is in flight
   void destroy();      // destroys the queue pairs. REQUIRES: closed()

@@ -1,8 +1,8 @@
 // Serves clients over RDMA: a box::server::Listener.
 //
 // Two threads. The accepting thread answers the connection manager (handshake.h), admits queue
-// pairs and closes clients. The receiving thread passes requests to the handler. The answering
-// thread sends the reply. One-sided reads and writes do not involve the listener.
+// pairs and closes clients. The receiving thread passes requests to the handler. The thread that
+// executed a request sends the reply. One-sided reads and writes do not involve the listener.
 //
 // A client is closed if
 // - it disconnects, or its queue pairs fail;
@@ -72,7 +72,7 @@ class VerbsListener final : public box::server::Listener {
   std::shared_ptr<Peer::Context> context_;
   protocol::WakeEvent receiver_wake_event_;
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> settled_{false};  // used while closing
+  std::atomic<bool> settled_{false};  // while closing: all replies are sent
   box::server::listener::LogLimiter log_;
 
   // Used only by the accepting thread.
