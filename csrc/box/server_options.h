@@ -38,7 +38,7 @@ struct ServerOptions {
   std::chrono::milliseconds lease{30'000};
   uint32_t most_clients = 4096;
 
-  // Threads; 0: chosen from the processors that this process may use.
+  // Threads; 0: chosen by the number of processors (box/server/tuning.h).
   uint32_t handlers = 0;            // execute requests
   uint32_t accumulate_threads = 0;  // share a large accumulate
   uint32_t receivers = 0;           // run the event loops of the sockets

@@ -19,8 +19,9 @@ class Dialer {
   // Throws Error(kInvalid) for an invalid URL or combination of options.
   explicit Dialer(const ClientOptions& options);
 
-  // Connects. Throws BoxError kDenied or kUnreachable, with the reason for each transport that was
-  // tried.
+  // Connects. Throws BoxError kUnreachable, with the reason for each transport that was tried. If
+  // the box refuses the join, throws the failure() of its status, such as BoxError kDenied. Throws
+  // Error(kInvalid) for an invalid number of connections.
   transport::OpenedTransport dial();
 
   // Connects over the transport that dial() chose. Resumes `session`, or begins a new one if it is

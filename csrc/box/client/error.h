@@ -1,5 +1,5 @@
-// The errors of a client, by their cause. Bad arguments are plain Errors of kInvalid, and a full
-// pool is one of kExhausted.
+// The errors of a client, by their cause. An invalid argument is a plain Error of kInvalid. A full
+// pool is a plain Error of kExhausted.
 #pragma once
 
 #include <optional>

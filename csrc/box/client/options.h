@@ -1,6 +1,6 @@
 // The options of a client and of its requests, set by the user or the environment.
 //
-// Threads: any, while none changes the environment.
+// Threads: any, while no thread changes the environment.
 #pragma once
 
 #include <chrono>

@@ -83,8 +83,8 @@ class RequestTable {
   // Applies the reply to an operation whose request the transport has finished, and finishes it.
   void complete(OperationPointer operation);
 
-  // Take the ready transfers of mapped segments, in order. take_copy() returns null if there is
-  // none.
+  // The ready transfers of mapped segments, in order. take_copy() removes and returns the first
+  // one, or null if there is none.
   bool has_copies() const noexcept { return !copies_.empty(); }
   OperationPointer take_copy();
   void put_back_copy(OperationPointer operation) { copies_.push_front(std::move(operation)); }

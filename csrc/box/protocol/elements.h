@@ -6,8 +6,8 @@
 // half-written element. This also holds if the copying thread is interrupted. memcpy() does not
 // suit: glibc copies by `rep movsb`, which an interrupt stops at any byte.
 //
-// On x86-64 one access moves 16 aligned bytes of the shared memory. Intel and AMD guarantee its
-// atomicity on processors with AVX, except of non-temporal stores.
+// On x86-64 one access moves 16 aligned bytes of the shared memory. Intel and AMD guarantee that
+// this access is atomic on processors with AVX, but not if it is a non-temporal store.
 //
 // Threads: any. The functions order no other memory access.
 #pragma once

@@ -139,7 +139,7 @@ FrameInput::Filled FrameInput::fill(int socket) {
   alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control;
   if (passes_descriptors_) {
     message.msg_control = control.data();
-    message.msg_controllen = CMSG_LEN(sizeof(int));  // CMSG_SPACE has room for a second one
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // not CMSG_SPACE: two would fit
   }
   const ssize_t got = receive_some(socket, message);
   if (got <= 0) return {got == 0 ? Received::kClosed : Received::kIdle, 0, true};
@@ -236,7 +236,8 @@ void FrameInput::keep_descriptor(msghdr& message, uint64_t last_byte) {
         "a descriptor could not be taken: this process has too many open files (ulimit -n), or "
         "several were passed together");
   }
-  // A full buffer has at most one incomplete frame, and the beginning of one more.
+  // The buffer had at most one incomplete frame, with one descriptor, before the system call that
+  // passed this one.
   if (descriptors_.size() > 2) failed("a frame is malformed: several descriptors came with it");
 }
 

@@ -117,7 +117,7 @@ struct Joined {
   Id generation;          // changes when the box has lost all segments
   uint64_t applied;       // last sequence number that the session has executed; 0: none
   uint32_t lease_ms;      // a session ends after this long without a frame
-  uint16_t verbs_port;    // 0: the box has no RDMA device
+  uint16_t verbs_port;    // 0: the box serves no clients over RDMA
   uint16_t resumed;       // 1: the attachments of the session are intact
   char boot_id[40];       // of the box's kernel; null-terminated
   char socket_path[108];  // of its Unix socket; null-terminated
@@ -230,8 +230,8 @@ struct StatsQuery {
 };
 static_assert(sizeof(StatsQuery) == 8);
 
-// Counts since the start of the box. Reads and writes over shm and verbs bypass the server: only
-// the client counts them.
+// Operations on a box, of a session or on a segment, since the start of the box. Reads and writes
+// over shm and verbs bypass the server, and are not counted.
 struct Counts {
   uint64_t reads;
   uint64_t read_bytes;

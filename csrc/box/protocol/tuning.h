@@ -98,7 +98,7 @@ inline constexpr std::chrono::seconds kKeepaliveProbePeriod{5};
 inline constexpr int kKeepaliveProbes = 3;
 
 // The age of sent data without an acknowledgement.
-// Below: the kernel sends them again.
+// Below: the kernel sends the data again.
 // Above: the kernel ends the connection.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py`
 inline constexpr std::chrono::milliseconds kUnacknowledgedTimeout{30'000};

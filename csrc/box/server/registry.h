@@ -1,7 +1,8 @@
 // The segments of a box by their keys, and their attachments.
 //
-// A segment has its key until it is deleted; a temporary one until its last attachment ends. Its
-// memory stays until the last pointer to the segment goes.
+// A segment has its key until it is deleted. A temporary segment is also deleted when its last
+// attachment ends. The memory of a segment stays until the last pointer to the segment is
+// destroyed.
 //
 // Threads: any. Creating or deleting a segment may take long. The lock is not held during that
 // time, so only callers for the same key wait.

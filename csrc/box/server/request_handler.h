@@ -105,8 +105,8 @@ class RequestHandler {
                         bool writing) = 0;
 
   // Sets the action for each new segment, before any client can attach to it, and calls it for all
-  // present segments. The verbs listener registers memory this way. The action may throw Error: the
-  // request fails. REQUIRES: no client is served yet.
+  // present segments. The verbs listener registers memory this way. If the action throws an Error,
+  // the request that creates the segment fails. REQUIRES: no client is served yet.
   virtual void on_new_segment(std::function<void(storage::BoxSegment&)> action) = 0;
 
   // Returns true if the session has ended, because its client left or its lease expired. All

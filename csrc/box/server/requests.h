@@ -1,8 +1,8 @@
 // Executes the requests of clients: one function for each opcode, which checks the rights of the
 // client and executes the request.
 //
-// Threads: dispatch() may be called from any thread, but for one session only by the handler that
-// has it.
+// Threads: any thread may call dispatch(). For one session, only the handler that has the session
+// may call it.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ class Requests {
   // Throws the failure of the request. REQUIRES: the request is new, or not sequenced.
   Reply execute(Session& session, protocol::Opcode opcode, std::span<const std::byte> body);
 
-  // Returns the reply to an executed request: the saved one, or one built from the record of a box
-  // that has restarted since.
+  // Returns the reply to an executed request: the saved one, or if the box has restarted since, one
+  // built from the session's record.
   Reply replay(Session& session, protocol::Opcode opcode, std::span<const std::byte> body,
                DuplicateRequestCache::Kind kind);
 
@@ -61,7 +61,7 @@ class Requests {
   storage::Counters& totals_;
 };
 
-// Checks that several requests share. All throw Refusal.
+// Checks that several kinds of requests share. All throw Refusal.
 
 // Throws kNotAttached if the handle has no attachment.
 SessionAttachment attached(const Session& session, uint32_t handle);

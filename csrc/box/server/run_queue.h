@@ -4,7 +4,7 @@
 // requests, and appends the session again if it has more. So no client starves another.
 //
 // A session is in the queue at most once, and the queue has room for all sessions. So put() never
-// waits, and event loops never depend on the handlers.
+// waits, and no event loop waits for a handler.
 //
 // Threads: put() and close() may be called from any thread.
 #pragma once

@@ -59,7 +59,7 @@ class Sessions {
     std::shared_ptr<const void> counted;
   };
 
-  std::shared_ptr<const void> count_client();  // until the pointer is destroyed
+  std::shared_ptr<const void> count_client();  // counts a client until the pointer is destroyed
   std::shared_ptr<Session> begin(const protocol::Join& join, protocol::TransportKind transport);
   std::shared_ptr<Session> resume(const protocol::Join& join, protocol::TransportKind transport);
   void watch();

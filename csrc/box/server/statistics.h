@@ -25,8 +25,9 @@ struct Reader {
   protocol::Nonce salt{};       // of the fingerprints of other clients' ids and keys
 };
 
-// Returns the payload of a reply to kStats: the totals, and the rows that fit, from the start in
-// the query, clients first. Throws Error(kUnavailable) when OpenSSL fails.
+// Returns the payload of a reply to kStats: the totals, and as many rows as fit. The rows of
+// clients come first, then the rows of segments. `query` has the first row of either table. Throws
+// Error(kUnavailable) when OpenSSL fails.
 std::vector<std::byte> page(const Statistics& statistics, const protocol::StatsQuery& query,
                             const Reader& reader);
 

@@ -103,7 +103,7 @@ inline constexpr uint32_t kMostUnansweredPerConnection = 2 * protocol::kSequence
 // Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNoClient`
 inline constexpr uint64_t kTurnBytes = uint64_t{1} << 20;
 
-// -- Clients that come
+// -- New clients
 
 // The time from a client's connection to its join.
 // Below: the connection stands.

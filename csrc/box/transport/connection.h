@@ -24,8 +24,8 @@ class Connection final : private protocol::FrameStream::Receiver {
   // Receives the replies.
   class Requester {
    public:
-    // Called for the reply to `request`, which has its status, cause, reply and payload, and is not
-    // done yet. `descriptor` was passed with the reply, or is none.
+    // Called for the reply to `request`: its status, cause, reply and payload are set, but not its
+    // `done`. `descriptor` was passed with the reply, or is none.
     virtual void answered(TransportRequest& request, Descriptor descriptor) = 0;
     virtual void answered(const Slice& slice, protocol::Status status,
                           const std::string& cause) = 0;

@@ -44,7 +44,7 @@ class Slices {
   // Sleeps until there is a slice. Returns none after stop().
   std::optional<Slice> wait();
 
-  // Wakes waiters: one if there is one short request only, else all.
+  // Wakes one thread in wait() if a single short request is queued, else all of them.
   void notify();
 
   bool left() const;     // true: take() returns a slice

@@ -78,7 +78,7 @@ class Transport {
   virtual void post(TransportRequest& request) = 0;
 
   // Sends and receives until a TransportRequest finishes or `most` has passed. Returns immediately
-  // if nothing is in flight; with 0, does not sleep.
+  // if nothing is in flight. Does not sleep if `most` is 0.
   virtual void progress(std::chrono::nanoseconds most) = 0;
 
   // Ends the sleep of progress().

@@ -6,9 +6,9 @@
 // that executed a request sends the reply. A connection is served for at most one quantum of bytes
 // per turn, and is not read while its client does not take replies.
 //
-// A client must prove the token first: before, it may send only a Join, within a time limit. The
-// number of such clients is bounded: a new one displaces the oldest. A Unix socket admits the user
-// of this process and root, unless the options list other users. A malformed frame closes its
+// A client must prove the token first. Until then it may send only a Join, within a time limit. The
+// number of such clients is bounded: a new one displaces the oldest. A Unix socket admits root, and
+// the users in the options, by default the user of this process. A malformed frame closes its
 // connection and affects no other. Connections of an ended session are closed within seconds.
 //
 // Threads: as Listener.

@@ -17,8 +17,8 @@
 namespace hbm::box::server::storage {
 
 // The division of an operation on a range of a segment. A segment is divided into chunks of a fixed
-// size. A step is the part of the range in one chunk. A part is a run of steps; parts have equal
-// length, and can be executed concurrently.
+// size. A step is the part of the range in one chunk. A part is a run of steps. Parts differ by at
+// most one step, and can be executed concurrently.
 struct Steps {
   uint64_t offset;  // of the range in the segment
   uint64_t bytes;

@@ -20,8 +20,8 @@ constexpr uint64_t mix(uint64_t hash, uint64_t word) noexcept {
   return mixed ^ mixed >> 31;
 }
 
-// Returns the checksum of all bytes of a value, padding included: pass the stored value, not a
-// copy.
+// Returns the checksum of all bytes of a value, padding included. Pass the stored value: a copy may
+// have other padding.
 template <class T>
 uint64_t checksum(uint64_t seed, const T& value) noexcept {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0);
@@ -33,7 +33,8 @@ uint64_t checksum(uint64_t seed, const T& value) noexcept {
   return seed;
 }
 
-// A number below 2^48, stored with a checksum of 16 bits by one atomic access. All bits zero: 0.
+// A number below 2^48, stored with a checksum of 16 bits by one atomic access. If all bits are
+// zero, the number is 0.
 class CheckedNumber {
  public:
   uint64_t load(std::memory_order order) const noexcept { return bits_.load(order) & kNumber; }

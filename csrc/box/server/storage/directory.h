@@ -19,8 +19,8 @@ std::string hex(const protocol::Id& id);  // 32 digits
 
 class Directory {
  public:
-  // Locks the directory until this object is destroyed; creates it if it is missing. With `sync`,
-  // changes are on the disk when a member returns.
+  // Locks the directory until this object is destroyed; creates it if it is missing. With `sync`, a
+  // reserved segment, and a file moved to lost/, are on the disk when the member returns.
   //
   // Throws Error(kInvalid) if the directory is no store, Error(kUnavailable) if another process
   // uses it, or it is damaged or of another version. Changes no existing file.
@@ -33,7 +33,7 @@ class Directory {
   std::string catalogue() const { return path_ + "/journal"; }  // called so in version 2
 
   // Returns true if no box has created the store yet: `state` is missing then. Throws
-  // Error(kUnavailable) if it is missing while other files exist.
+  // Error(kUnavailable) if `state` is missing and other files of a store exist.
   bool is_new() const;
   void make_segments() const;  // the subdirectory segments/
 

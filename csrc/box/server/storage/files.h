@@ -41,8 +41,8 @@ void write_file_at(int fd, const void* bytes, size_t size, uint64_t at, const st
 void resize_file(int fd, uint64_t bytes, const std::string& path);
 void sync_file(int fd, const std::string& path);
 
-// Renames `from` to `path`. If the process stops during it, or with `sync` the host, `path` is
-// either the new or the old file.
+// Renames `from` to `path`. If the process stops during the call, `path` is either the new or the
+// old file. With `sync` this also holds if the host stops.
 void replace_file(const std::string& from, const std::string& path, bool sync);
 
 // Returns true if another process may have the file open, or mapped, for writing. REQUIRES: this
@@ -52,8 +52,8 @@ bool may_be_written(const std::string& path);
 // Returns when names added to the directory or removed from it are on the disk.
 void sync_directory(const std::string& path);
 
-// Zero-filled memory of a fixed size: private to this process, or a file mapped for reading and
-// writing, whose data survive the process.
+// Memory of a fixed size: private to this process, or a file mapped for reading and writing, whose
+// data survive the process. New memory and new files are zero-filled.
 //
 // Threads: any.
 class MappedRegion {
@@ -67,7 +67,8 @@ class MappedRegion {
   // Error(kUnavailable) if the kernel fails otherwise.
   static MappedRegion create(const std::string& path, uint64_t bytes);
 
-  // Maps an existing file. Throws Error(kUnavailable).
+  // Maps an existing file. Throws Error(kExhausted) if it cannot be mapped, Error(kUnavailable) if
+  // it is empty or the kernel fails otherwise.
   static MappedRegion open(const std::string& path);
 
   MappedRegion(MappedRegion&& other) noexcept

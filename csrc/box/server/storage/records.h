@@ -57,9 +57,9 @@ class Records {
   static std::unique_ptr<Records> in_memory(const RecordSizes& sizes);
 
   // Creates new files, replacing existing ones, with the sessions of `kept` (which may be null).
-  // With `sync`, a change is on the disk when the call that made it returns. Throws
-  // Error(kExhausted) if the disk is full, Error(kUnavailable) if the kernel fails; the old files
-  // are unchanged then.
+  // With `sync`, the changes of open_session(), begin() and finish() are on the disk when they
+  // return. Throws Error(kExhausted) if the disk is full, Error(kUnavailable) if the kernel fails;
+  // the old files are unchanged then.
   static std::unique_ptr<Records> create(const RecordsLocation& location, const RecordSizes& sizes,
                                          const Records* kept);
 

@@ -24,9 +24,9 @@ using FindMemory = std::function<Memory(uint64_t serial)>;
 
 class Recovery {
  public:
-  // Inspects the records, and changes nothing. Throws Error(kUnavailable) if a record with a
-  // correct checksum is inconsistent. With `lenient`, for files that a crash of the host may have
-  // damaged, execute() drops such an operation.
+  // Inspects the records, and changes nothing. Throws Error(kUnavailable) if the record of an
+  // operation is inconsistent. `lenient`: a crash of the host may have damaged the files; does not
+  // throw, and execute() drops such an operation.
   Recovery(Records& records, const FindMemory& find, bool lenient);
 
   // Leaves no operation in progress, and sets `applied` of each session. An operation that is

@@ -48,8 +48,9 @@ class StoredSegment {
   std::atomic<bool> remove_{false};
 };
 
-// The request that created a segment. If it is retransmitted after a restart, the box replies with
-// the segment instead of refusing it as existing. No session: unknown.
+// The request that created a segment. If the request is retransmitted after a restart, the box
+// replies with the segment, and does not refuse the request because the key exists. No session:
+// unknown.
 struct Creator {
   protocol::Id session;
   uint64_t number = 0;  // protocol::Sequence's

@@ -17,8 +17,8 @@
 // With `sync`, all keys, accumulates and fetch_adds are on the disk before their reply; writes of
 // clients are not.
 //
-// A store in a state that no server and no crash can leave is refused, and not changed.
-// docs/memory-box.md lists the valid states.
+// open() refuses a store in a state that neither a server nor a crash can leave, and does not
+// change it. docs/memory-box.md lists the valid states.
 //
 // Threads: open() first; then any.
 #pragma once
@@ -85,7 +85,8 @@ class Store {
 
   // Closes the store in order: all data and checksums are on the disk when it returns. If that
   // fails, logs it, and leaves the store as after a kill. REQUIRES: no thread uses the store, its
-  // records or its segments. Other processes may have a segment mapped; it gets no checksum.
+  // records or its segments. A segment that another process may have mapped for writing gets no
+  // checksum.
   void close() noexcept;
 
  private:

@@ -23,8 +23,7 @@ inline constexpr uint32_t kAccumulateChunkBytes = 64 << 10;
 // Measure: `python -m benchmarks.box --sections accumulate`
 inline constexpr size_t kChunkLocks = 1024;
 
-// Dead records of the catalogue, which are about segments that are gone, less the number of live
-// segments.
+// Dead records of the catalogue, about segments that are gone, minus the number of live segments.
 // Unit: records
 // Below: the catalogue grows by a record for each segment that is made or deleted.
 // Above: the catalogue is written again, without dead records.
@@ -45,8 +44,8 @@ inline constexpr size_t kFileReadBytes = 1 << 20;
 // Measure: `smb_store_damage_test --gtest_filter=DamagedStore.ChecksumsMatchSha256sum`
 inline constexpr unsigned kMostChecksumThreads = 8;
 
-// Descriptors that segments leave for clients: an eighth of the process's, at least the value, at
-// most half of them.
+// Descriptors that segments leave for clients: an eighth of the process's limit, but at least the
+// value, and at most half of the limit.
 // Unit: descriptors
 // Below: if an eighth is less, segments leave the value.
 // Above: segments leave an eighth; a new segment that would take one of them is refused with

@@ -33,8 +33,8 @@ class Connector {
   // Error(kUnavailable) if the device provides no queue pair.
   common::ChallengeMessage ask(ibv_qp_init_attr attributes);
 
-  // Returns a connected queue pair. Sets `attributes` to the granted values; inline data may be
-  // less. REQUIRES: `call` has its proof. `expected`: the proof of the box. Throws as ask().
+  // Returns a connected queue pair. Sets `attributes` to the granted values, perhaps with less
+  // inline data. REQUIRES: `call` has its proof. `expected`: the proof of the box. Throws as ask().
   common::CmId connect(const common::CallMessage& call, ibv_qp_init_attr& attributes,
                        const protocol::Proof& expected);
 

@@ -85,8 +85,8 @@ RefusalMessage refusal(protocol::Status status, std::string_view cause);
 // Returns the text of a refusal, also of one that is not null-terminated.
 std::string cause_of(const RefusalMessage& refusal);
 
-// Returns the struct at the beginning of private data, if they are long enough and have its magic.
-// The connection manager pads private data with zeros.
+// Returns the struct at the beginning of private data, or none if they are too short or have
+// another magic. The connection manager pads private data with zeros.
 template <class T>
 std::optional<T> decode(const void* data, size_t bytes) {
   T value;

@@ -13,8 +13,8 @@ namespace hbm::box::verbs::common {
 
 // The bytes of a message or a write that go out in the work request itself.
 // Unit: bytes
-// Below: up to and including the value, and the device's own limit, the device reads no memory
-// for it.
+// Below: up to and including the value, and at most the device's own limit, the device reads the
+// bytes from the work request.
 // Above: the device reads the bytes from a registered buffer.
 inline constexpr uint32_t kInlineBytes = 220;
 

@@ -3,8 +3,8 @@
 // A request is one message on any queue pair; the reply is sent on the first one. The windows of an
 // attachment are bound, one on each queue pair, before its reply is sent; one attachment at a time.
 //
-// Threads: add(), ready(), close() and destroy() by the accepting thread; completed() and arrived()
-// by the receiving thread; pump() and the Answers by any thread.
+// Threads (verbs_listener.h): add(), ready(), close() and destroy() by the accepting thread;
+// completed() and arrived() by the receiving thread; pump() and the Answers by any thread.
 #pragma once
 
 #include <atomic>
