@@ -20,7 +20,7 @@
 
 namespace hbm::box {
 
-// Returns why this host cannot serve clients over RDMA; empty: it can.
+// Returns the reason if this host cannot serve clients over RDMA, else an empty string.
 std::string why_no_verbs();
 
 struct ServerStats {

@@ -104,7 +104,7 @@ class ClientOperation {
   void settle() noexcept;  // REQUIRES: the outcome is written
   void wait_settled(Clock::time_point until) const noexcept;
 
-  std::atomic<bool> issued{false};  // the request table has it and will settle it
+  std::atomic<bool> issued{false};  // the request table has the operation, and will settle it
 
   transport::TransportRequest request;
   const char* verb;              // for text()

@@ -13,7 +13,7 @@
 namespace hbm::box::client {
 namespace {
 
-constexpr uint64_t kAll = UINT64_MAX;  // numbers
+constexpr uint64_t kAll = UINT64_MAX;  // as `applied`: every request counts as executed
 
 // Returns between half of `delay` and all of it, so that the clients of a box do not reconnect
 // together.

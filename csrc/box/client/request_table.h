@@ -65,7 +65,7 @@ class RequestTable {
   // now. Throws BoxError kClosed, or Error(kInvalid) for a freed segment, with none issued.
   void issue(std::span<const OperationPointer> operations);
 
-  // Issues an operation without checks: the pings of the engine.
+  // Issues an operation without checks. The engine issues its pings this way.
   void add(const OperationPointer& operation, Clock::time_point deadline);
 
   // -- For the progress engine

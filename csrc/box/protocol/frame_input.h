@@ -69,7 +69,7 @@ class FrameInput {
 
  private:
   struct Arrived {
-    uint64_t last_byte;  // position in the stream of the last byte received with it
+    uint64_t last_byte;  // position in the stream of the last byte received with the descriptor
     Descriptor descriptor;
   };
 

@@ -1,7 +1,8 @@
 // The run queue of a box: the sessions with requests, in order.
 //
-// Event loops append a session. Each thread of a pool takes the first session, executes one of its
-// requests, and appends the session again if it has more. So no client starves another.
+// Event loops append each session that has a new request. Each thread of a pool takes the first
+// session, executes one of its requests, and appends the session again if it has more. So no client
+// starves another.
 //
 // A session is in the queue at most once, and the queue has room for all sessions. So put() never
 // waits, and no event loop waits for a handler.

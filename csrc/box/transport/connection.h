@@ -58,7 +58,7 @@ class Connection final : private protocol::FrameStream::Receiver {
   struct Sent {
     uint64_t id = 0;  // 0: free
     protocol::Opcode opcode{};
-    uint64_t end = 0;  // position of its end among all bytes queued
+    uint64_t end = 0;  // position of the frame's end among all bytes queued
     std::variant<TransportRequest*, Slice> of;
   };
 

@@ -123,10 +123,10 @@ struct OpenedTransport {
 OpenedTransport open_tcp(const TransportOptions& opening);
 OpenedTransport open_shm(const TransportOptions& opening);
 
-// Returns why shm cannot be used with a box that was reached over another transport, as text for
-// "no shm: ...". Empty: both run on one kernel, and the box's Unix socket answers at
-// Joined::socket_path, the path for open_shm(). The first kAlloc or kAttach maps the descriptor, or
-// fails.
+// Returns the reason if shm cannot be used with a box that was reached over another transport, as
+// text for "no shm: ...". Returns an empty string if this process and the box run on one kernel,
+// and the box's Unix socket answers at Joined::socket_path, the path for open_shm(). Even then the
+// first kAlloc or kAttach may fail to map the segment.
 //
 // Threads: any. Does not block.
 std::string why_no_shm(const protocol::Joined& joined);

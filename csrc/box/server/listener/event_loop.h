@@ -86,7 +86,7 @@ class EventLoop {
   const Descriptor epoll_;
   const Descriptor bell_;  // an eventfd
   std::thread thread_;
-  Turn turn_;  // for the next turn; used only by the thread
+  Turn turn_;  // served in the next turn; used only by the thread
 
   mutable std::mutex mutex_;  // guards all below
   std::unordered_map<const Served*, Watched> watched_;

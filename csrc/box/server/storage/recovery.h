@@ -39,7 +39,7 @@ class Recovery {
     SessionRecord* session;  // none: the session has ended
     BoundOperation operation;
     const char* dropped = nullptr;  // the reason
-    bool done = false;              // only the record is left
+    bool done = false;              // executed: only the record has to be freed
   };
   Begun inspect(const Recorded& recorded, const FindMemory& find) const;
   void drop(const Begun& one);

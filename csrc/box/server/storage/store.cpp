@@ -75,7 +75,7 @@ void Store::accept() {
 void Store::use_left(const StoreState& state) {
   const bool closed = state.phase == StoreState::Phase::kClosed;
   const bool lenient = !closed && !state.sync && state.boot != boot_id();
-  Files files = directory_->segment_files();  // requires regular files
+  Files files = directory_->segment_files();  // throws if one is not a regular file
   std::set<std::string> verified;
   if (closed) verified = verify_checksums(directory_->path(), state.checksums);
   const Catalogue::Contents catalogue = Catalogue::read(directory_->catalogue(), generation_);
@@ -186,8 +186,8 @@ FindMemory Store::find_memory(const Files& others) {
   };
 }
 
-// Uses files of the requested sizes. If the disk is full, continues with the present ones, which
-// have no operation in progress.
+// Uses records of the requested sizes. If the disk is full, continues with the files of the last
+// box, which have no operation in progress.
 void Store::use_records(std::unique_ptr<Records> left) {
   RecordSizes wanted = options_.records;
   wanted.sessions = std::max(wanted.sessions, static_cast<uint32_t>(left->sessions().size()));

@@ -17,7 +17,7 @@ namespace hbm::box::server::storage {
 struct StoreState {
   enum class Phase : uint32_t {
     kMaking = 1,  // the first box is creating the store
-    kServed,      // a box serves it, or was killed
+    kServed,      // a box serves the store, or was killed while it did
     kClosed,      // a box closed it in order, and wrote `checksums`
   };
   Phase phase = Phase::kMaking;

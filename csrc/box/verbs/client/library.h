@@ -16,7 +16,7 @@ struct ClientLibrary {
 
   uint32_t abi;
 
-  // Returns why this host cannot reach `host` over RDMA; empty: it can.
+  // Returns the reason if this host cannot reach `host` over RDMA, else an empty string.
   std::string (*why_not)(const std::string& host, uint16_t port);
 
   // Opens a transport, as transport::open_tcp(). `opening` has the TCP port of the box. A TCP

@@ -39,14 +39,14 @@ inline constexpr uint64_t kQueuePairBytesInFlight = 4u << 20;
 // Above: at the value, it waits for completions.
 inline constexpr uint32_t kQueuePairDepth = 128;
 
-// Work requests for each completion that the device signals, in a chain of them. The last one of a
+// Work requests of a chain for each completion that the device signals. The last work request of a
 // chain is always signalled.
 // Unit: work requests
 // Below: a smaller value makes more completions.
 // Above: a larger value frees buffers later.
 inline constexpr uint32_t kWorkRequestsPerSignal = 32;
 
-// Registered buffers for transfers of memory that is not registered, a slice each.
+// Registered buffers, of one slice each, for transfers from and to memory that is not registered.
 // Unit: buffers
 // Below: the transfer is copied through a free buffer.
 // Above: when all of them are in use, the transfer waits for one.
@@ -55,7 +55,7 @@ inline constexpr uint32_t kSliceBuffers = 16;
 // Control requests of a client in flight.
 // Unit: requests
 // Below: the request is sent.
-// Above: at the value, it waits until the device has sent one before it.
+// Above: at the value, the request waits until the device has sent an earlier one.
 inline constexpr uint32_t kMessagesInFlight = 64;
 
 // Buffers of a client for the box's replies.
@@ -162,7 +162,7 @@ inline constexpr uint32_t kLongReplyBuffers = 64;
 // Completions that the box takes from its queue at a time.
 // Unit: completions
 // Below: a smaller value takes more calls.
-// Above: a larger value delays the receive buffers that become free.
+// Above: a larger value posts freed receive buffers again later.
 inline constexpr int kBoxCompletionsPerPoll = 64;
 
 // Warnings of refused clients in each kRefusalWarningPeriod.

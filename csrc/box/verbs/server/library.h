@@ -33,7 +33,7 @@ struct ServerLibrary {
 
   uint32_t abi;
 
-  // Returns why this host cannot serve clients over RDMA; empty: it can.
+  // Returns the reason if this host cannot serve clients over RDMA, else an empty string.
   std::string (*why_not)();
 
   // Registers the memory of every segment of `handler`, and admits clients. Throws

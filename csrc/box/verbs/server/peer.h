@@ -56,7 +56,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Peer(std::shared_ptr<Context> context, std::shared_ptr<box::server::Session> session,
        uint32_t queue_pairs, const std::optional<protocol::MacKeys>& keys);
 
-  // Adds a queue pair before it is accepted. REQUIRES: in order, from 0.
+  // Adds a queue pair before it is accepted. REQUIRES: queue pairs are added in order, from number
+  // 0.
   void add(common::CmId id, uint32_t inline_bytes);
   // Called when a queue pair is connected.
   void ready(ibv_qp* queue_pair);
