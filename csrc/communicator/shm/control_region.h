@@ -18,8 +18,7 @@
 namespace hbm::communicator::shm {
 
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint64_t kRegionMagic =
-    0x376165726d6268;  // "hbmrea7": another layout, another one
+inline constexpr uint64_t kRegionMagic = 0x376165726d6268;  // "hbmrea7": change it with the layout
 
 // Wakes the threads of a rank. See ShmGroup::sleep().
 struct alignas(kCacheLine) Doorbell {
@@ -31,7 +30,7 @@ struct alignas(kCacheLine) Doorbell {
 // rank 0 counts.
 struct FailureReport {
   enum ReportState : uint32_t { kNone, kWriting, kWritten };
-  // The rank that changes it from kNone to kWriting writes the other fields.
+  // The rank that changes `state` from kNone to kWriting writes the other fields.
   std::atomic<uint32_t> state;
   uint32_t death;  // 1: the process of another rank has ended
   std::array<char, 1000> text;
@@ -42,9 +41,9 @@ struct TransferLocation {
   enum LocationKind : uint32_t {
     kSlots,     // in the slots, chunk by chunk
     kZeroCopy,  // in the owner's segment, all of it
-    // There is no such transfer. The location is the destination, in the owner's segment, of the
-    // transfer from that rank. That rank copies its tensor there if the tensor is in its own
-    // segment. Used in a gather.
+    // Used in a gather. The owner sends nothing to the local rank, and instead shows a destination
+    // in the owner's segment. The local rank copies its tensor to the destination if the tensor is
+    // in its own segment.
     kDestination,
   };
   uint64_t count;   // elements of the transfer
@@ -82,9 +81,9 @@ struct PhaseHeader {
 
 inline constexpr size_t kSlotInlineBytes = 16;  // the data that fits into a slot's first cache line
 
-// The data that a rank publishes in one phase. A TransferLocation for each local rank follows, then
-// the data of transfers and reductions. In a reduction of up to kSlotInlineBytes the other ranks
-// read only the first cache line.
+// The data that a rank publishes in one phase. In memory, a TransferLocation for each local rank
+// follows the slot, and then the data of transfers and reductions. In a reduction of up to
+// kSlotInlineBytes the other ranks read only the first cache line.
 struct alignas(kCacheLine) Slot {
   std::atomic<uint64_t> phase;  // the last phase in which the owner published this slot
   PhaseHeader header;
@@ -93,9 +92,9 @@ struct alignas(kCacheLine) Slot {
   uint64_t chunk;                                       // bytes of a transfer in one slot
   uint64_t rounds;                                      // phases that the transfers in slots need
   uint32_t zero_copy;  // 1: a transfer is kZeroCopy, so a completion barrier must follow
-  // A checksum of the counts: the sum over the transfers that the owner sends, of their elements
-  // times their key (ShmGroup::key_to()), minus the same sum over the transfers that it expects.
-  // The checksums of all ranks add up to 0 if every receiver expects the count that its sender
+  // A checksum of the counts. Each transfer that the owner sends adds its elements times its key
+  // (ShmGroup::key_to()). Each transfer that the owner expects subtracts its elements times its
+  // key. The checksums of all ranks add up to 0 if every receiver expects the count that its sender
   // sends.
   uint64_t balance;
 };
@@ -106,7 +105,7 @@ struct alignas(kCacheLine) Control {
   uint64_t magic;
   uint64_t chunk_bytes;
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: the owner destroyed the group
-  // The local peers that no longer use this region. Each adds itself.
+  // The number of local peers that no longer use this region. Each adds 1.
   alignas(kCacheLine) std::atomic<uint32_t> released;
   Doorbell collectives;
   Doorbell messages;
@@ -117,8 +116,8 @@ struct alignas(kCacheLine) Control {
 // holds a message that fits into the cell, or the location of a longer one.
 //
 // Envelope o is in cell o % kCells. The sender fills a free cell and posts it (release). The
-// receiver takes posted cells in order (acquire). It frees a cell (release) as soon as it has
-// copied the envelope, also if no receive waits for the message.
+// receiver takes posted cells in order (acquire). The receiver frees a cell (release) as soon as it
+// has copied the envelope, even if no receive waits for the message.
 inline constexpr size_t kCells = 8;
 inline constexpr size_t kCellBytes = 4096;
 
@@ -148,20 +147,22 @@ struct Mailbox {
   std::array<Cell, kCells> cells;
 };
 
-// A message in flight that does not fit into a cell. It is in a block of the sender's segment, in
-// front of the chunks if the message is staged. Chunk k of the message is at index k %
-// kStagedChunksInFlight.
+// The state of a message in flight that does not fit into a cell. It is at the start of a block of
+// the sender's segment. If the message is staged, room for chunks follows: chunk k of the message
+// is at index k % kStagedChunksInFlight.
 //
 // `state` decides which rank may use the transfer. The receiver takes an open transfer before it
 // reads the message. The sender withdraws an open transfer that it cancels. Both use compare and
-// exchange, so one of them wins. A withdrawn message was never sent. In both cases the receiver
-// ends the transfer, and does not access it again. Only then may the sender free the block.
+// exchange, so one of them wins. A withdrawn message counts as never sent. The receiver ends a
+// transfer that it has taken or has found withdrawn, and does not access it again. Only then may
+// the sender free the block.
 struct alignas(kCacheLine) MessageTransfer {
   enum TransferState : uint32_t {
     kOpen,
     kTaken,      // by the receiver
     kWithdrawn,  // by the sender
-    kDone,       // ended by the receiver, as in all states below: it has the whole message
+    // The receiver ends the transfer with one of these states.
+    kDone,       // the receiver has the whole message
     kRefused,    // the receiver expects another type or size
     kCancelled,  // the receiver cancelled, or has found the transfer withdrawn
   };

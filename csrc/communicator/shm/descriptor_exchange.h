@@ -31,10 +31,11 @@ struct Introduction {
   Descriptor pidfd;
 };
 
-// Sends `own` to `peers` (key to rank), and returns the introduction of each of them. This rank has
-// called the ranks in `called`, over these sockets. The other ranks have called this rank, and wait
-// at `listener`. Throws Error(kPeer) naming a rank that has ended, and Error(kTimeout) naming the
-// ranks that did not come before the deadline of the participant.
+// Sends `own` to `peers` (key to rank), and returns the introduction of each peer, by rank.
+// `called`: by rank, the sockets over which this rank has called peers. The other peers have called
+// this rank, and wait at `listener`. Throws Error(kDeath) naming a rank that has died, Error(kPeer)
+// naming ranks whose connections have ended, and Error(kTimeout) naming the ranks that did not come
+// before the deadline of the participant.
 std::map<int, Introduction> exchange(const bootstrap::Participant& participant,
                                      const Introduction& own, std::map<int, Descriptor> called,
                                      PeerListener& listener,

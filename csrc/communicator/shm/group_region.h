@@ -19,8 +19,8 @@ class GroupRegion {
   GroupRegion(std::shared_ptr<memory::SharedSegment> segment, size_t local_size,
               size_t chunk_bytes);
 
-  // Frees the block. If local peers know the region, it is freed only after all of them have left
-  // the group, and never if one of them does not leave.
+  // Frees the region's block. If the region was published, the block is freed only after all local
+  // peers have destroyed their ShmGroup. It is never freed if a local peer ends without that.
   ~GroupRegion();
   GroupRegion(const GroupRegion&) = delete;
   GroupRegion& operator=(const GroupRegion&) = delete;
@@ -33,7 +33,7 @@ class GroupRegion {
 
   size_t local_size() const noexcept { return local_size_; }
 
-  // Frees the regions of released groups that all local peers have left by now.
+  // Frees the blocks of destroyed regions that no local peer uses any more.
   static void sweep();
 
  private:

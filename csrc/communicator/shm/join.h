@@ -13,10 +13,10 @@
 
 namespace hbm::communicator::shm {
 
-// Publishes a control region in `segment` to the local peers, unless explore() has, and returns the
-// group of this node. All ranks of the rendezvous call it, after explore(). `chunk_bytes`: the
-// bytes that an operation stages at a time, as in explore(). `threads`: the threads that share a
-// large reduction or copy of this rank.
+// Publishes a control region in `segment` to the local peers, unless explore() has published one,
+// and returns the group of this node. All ranks of the rendezvous call it, after explore().
+// `chunk_bytes`: the bytes that an operation stages at a time, as in explore(). `threads`: the
+// threads that share a large reduction or copy of this rank.
 //
 // An error of one rank of the node reaches the others as in bootstrap::gather(). Throws
 // Error(kExhausted) if the segment has no room for the region.

@@ -1,12 +1,13 @@
-// Finds the ranks of a group that share memory with this rank. Names prove nothing: each rank maps
-// the segment of the other, and checks that it holds the bytes that its owner has written.
+// Finds the ranks of a group that share memory with this rank. Two ranks of one machine may still
+// share no memory, so they map each other's segments. Each then checks that the mapped segment
+// holds the bytes that its owner has written.
 //
 // Descriptors pass over Unix sockets, and all other steps use the store. There is no thread, and
 // every wait ends at the deadline of the rendezvous. A process remembers a local peer as long as
 // some group uses it, so a further group of the same ranks needs no sockets.
 //
-// The usual case takes a few keys of the store: on each machine all ranks know one another or none
-// does, and all can share memory. Any other case takes some keys for each rank.
+// The usual case takes a few keys of the store. In it, on each machine, all ranks know one another
+// or none knows another, and all can share memory. Any other case takes some keys for each rank.
 //
 // Threads: any thread may call every function, also for several groups at a time.
 #pragma once
@@ -63,7 +64,8 @@ std::vector<int> partition(const std::vector<std::string>& mapped);
 // Returns a name for the segment of a member that is unique among all processes.
 std::string local_peer_key(const bootstrap::Member& member);
 
-// Returns null if no caller has remembered the local peer, or no group uses it any more.
+// Returns the local peer that was remembered under `key`. Returns null if there is none, or if no
+// group uses the local peer any more.
 std::shared_ptr<const LocalPeer> known_local_peer(const std::string& key);
 
 void remember_local_peer(const std::string& key,

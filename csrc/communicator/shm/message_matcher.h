@@ -1,6 +1,6 @@
-// The mailboxes of a ShmGroup, as one process uses them. Posts envelopes in the order of issue.
-// Matches the envelopes that arrive with receives, as MPI does: of the messages from one rank with
-// one tag, the first sent goes to the first matching receive.
+// The mailboxes of a ShmGroup, as one process uses them. Posts the envelopes to one rank in the
+// order in which their sends began. Matches the envelopes that arrive with receives, as MPI does:
+// of the messages from one rank with one tag, the first sent goes to the first matching receive.
 //
 // Threads: any thread may call every member. mutex_ is the only lock, and no thread waits while it
 // holds mutex_.
@@ -27,7 +27,8 @@ struct ReceivedMessage {
   size_t from;  // the sender's local rank
   Envelope envelope;
   std::vector<std::byte> message;
-  // Of a message in a transfer; null if that is not inside the sender's segment.
+  // The transfer of a message that is not inline. Null for an inline message, or if the envelope's
+  // offset is no valid place in the sender's segment.
   MessageTransfer* transfer;
 };
 
@@ -65,8 +66,9 @@ class MessageMatcher {
   bool post(size_t to, uint64_t position, const Envelope& envelope, const void* message);
   void leave(size_t to, uint64_t position);
 
-  // Registers a receive, or matches it with a message that has arrived. collect() matches it later,
-  // and sets `expected.received`. `expected` must not move before that, or before forget().
+  // expect() matches a receive with a message that has arrived, or else registers the receive.
+  // collect() matches registered receives with messages that have arrived since. Both set
+  // `received` of a matched receive. `expected` must not move before it is matched or forgotten.
   void expect(PendingReceive& expected);
   void forget(PendingReceive& expected);
   void collect();
@@ -96,7 +98,7 @@ class MessageMatcher {
   std::vector<Inbox> in_;
   std::list<PendingReceive*> expected_;     // in the order of issue
   std::deque<ReceivedMessage> unexpected_;  // in order of arrival
-  // By sends of this rank; their receivers may not have ended them.
+  // Transfers that sends of this rank have cancelled, and whose receivers may not have ended them.
   std::vector<MessageTransfer*> cancelled_;
 };
 

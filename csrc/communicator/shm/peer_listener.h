@@ -21,13 +21,14 @@ class PeerListener {
 
   const std::string& name() const noexcept { return name_; }  // bootstrap::Member::listener
 
-  // Also listens for ranks in other network namespaces, by a file in socket_directory(). If that is
-  // the default directory and unusable, such ranks cannot come.
-  // Throws Error(kUnavailable) if HBMCOMM_SOCKET_DIR names an unusable directory.
+  // Also listens for ranks in other network namespaces, at a socket file in socket_directory(). If
+  // that is the default directory and unusable, such ranks cannot connect. Throws
+  // Error(kUnavailable) if HBMCOMM_SOCKET_DIR names an unusable directory.
   void open_to_other_networks();
   void close_to_other_networks();  // callers stay connected
 
-  // Returns the callers since the last call of this function, except processes of other users.
+  // Returns the connections of callers that this function has not returned before, except of
+  // processes of other users.
   std::vector<Descriptor> callers();
 
   // Calls another rank. Returns no descriptor if the rank cannot be reached, or is a process of

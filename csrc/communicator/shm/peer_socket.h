@@ -38,7 +38,8 @@ Descriptor accept_at(int listener);
 // address.
 Descriptor connect_to(const SocketAddress& address, std::error_code& failure);
 
-// Returns true if the process at the other end runs as this one's user. Both ends then agree.
+// Returns true if the process at the other end runs as the same user as this process. The result is
+// the same at both ends.
 bool trusted(int socket);
 
 enum class Delivery { kDone, kLater, kGone };

@@ -1,9 +1,9 @@
 // The collectives within a node in which each rank has one transfer to each other rank. The sender
 // chooses, for each transfer, how its data moves, and records the choice in the TransferLocations
-// of its first slot. The data may be in the sender's segment, where the receiver reads it.
-// Otherwise it goes through the slots, chunk by chunk. If the receiver shows a destination, as the
-// root of a gather does, the senders copy data in their segments there themselves: the root would
-// otherwise copy all of it alone.
+// of its first slot. The receiver reads data directly if it is in the sender's segment. Other data
+// goes through the slots, chunk by chunk. The root of a gather may show destinations in its
+// segment. A sender whose data is in its segment copies the data to the destination itself;
+// otherwise the root would copy the data of all ranks alone.
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once
@@ -105,12 +105,12 @@ class PeerTransfers : public PhasedOperation {
   size_t round_ = 0;
   bool learned_ = false;
   bool needs_completion_barrier_ = false;  // some rank reads a transfer in its sender's segment
-  // The counts of a sender and its receiver differ. That receiver reports the error. This rank
+  // The counts of some sender and its receiver differ. That receiver reports the error. This rank
   // waits for the report, and does not return as if the operation had succeeded.
   bool unbalanced_ = false;
   bool shows_destination_ = false;
   Sink destination_{};            // the destination of the transfer that this rank copies itself
-  size_t destination_bytes_ = 0;  // bytes of all transfers to that rank, if they were equal
+  size_t destination_bytes_ = 0;  // bytes of all transfers to the root, taken as equal
   const std::byte* next_{};       // the next byte of that transfer
 };
 

@@ -1,6 +1,6 @@
 // A collective as a sequence of phases (communicator/shm/shm_group.h). It publishes its first slot
-// in begin(). Each time all ranks have published the last slot, next_phase() reads their slots and
-// publishes the next one, until the collective is done.
+// in begin(). Once all ranks have published their slots of a phase, next_phase() reads these slots
+// and publishes this rank's slot of the next phase. This repeats until the collective is done.
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once

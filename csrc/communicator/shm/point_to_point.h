@@ -5,10 +5,11 @@
 // the tensor is there. Any other message goes through chunks in a block that the sender allocates.
 // The send of a longer message is done when the receiver has all of it.
 //
-// If a send of a longer message is abandoned before a receive has taken the message, no message was
-// sent. If a receive has taken it, the receive fails; but a receive that reads the sender's tensor
-// continues, and the send is peers_may_write() then. A receive that is abandoned after it took its
-// message makes the send fail with Error(kPeer).
+// If a send of a longer message is abandoned before a receive has taken the message, the message
+// counts as never sent. If a receive has taken the message and reads the sender's tensor, the
+// receive continues, and peers_may_write() of the send is true. If the receive takes chunks, it
+// fails with Error(kPeer), except if all chunks are in the block already. A receive that is
+// abandoned after it took its message makes the send fail with Error(kPeer).
 #pragma once
 
 #include <memory>

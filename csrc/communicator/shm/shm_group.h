@@ -1,11 +1,12 @@
 // The ranks of a group that share this node's memory, and their synchronisation.
 //
 // The clock of a ShmGroup is the phase. In each phase every rank publishes one slot of its control
-// region, then waits until all have published. Slots alternate between two. The slot of phase t is
-// free again in phase t + 2: a rank publishes t + 1 only after it has read the slots of t, and
-// phase t + 2 needs phase t + 1 of every rank. All collectives are sequences of phases
-// (communicator/shm/phased_operation.h), one after the other, so no state has to be cleared between
-// them.
+// region, then waits until all have published. A region has two slots, which alternate: a rank uses
+// the slot of phase t again in phase t + 2. By then no rank reads phase t any more. A rank
+// publishes phase t + 1 only after it has read the slots of phase t, and phase t + 2 begins after
+// every rank has published t + 1. All collectives are sequences of phases
+// (communicator/shm/phased_operation.h). The count of phases goes on from one collective to the
+// next, so no state has to be cleared between them.
 //
 // Memory order: publish() releases the slot by its store of `phase`; all_here() acquires the slot.
 // A fence after that store, the loads in all_here() and the doorbell's `asleep` are sequentially
@@ -120,7 +121,8 @@ class ShmGroup {
 
   // Throws if a rank has reported a failure: Error(kDeath) if the failure was a death, else
   // Error(kPeer). Reports and throws Error(kDeath) if one of `ranks`, for which `operation` waits,
-  // is dead and `ready()` is still false. All ranks throw the same text. Ignores ranks of other
+  // is dead and `ready()` is still false. All ranks throw the text of the same report. Throws
+  // Error(kPeer) if one of `ranks` has left and `ready()` is still false. Ignores ranks of other
   // nodes.
   void require_alive(const std::vector<int>& ranks, const progress::Operation& operation,
                      const std::function<bool()>& ready);
@@ -160,8 +162,9 @@ class ShmGroup {
   // Copies data that other ranks read into this rank's slots and messages.
   kernels::CopyToPeers& copy_to_peers() noexcept { return copy_to_peers_; }
 
-  // Returns the key of the transfer from this rank to local rank `index`, or from there to here.
-  // Keys are odd hashes of the two ranks and the direction, and the same on both ranks.
+  // key_to(): the key of the transfer from this rank to local rank `index`. key_from(): the key of
+  // the transfer from that rank to this one. A key is an odd hash of the sender and the receiver,
+  // so both ranks compute the same key.
   uint64_t key_to(size_t index) const noexcept { return keys_[index].to; }
   uint64_t key_from(size_t index) const noexcept { return keys_[index].from; }
 

@@ -17,23 +17,22 @@ namespace hbm::communicator::shm {
 // Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
 inline constexpr std::chrono::microseconds kSpinTime{20};
 
-// The time since the wait began for which a waiting rank polls and yields.
+// The time, from the beginning of a wait, for which the waiting rank polls and yields.
 // Below: the rank polls, and yields its processor once kSpinTime has passed.
 // Above: from the value on, the rank sleeps until another rank wakes it.
 // Measure: `shm_failure_test --gtest_filter=*NodeSleep.CostsLittleAndEndsPromptly*`
 inline constexpr std::chrono::microseconds kYieldTime{100};
 
-// The same time if the ranks outnumber the processors: each yield lets another rank of the node
-// run.
+// kYieldTime of ranks that outnumber the processors: each yield lets another rank of the node run.
 // Below: the rank yields its processor and polls again.
 // Above: from the value on, the rank sleeps until another rank wakes it.
 // Measure: `hbmcomm bench collectives --ranks 8 --contenders hbm-staged`
 inline constexpr std::chrono::microseconds kOversubscribedYieldTime{500};
 
-// The polls of a rank that does not yield, for each reading of the clock.
+// The polls between two readings of the clock, while a rank polls without yielding.
 // Unit: polls
 // Below: a smaller value reads the clock more often than a peer's data can come.
-// Above: a larger value exceeds kSpinTime.
+// Above: a larger value lets the rank poll for longer than kSpinTime.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
 inline constexpr int kPollsPerClockReading = 32;
 
@@ -52,15 +51,16 @@ inline constexpr std::chrono::milliseconds kReportWriteTimeout{50};
 // -- Slots and segments
 
 // The room for transfers in a slot, at least two chunks and at most four. In trials with two ranks,
-// 1 MiB of L2 and 32 MiB of L3, an alltoall of 2 MiB took 0.94 of its time with 128 KiB. An
-// allgather of 2 MiB took as long with 1 MiB as with 512 KiB.
+// 1 MiB of L2 and 32 MiB of L3, an alltoall of 2 MiB took 6 % less time with this value than with
+// 128 KiB. An allgather of 2 MiB took as long with 1 MiB as with this value.
 // Unit: bytes
 // Below: a smaller value takes more phases for a large transfer.
 // Above: a larger value takes more memory, and the slots out of the processor's cache.
 // Measure: `python -m benchmarks.collectives --collectives alltoall --contenders hbm-c-staged`
 inline constexpr size_t kSlotTransferBytes = size_t{512} << 10;
 
-// The least transfer that is read in its owner's segment, if it is there, at the cost of one phase.
+// The least transfer that other ranks read directly in its owner's segment, if the tensor is there.
+// This costs one more phase.
 // Unit: bytes
 // Below: the transfer is copied to a slot.
 // Above: from the value on, the other ranks read the transfer in the segment.
@@ -81,16 +81,16 @@ inline constexpr size_t kBytesPerPoll = size_t{16} << 20;
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-zero-copy`
 inline constexpr size_t kReducedBytesPerPoll = size_t{4} << 20;
 
-// The least own part of a rank that is copied while the rank waits for the other ranks.
+// The least transfer of a rank to itself that is copied while the rank waits for the other ranks.
 // Unit: bytes
-// Below: the part is copied when the operation begins.
-// Above: from the value on, the part is copied in slices of kOwnCopySliceBytes between polls, and
-// the rest at the end.
+// Below: the transfer is copied when the operation begins.
+// Above: from the value on, the transfer is copied in slices of kOwnCopySliceBytes between polls,
+// and the rest at the end.
 // Measure: `shm_collectives_test
 // --gtest_filter=PeerTransfers.CopyWhatIsForTheRankItselfWhileItWaits`
 inline constexpr size_t kOverlappedOwnCopyBytes = size_t{1} << 20;
 
-// The slice of its own part that a rank copies between two polls.
+// The slice of its transfer to itself that a rank copies between two polls.
 // Unit: bytes
 // Below: a smaller value polls more often.
 // Above: a larger value notices the other ranks' data later.
@@ -108,8 +108,8 @@ inline constexpr size_t kOwnCopySliceBytes = size_t{64} << 10;
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-staged`
 inline constexpr size_t kWholeChunkRanks = 3;
 
-// The bytes of all ranks together, if more than kWholeChunkRanks ranks reduce, that are reduced
-// in one phase. Two chunks of a slot are a further bound.
+// The bytes of all ranks together that more than kWholeChunkRanks ranks reduce in one phase. The
+// sum must also be at most two chunks of a slot.
 // Unit: bytes
 // Below: up to and including the value, each rank reduces all of the tensor in one phase.
 // Above: each rank reduces a share in each phase.
@@ -118,15 +118,15 @@ inline constexpr size_t kOneShotTotalBytes = 256 << 10;
 
 // -- Messages
 
-// The chunks of a staged message that are in flight.
+// The most chunks of a staged message that are in flight.
 // Unit: chunks
 // Below: the sender puts the next chunk in.
 // Above: from the value on, the sender waits until the receiver has taken a chunk out.
 // Measure: `shm_transfer_test --gtest_filter=NodeTransfers.ArriveInSlicesAndExposeTheTensor`
 inline constexpr size_t kStagedChunksInFlight = 8;
 
-// The message whose chunks are long ones. The receiver of a shorter message waits for its first
-// chunk.
+// The least message that is staged in long chunks. A shorter message has short chunks, so that its
+// receiver waits less for the first chunk.
 // Unit: bytes
 // Below: the message is staged in chunks of kShortStagedChunkBytes.
 // Above: from the value on, it is staged in chunks of kLongStagedChunkBytes.
