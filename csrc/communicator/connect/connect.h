@@ -40,7 +40,7 @@ struct GroupSetup {
   std::string parameter_server;  // the kind of the parameter server
   memory::Policy policy{};
   uint64_t staging_bytes = 0;
-  size_t reduce_threads = 1;  // may differ between ranks; at most the cores of this rank count
+  size_t reduce_threads = 1;  // may differ between ranks; the rank's cores limit it
 };
 
 struct GroupConnection {

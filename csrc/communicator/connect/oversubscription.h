@@ -25,9 +25,9 @@ size_t count_processors(const std::vector<std::string>& masks);
 // and an id of the group, as in "2 4711". Returns an empty text without a quota.
 std::string allowed_quota();
 
-// Returns the number of processors that the ranks may keep busy: the union of their masks, and at
-// most the sum of the quotas of their control groups if every rank has a quota. Does not see a
-// quota that several control groups share.
+// Returns the number of processors that the ranks may keep busy: the union of their masks. If every
+// rank has a quota, the result is at most the sum of the quotas of their control groups. Does not
+// see a quota that several control groups share.
 size_t usable_processors(const std::vector<int>& ranks,
                          const std::vector<bootstrap::Member>& members);
 
@@ -50,11 +50,11 @@ struct ProcessorDemand {
 ProcessorDemand processor_demand(const std::vector<int>& local,
                                  const std::vector<bootstrap::Member>& members);
 
-// Returns the bytes that a rank stages at a time in the slots of shared memory. It is 128 KiB: the
-// slots of a few ranks fit the processor's cache. It is 1 MiB if the ranks are oversubscribed: each
-// chunk then costs a time slice of every rank. The chunk is halved, down to 4 KiB, while the slots
-// would take more than half of `staging_bytes`. The chunk of messages over MPI is another one
-// (mpi::chunk_bytes()).
+// Returns the bytes that a rank stages at a time in the slots of shared memory. It is 128 KiB, so
+// that the slots of a few ranks fit the processor's cache. It is 1 MiB if the ranks are
+// oversubscribed, because each chunk then costs a time slice of every rank. The chunk is halved,
+// down to 4 KiB, while the slots would take more than half of `staging_bytes`. Messages over MPI
+// have a chunk of their own (mpi::chunk_bytes()).
 size_t shm_slot_chunk(uint64_t staging_bytes, bool oversubscribed);
 
 }  // namespace hbm::communicator::connect

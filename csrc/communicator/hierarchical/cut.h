@@ -17,11 +17,13 @@ namespace hbm::communicator::hierarchical {
 
 // The granularity of a cut.
 struct Grain {
-  size_t blocks;               // the least number of blocks, unless messages would be too short
-  size_t least_message_bytes;  // of a message between two leaders in a block
+  // The least number of blocks; fewer if messages would be shorter than least_message_bytes.
+  size_t blocks;
+  // The least bytes of a message between two leaders in a block.
+  size_t least_message_bytes;
 };
 inline constexpr Grain kCoarse{kCoarseBlocks, kCoarseMessageBytes};
-// For links that wait for data from another link.
+// For operations in which a link waits for data from another link.
 inline constexpr Grain kFine{kFineBlocks, kFineMessageBytes};
 inline constexpr Grain kOfChain{kChainBlocks, kChainMessageBytes};
 
@@ -40,13 +42,14 @@ struct BlockCut {
   }
 };
 
-// Cuts transfers of at most `longest` elements into blocks. In a block, a message between two
-// leaders has a part of each of `transfers` transfers, and the parts of `shares` messages make up
-// the block of a transfer.
+// Cuts transfers of at most `longest` elements into blocks. `transfers`: the transfers of which
+// each message between two leaders has a part. `shares`: the messages among which a block of one
+// transfer is divided.
 inline BlockCut cut(const NodeLayout& layout, size_t longest, size_t element, size_t transfers,
                     size_t shares, Grain grain = kCoarse) {
-  // With kTagRanges blocks in flight between nodes, each of one message to each peer, an operation
-  // takes no more memory than one of two blocks of whole chunks (mpi/channel.h).
+  // kTagRanges blocks are in flight between nodes, each with one message to each peer. With
+  // messages of at most `most` bytes they take no more memory than two blocks of whole chunks, for
+  // which mpi::chunk_bytes() leaves room.
   const size_t most = std::min(kLongestBlockMessageBytes, layout.chunk_bytes * 2 / mpi::kTagRanges);
   const size_t message = longest * element * transfers / (shares * grain.blocks);
   const size_t bytes = std::clamp(message, std::min(grain.least_message_bytes, most), most);

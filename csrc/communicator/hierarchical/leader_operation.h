@@ -8,8 +8,8 @@
 // node_in() of the next. So node_in() of a block begins after node_out() of the block kBlocksAhead
 // before it, and may use that block's scratch memory. The inter-node stage takes blocks in order,
 // most_in_flight() at a time. A stage of a block waits only for earlier stages of the block and for
-// blocks before it, and all ranks have the same blocks. So, by induction, no rank waits forever for
-// a rank that takes part.
+// blocks before it, and all ranks have the same blocks. So, by induction, no rank waits forever if
+// all ranks run the operation.
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once
@@ -54,8 +54,8 @@ class LeaderOperation : public progress::Operation {
   // Logs the leaders and blocks at the debug level.
   void log_cut(size_t leaders, size_t block_bytes) const;
 
-  // Return the operation of a stage of `block`; null if this rank has no work in it. In the stages
-  // of the node null means that no rank of the node has.
+  // Return the operation of a stage of `block`; null if this rank has no work in the stage.
+  // node_in() and node_out() return null only if no rank of the node has work in the stage.
   virtual OperationPtr node_in(size_t block) = 0;
   virtual OperationPtr inter_node(size_t block) = 0;
   virtual OperationPtr node_out(size_t block) = 0;

@@ -18,7 +18,7 @@ namespace hbm::communicator::hierarchical {
 // Unit: bytes
 // Below: up to and including the value, each node has one leader: more leaders would only add
 // messages.
-// Above: all leaders of the node take part.
+// Above: each node uses all its leaders.
 inline constexpr size_t kOneLeaderBytes = 64 << 10;
 
 // The bytes that go to the other nodes without pacing. They are the bytes of all transfers of an
@@ -26,18 +26,21 @@ inline constexpr size_t kOneLeaderBytes = 64 << 10;
 // of an alltoall is the chunk of messages if that is less.
 // Unit: bytes
 // Below: up to and including the value, all is sent together: pacing would only add latencies.
-// Above: an allgather and an alltoall take turns, and each block of a broadcast is answered.
+// Above: the nodes take turns in an allgather and an alltoall. In a broadcast the receiving leaders
+// answer each block.
 inline constexpr size_t kUnpacedBytes = 64 << 10;
 
-// The longest message of an alltoall between nodes, unless the chunk of messages is less.
+// The longest message between nodes in an alltoall with turns, unless the chunk of messages is
+// less.
 // Unit: bytes
 // Below: a smaller value costs more messages.
 // Above: a larger value fills the queue of a slow link, which then drops packets.
 inline constexpr size_t kLongestTurnMessageBytes = 128 << 10;
 
-// The bytes of a broadcast, for each leader of each other node, from which it goes along a chain of
-// nodes. It has 64 blocks or more then, or 16 for each other node if these are fewer than four. The
-// last link waits for a block of each link before it.
+// The bytes of a broadcast, for each leader of each other node, from which the data goes along a
+// chain of nodes. From this size on there are at least 64 blocks; with two other nodes at least 32,
+// with three at least 48. Many blocks matter, because the last link waits for one block of each
+// link before it.
 // Unit: bytes
 // Below: the root's node sends to each other node.
 // Above: from the value on, each node passes the blocks on to the next node.
@@ -53,9 +56,9 @@ inline constexpr size_t kChainBytesPerLeader = 256 << 10;
 // Above: a larger value fills the queue of a slow link.
 inline constexpr size_t kLongestBlockMessageBytes = 256 << 10;
 
-// The blocks of an operation. With kCoarseMessageBytes, messages between two leaders have 64 KiB
-// for up to 4 MiB. So the queue of a slow link has room for the messages in flight. For more bytes
-// the messages are longer, and cost less processor time.
+// The blocks of an operation. If one leader sends another up to 4 MiB, a message has the 64 KiB of
+// kCoarseMessageBytes. So the queue of a slow link has room for the messages in flight. For more
+// bytes the messages are longer, and cost less processor time.
 // Unit: blocks
 // Below: an operation has fewer blocks only if its messages would be under kCoarseMessageBytes.
 // Above: an operation has more blocks only if its messages would exceed kLongestBlockMessageBytes.
@@ -93,11 +96,11 @@ inline constexpr size_t kChainBlocks = 64;
 // Above: the operation has kChainBlocks blocks or more.
 inline constexpr size_t kChainMessageBytes = 16 << 10;
 
-// The blocks that a node may collect before it hands the first one out. With more blocks than
-// the link has in flight, the node works while the link is busy.
+// The blocks that may have completed node_in() before node_out() of the first one begins. These are
+// more blocks than the link has in flight, so the node works while the link is busy.
 // Unit: blocks
-// Below: the node collects the next block.
-// Above: from the value on, the node hands a block out before it collects the next one.
+// Below: the node runs node_in() of the next block.
+// Above: from the value on, the node runs node_out() of a block before node_in() of the next one.
 inline constexpr size_t kBlocksAhead = mpi::kTagRanges + 1;
 
 // -- Waits
