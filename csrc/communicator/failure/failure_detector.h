@@ -37,9 +37,10 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
   // The calls while the group is being formed, in their order. bootstrap::meet() makes the calls of
   // RankWatch.
 
-  // Starts to receive reports of second claims. Rank 0 also starts to listen for liveness
-  // connections, and returns the address, for bootstrap::Member::links. REQUIRES: an error still
-  // reaches the other ranks. Throws std::system_error if no thread can start.
+  // Starts to receive reports of second claims: another process has come as one of this group's
+  // ranks. Rank 0 also starts to listen for liveness connections, and returns the address, for
+  // bootstrap::Member::links. REQUIRES: the caller still publishes its errors to the other ranks.
+  // Throws std::system_error if no thread can start.
   std::string prepare() { return monitor_.prepare(*group_); }
 
   void met(int rank, const bootstrap::Member& member) override;
@@ -59,8 +60,8 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
   // claimed_twice() and stop().
   void formed(const std::string& prefix, std::shared_ptr<shm::ShmGroup> shm_group);
 
-  // Waits until this process has its liveness connection to rank 0, if that is on another node, or
-  // cannot get the connection; the log says so once.
+  // Waits until this process has its liveness connection to rank 0, if rank 0 is on another node.
+  // Returns also if the connection cannot be made, and then logs one warning.
   void await_connections(bootstrap::KeyValue::Deadline deadline) {
     monitor_.await_connections(*group_, deadline);
   }

@@ -1,6 +1,6 @@
 // The failure log: a list in the store, by which the processes of a job tell one another of deaths
 // and failures. Each process appends entries, and reads the list to its end. A reader skips an
-// entry whose writer ended before it was written.
+// entry whose writer ended before it wrote the entry.
 //
 // Threads: one at a time.
 #pragma once
@@ -24,7 +24,7 @@ struct FailureEntry {
   std::string text;   // kClosing: the rank of the group that serves the store
 };
 
-// One entry as text, in the store and in a mailbox.
+// Convert an entry to and from text, for the store and for a claim mailbox.
 std::string format(const FailureEntry& entry);
 std::optional<FailureEntry> parse(const std::string& record);  // none: not of this version
 
@@ -33,14 +33,14 @@ class FailureLog {
   explicit FailureLog(std::shared_ptr<bootstrap::KeyValue> store) : store_(std::move(store)) {}
 
   // Appends `entries`, dropping each once it is in the store. Then passes to `heard` the entries
-  // that have come since the last call, the own ones among them. Throws the errors of the store.
+  // that have come since the last call, its own included. Throws the errors of the store.
   void exchange(std::deque<FailureEntry>& entries, bootstrap::KeyValue::Deadline deadline,
                 const std::function<void(const FailureEntry&)>& heard);
 
  private:
   const std::shared_ptr<bootstrap::KeyValue> store_;
   long read_ = 0;                // entries that are known to have a number
-  std::map<long, int> missing_;  // unread numbers, and the questions for each
+  std::map<long, int> missing_;  // unread numbers, and how often each was asked for
 };
 
 }  // namespace hbm::communicator::failure

@@ -1,13 +1,14 @@
-// Watches the processes of all groups of this process. Only the monitor decides that a rank has
-// died, and only by proof. docs/failures.md has the states of a rank.
+// Watches the processes of all groups of this process. Only the monitor decides that a rank on
+// another node has died, and only by proof. (Ranks that share memory also watch one another:
+// shm::ShmGroup::require_alive().) docs/failures.md has the states of a rank.
 //
 // A pidfd shows the end of a process of this node (the same kernel, PID namespace and
-// HBMCOMM_NODE_ID). From the first group of several ranks on, the monitor has a thread, which
-// receives reports of second claims. For groups of several nodes, or without shared memory, the
-// thread also detects the ends of processes on other nodes by LivenessConnections. It exchanges
-// entries of the failure log through the store: four times a second, or immediately when a
-// connection or a process ends. So a death has a witness even while that rank computes, and a store
-// that does not answer delays no caller.
+// HBMCOMM_NODE_ID). From the first group of several ranks on, the monitor has a thread. It receives
+// reports of second claims: another process has come as one of a group's ranks. For groups of
+// several nodes, or without shared memory, the thread also detects the ends of processes on other
+// nodes by LivenessConnections. The thread exchanges entries of the failure log through the store:
+// four times a second, or immediately when a connection or a process ends. So a process reports a
+// death even while its rank computes, and a store that does not answer delays no caller.
 //
 // Threads: any thread may call every member. mutex_ is never held during a request to the store.
 // Only tend() makes such requests, in the monitor's thread (store_round.cpp). Only that thread uses
@@ -62,10 +63,11 @@ class FailureMonitor {
   // group in which they are not legal.
   void add(const std::shared_ptr<MonitoredGroup>& group);
 
-  // Idempotent, and legal in every state.
+  // Stops watching the group. Idempotent, and legal in every state.
   void remove(const std::shared_ptr<MonitoredGroup>& group);
 
-  // Rank `rank` of the group is `member`; the caller itself among them.
+  // Declares that rank `rank` of the group is `member`. Called first for this process itself, then
+  // for each other rank.
   void meet(MonitoredGroup& group, int rank, const bootstrap::Member& member);
 
   // Starts the thread, for second claims. Rank 0 of a group also starts to listen for liveness
@@ -77,8 +79,8 @@ class FailureMonitor {
   // group or another needs it.
   void all_met(MonitoredGroup& group);
 
-  // Returns the names of the ranks in `ranks` whose process is known to have ended. The group is
-  // being formed. Ranks that have not come are known from other groups.
+  // Returns the names of the ranks in `ranks` whose process is known to have ended. Called while
+  // the group is formed. Finds a rank that has not come yet by its global rank in other groups.
   std::vector<std::string> ended(const MonitoredGroup& group, const std::vector<int>& ranks);
 
   // Returns the name of every process of a living group that has ended.
@@ -92,8 +94,8 @@ class FailureMonitor {
   // process.
   void await_greeting(const MonitoredGroup& group, bootstrap::KeyValue::Deadline deadline);
 
-  // Waits until this process has its liveness connection to the group's rank 0, if that is on
-  // another node, or cannot get the connection; the log says so once.
+  // Waits until this process has its liveness connection to the group's rank 0, if rank 0 is on
+  // another node. Returns also if the connection cannot be made, and then logs one warning.
   void await_connections(const MonitoredGroup& group, bootstrap::KeyValue::Deadline deadline);
 
   // Declares that the group is formed, under the key prefix `prefix`. From this call on the monitor
@@ -101,8 +103,9 @@ class FailureMonitor {
   // follows the failure log.
   void formed(MonitoredGroup& group, const std::string& prefix, bool is_monitored);
 
-  // Publishes to a group, of which this process is no rank, that this process has come as one of
-  // its ranks.
+  // Reports a second claim: this process has come as one of the ranks of another group. `key`: the
+  // log_key() of that group. `mailboxes`: of its ranks. Also publishes the report in the store of
+  // `own`.
   void tell_claimed_twice(const MonitoredGroup& own, const std::string& key,
                           const std::vector<std::string>& mailboxes, const std::string& why,
                           std::chrono::milliseconds timeout);
@@ -143,14 +146,14 @@ class FailureMonitor {
         : keys(store.get()), log(store) {}
     const bootstrap::KeyValue* const keys;
     FailureLog log;
-    // Groups that this process has left. It serves the store, and removes their keys of leaving
-    // later: not all ranks have counted themselves.
+    // Groups that this process has left, if it serves their store. Their keys of leaving are
+    // removed later, when all ranks have counted themselves (store_round.cpp).
     std::vector<std::shared_ptr<MonitoredGroup>> to_remove;
     std::deque<FailureEntry> to_publish;
     uint64_t begun = 0;        // rounds
     uint64_t done = 0;         // the last round that was complete
     std::string trouble;       // in the last round; empty: none
-    bool was_removed = false;  // not a rank's end: the store was a file
+    bool was_removed = false;  // the store was a file, and no rank has ended
     bool closed = false;       // the server has left, and this process makes no more requests
     Clock::time_point answered = Clock::now();  // the time of the last answer
   };
@@ -202,7 +205,7 @@ class FailureMonitor {
   std::set<std::string> published_;                  // ended processes that are in the log
   std::set<std::string> connected_;                  // processes
   std::map<std::string, WantedConnection> wanted_connections_;
-  std::set<std::string> greeted_;      // connected processes that know this process
+  std::set<std::string> greeted_;      // processes to which this one has identified itself
   std::set<std::string> unreachable_;  // processes to which this process could not connect
   std::map<bootstrap::KeyValue*, std::shared_ptr<JobStore>> stores_;
   // Used only by the thread after it has started.

@@ -1,7 +1,7 @@
 // Liveness connections: TCP connections between processes of different nodes, by which each learns
-// of the end of the other. They carry no data. The kernel closes them when a process ends for any
-// reason, and answers for a stopped process. A process keeps its connections, for all its groups,
-// until one of the two processes ends.
+// of the end of the other. After a greeting they carry no data. The kernel closes them when a
+// process ends for any reason, and answers for a stopped process. A process keeps its connections,
+// for all its groups, until one of the two processes ends.
 //
 // A forked child closes its copies, so that it does not keep the connections of its parent open.
 //
@@ -34,8 +34,9 @@ class LivenessConnections {
   // Stops listening. Existing connections stay.
   void stop_listening();
 
-  // Starts to connect to a process that listens at `where`. Ignores loopback addresses unless the
-  // process is `near`, in the same network namespace: they mean this machine.
+  // Starts to connect to a process that listens at `where`. Tries loopback addresses only if the
+  // process is `near`, in the same network namespace. From elsewhere they would lead to this
+  // process's own machine.
   void call(const std::string& process, const std::string& where, bool near);
 
   // connected(): the connection is up. calling(): connecting, or waiting for the reply. greeted():

@@ -1,5 +1,6 @@
-// The mailbox of a process: other processes of its machine send it reports of second claims. It is
-// a datagram socket with an abstract name, which one network namespace sees. It needs no store.
+// The claim mailbox of a process. Other processes of its machine send it reports of second claims:
+// the sender has come as one of the ranks of this process's group. The mailbox is a datagram socket
+// with an abstract name, which one network namespace sees. It needs no store.
 //
 // Threads: one at a time.
 #pragma once

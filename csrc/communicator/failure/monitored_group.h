@@ -83,7 +83,8 @@ struct MonitoredGroup : GroupFacts {
   bool store_closes = false;  // the rank that serves the store has published that it leaves
   bool counted = false;       // this rank has counted itself
   std::set<int> wanted;       // ranks that an operation waits for
-  // Ranks whose process has ended, since when: dead, or gone in good order.
+  // Ranks whose process has ended, and when this was noticed. It is not known yet whether they died
+  // or had left in good order.
   std::map<int, std::chrono::steady_clock::time_point> undecided;
   std::set<int> dead;
   std::set<int> left;

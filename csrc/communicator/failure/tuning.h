@@ -35,8 +35,8 @@ inline constexpr std::chrono::milliseconds kRoundPeriodWhileLeaving{2};
 // test_a_stopped_rank_is_not_dead`
 inline constexpr std::chrono::milliseconds kRoundAnswerTimeout{200};
 
-// The time since a process has ended after which it counts as dead, if the store is silent. Its
-// rank may have left before, which the store would tell.
+// The time since the end of a process after which its rank counts as dead, if the store is silent.
+// Until then the monitor asks the store whether the rank had left before.
 // Below: the monitor asks the store again.
 // Above: the rank counts as dead.
 // Measure: `pytest tests/python/failures/test_store_connection.py -k
@@ -49,8 +49,8 @@ inline constexpr std::chrono::milliseconds kSilentStoreDeathDelay{2000};
 // Measure: `pytest tests/python/failures/test_deaths.py -k test_death_of_the_store`
 inline constexpr std::chrono::milliseconds kStoreLossGracePeriod{1000};
 
-// The rounds in which the failure log's next entry has to appear. Its writer reserves the
-// entry's number first, and may die before it writes the entry.
+// The rounds in which an entry of the failure log must appear once its number is reserved. Its
+// writer may die between the two steps.
 // Unit: rounds
 // Below: up to and including the value, the monitor asks for the entry again.
 // Above: the monitor asks for the entry no more.
@@ -73,8 +73,8 @@ inline constexpr size_t kLongestLetterBytes = 4096;
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
 inline constexpr std::chrono::milliseconds kConnectionTimeout{6000};
 
-// The longest wait for the monitor's thread, which may have no way to be woken, to open the
-// listener.
+// The longest wait until the monitor's thread has opened the listener. The thread cannot be woken
+// if the process had no descriptor left for its eventfd.
 // Below: the group waits for the listener's address.
 // Above: the group is formed without a listener.
 // Measure: `pytest tests/python/failures/test_store_connection.py -k
@@ -107,7 +107,7 @@ inline constexpr std::chrono::milliseconds kHelloReplyTimeout{60'000};
 // test_too_few_descriptors_are_named`
 inline constexpr std::chrono::milliseconds kAcceptPause{200};
 
-// The callers that have not said yet which process they are.
+// The most callers that have not said yet which process they are.
 // Unit: callers
 // Below: the listener takes the next caller in.
 // Above: from the value on, the listener closes the next caller's connection.
@@ -167,7 +167,7 @@ inline constexpr std::chrono::milliseconds kLocalPeerReportTimeout{500};
 // Measure: `pytest tests/python/failures/test_oversized_message.py`
 inline constexpr std::chrono::milliseconds kSenderReportTimeout{500};
 
-// The period in which those waits check for the cause.
+// The period in which a rank that waits for the cause of an error checks for it.
 // Below: a smaller value takes more processor time.
 // Above: a larger value delays the error.
 inline constexpr std::chrono::milliseconds kCauseCheckPeriod{20};
@@ -178,14 +178,14 @@ inline constexpr std::chrono::milliseconds kCauseCheckPeriod{20};
 // Measure: `failure_monitor_test --gtest_filter=FailureMonitor.LeavingAFailedGroupPublishesFirst`
 inline constexpr std::chrono::milliseconds kReportPublishTimeout{200};
 
-// The time from the end of a connection to the end of its process.
+// The longest time between the end of a connection and the end of the process behind it.
 // Below: the rank looks for a process that has ended, to name it.
 // Above: the error names no death.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k
 // test_death_of_the_stores_host_in_init`
 inline constexpr std::chrono::milliseconds kDeathProofTimeout{300};
 
-// The period in which the rank looks for that process.
+// The period in which a rank looks for the process whose connection has ended.
 // Below: a smaller value takes more processor time.
 // Above: a larger value delays the error.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k
