@@ -2,9 +2,10 @@
 // collects its connections in an epoll descriptor. That descriptor is readable while a connection
 // has data to receive, or has room again for data to send.
 //
-// This class reads nothing from these descriptors and does not change them. If MPI has opened no
-// other device, they become readable for messages that cross a network. They do not for messages
-// through shared memory, or for messages that another thread, polling MPI, has received already.
+// This class reads nothing from these descriptors and does not change them. They become readable
+// for messages over TCP. They do not for messages through shared memory, or for messages that
+// another thread, polling MPI, has received already. If MPI has opened a device, such as an RDMA
+// card, messages may bypass TCP: collect() then uses no descriptor.
 //
 // Threads: one thread calls the constructor and collect(), before other threads use the object. Any
 // thread may call connected() and sleep().
@@ -26,8 +27,8 @@ class Arrivals {
   Arrivals(const Arrivals&) = delete;
   Arrivals& operator=(const Arrivals&) = delete;
 
-  // Finds the epoll descriptors opened since; finds none if devices were opened too. REQUIRES:
-  // called after MPI_Init.
+  // Finds the epoll descriptors that were opened since the constructor. Finds none if a device was
+  // opened as well. REQUIRES: called after MPI_Init.
   void collect() noexcept;
 
   // Returns true if a connection is known. MPI connects with the first messages, unless it uses

@@ -35,8 +35,8 @@ class Comm {
   Request irecv(void* data, size_t bytes, int peer, int tag);
 
   // Starts to receive a message that has arrived, from any peer, and sets `peer`. Returns null if
-  // no message has arrived. A posted MPI_ANY_SOURCE receive would do the same, but MPICH 5.0.2
-  // loses some messages if peers are on this node and on others.
+  // no message has arrived. A posted MPI_ANY_SOURCE receive would do the same. But with it MPICH
+  // 5.0.2 loses some messages if peers are on this node and on others.
   Request irecv_any(void* data, size_t bytes, int tag, int& peer);
 
   // Asks MPI to cancel a receive. The request must still be completed.
@@ -101,9 +101,10 @@ struct Channel {
 size_t chunk_bytes(uint64_t staging_bytes, int size);
 
 // Keeps `memory`, which MPI may still access, until every request of a cancelled operation is
-// complete. Ignores null requests. REQUIRES: receives are cancelled; sends cannot be. The memory is
-// freed when MPI has completed the requests, and never if it does not complete them: a late message
-// may then arrive in memory that no other object uses. Leaks `communicator`.
+// complete. Ignores null requests. REQUIRES: the caller has cancelled the receives; sends cannot be
+// cancelled. The memory is freed when MPI has completed the requests. If MPI never completes them,
+// the memory is never freed, so a late message arrives in memory that no other object uses. Leaks
+// `communicator`.
 void orphan_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
                      memory::StagingBuffer memory) noexcept;
 

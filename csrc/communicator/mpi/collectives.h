@@ -2,7 +2,8 @@
 // (mpi/communicator.h) or for one leader of each node (hierarchical/). Ranks are the channel's
 // ranks. The root in a signature, used only in errors and headers, is a group rank.
 //
-// `reported`: the count of elements in headers and errors. Ranks that disagree in it fail.
+// `reported`: the count of elements in headers and errors. The operation fails if ranks have
+// different values of it.
 //
 // Making an operation allocates all the memory that it needs, or throws Error(kExhausted).
 //
@@ -43,12 +44,14 @@ OperationPtr make_exchange(std::shared_ptr<Channel> channel, const Signature& si
                            size_t count, std::vector<OutgoingTransfer> outgoing,
                            std::vector<IncomingTransfer> incoming, OwnPart own);
 
-// Broadcasts a part of `reported` elements. `reported` decides the algorithm.
+// Broadcasts `count` elements, which may be a part of a tensor of `reported` elements. `reported`
+// decides the algorithm.
 OperationPtr make_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
                             void* data, size_t count, int root, size_t reported);
 
-// Broadcasts along a chain of the ranks, from the root on: each link carries one transfer at a
-// time. The last link waits for the data of the links before it. The channel's chunk cuts `data`.
+// Broadcasts along a chain of the ranks that begins at the root: each link carries one transfer at
+// a time. The last link waits for the data of the links before it. `data` is sent in chunks of the
+// channel.
 OperationPtr make_chain_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
                                   void* data, size_t count, int root, size_t reported);
 

@@ -19,7 +19,7 @@ namespace hbm::communicator::mpi {
 struct MpiState {
   std::string node;       // equal on ranks that MPI may take as sharing a node
   std::string new_world;  // the name of a world that this rank would form
-  std::string world_id;   // of its MPI world; empty: no world, or one without a name yet
+  std::string world_id;   // of its MPI world; empty: no world, or one that hbm has not formed
   int world_rank = -1;    // -1: MPI is not initialised
   int world_size = 0;
   SharingFacts sharing;
@@ -61,7 +61,7 @@ struct MpiConnection {
   std::shared_ptr<Arrivals> arrivals;
 };
 
-// Connects a group that has met: from the MPI world of its ranks, or from a new world if they have
+// Connects a group that has met: in the MPI world of its ranks, or in a new world if they have
 // none. All ranks call it. In a new world, MPI takes ranks as sharing a node if their node_key()
 // and their number in `node_of` are equal. `node_of` is equal on all ranks; empty if unknown.
 //

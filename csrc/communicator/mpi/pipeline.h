@@ -5,7 +5,7 @@
 //
 // Both shapes keep two rounds or blocks in flight, so that copying one overlaps with the flight of
 // the other. All ranks post the same rounds in the same order, and a round depends only on earlier
-// rounds. So, by induction, no rank waits forever for a rank that takes part.
+// rounds. So, by induction, no rank waits forever if all ranks run the operation.
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once
@@ -55,7 +55,8 @@ class GroupOperation : public progress::Operation {
   const size_t count_;  // the elements that errors report
 };
 
-// Rounds of one kind: part 0, 1, ... parts - 1.
+// A collective that moves its data in rounds of one kind, one for each part. Parts are numbered
+// from 0.
 class Pipeline : public GroupOperation {
  public:
   void begin() override;
@@ -86,8 +87,9 @@ class Pipeline : public GroupOperation {
   std::vector<Round> rounds_;
 };
 
-// Blocks in two rounds each. In the first phase the ranks send each owner its shard of the block;
-// in the second phase the owners send their shards on. The owners are some or all ranks.
+// A collective that moves its data block by block, each block in two phases of one round. In the
+// first phase the ranks send each owner its shard of the block; in the second phase the owners send
+// their shards on. The owners are some or all ranks.
 class TwoPhase : public GroupOperation {
  public:
   void begin() override;
@@ -103,7 +105,7 @@ class TwoPhase : public GroupOperation {
     size_t receives;
   };
 
-  // `count` elements; errors and headers have `reported`. A block has a chunk for each of the
+  // Moves `count` elements; errors and headers have `reported`. A block has a chunk for each of the
   // `owners`.
   TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
            size_t reported, std::vector<int> owners, Room first, Room second);
@@ -117,7 +119,8 @@ class TwoPhase : public GroupOperation {
   ElementRange shard(size_t block, int owner) const;
 
   virtual void post_first(Round& round, size_t block) = 0;
-  // Returns the phase of the first messages on the wire.
+  // Returns the tag phase of the messages of the first phase (Round::open()). In a chain it is 1 if
+  // the previous rank sends these messages in its own second phase.
   virtual int first_phase() const { return 0; }
   // Posts the second phase. `first` has the payloads of the first phase of the block.
   virtual void post_second(Round& round, const Round& first, size_t block) = 0;
@@ -126,7 +129,7 @@ class TwoPhase : public GroupOperation {
  private:
   bool owns(int rank) const;
 
-  // A round is not free for a block while the block two before it uses the round.
+  // Block n uses the rounds of block n - 2, so it waits until that block has finished.
   bool awaits_first() const { return passed_ < blocks_ && passed_ - finished_ < 2; }
   bool awaits_second() const { return finished_ < passed_; }
   void open_first(size_t block);

@@ -6,8 +6,8 @@
 // that the ranks share. docs/design/bootstrap.md has the reasons.
 //
 // Threads: the responder never takes the interpreter's lock, so MPI_Init may run while another
-// thread holds it. A PMI failure inside MPI_Init never returns; the caller must be able to abandon
-// the call.
+// thread holds it. If PMI fails inside MPI_Init, MPI_Init never returns; the caller must be able to
+// abandon the call.
 #pragma once
 
 #include <atomic>
@@ -47,8 +47,8 @@ class PmiResponder {
   ~PmiResponder();
 
   // Clears the environment variables and releases the store. REQUIRES: MPI_Init has returned on
-  // every rank. Continues to answer for MPI_Finalize, whose barrier then waits for no other rank:
-  // it is harmless if a rank disconnects first (ucx_guard.h).
+  // every rank. The responder continues to answer MPI_Finalize, whose barrier then waits for no
+  // other rank. A rank that disconnects first does no harm (ucx_guard.h).
   void release_store();
 
   PmiResponder(const PmiResponder&) = delete;

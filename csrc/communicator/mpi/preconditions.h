@@ -1,5 +1,6 @@
-// Checks the conditions under which MPICH would end the process. Within a machine its layers copy
-// through shared memory; if that fails they abort, or get SIGBUS. Called before MPI is initialised.
+// Checks the conditions under which MPICH would end the process. Within a machine MPICH's layers
+// copy through shared memory; if that fails, they abort or get SIGBUS. Called before MPI is
+// initialised.
 //
 // Threads: any thread may call every function. REQUIRES: no other thread changes the environment
 // during a call.
@@ -17,7 +18,7 @@ struct SharingFacts {
   std::string boot_id;        // of the kernel
   std::string namespaces;     // of PIDs and of System V's IPC, which UCX uses to share memory
   std::string shm_directory;  // identity of /dev/shm
-  std::string access;         // group id and user namespace: UCX opens only memory of equal ones
+  std::string access;         // group id and user namespace: UCX opens no memory of other ones
   // UCX may use shared memory: UCX_TLS allows it, and no other layer replaces UCX.
   bool shares = true;
 };
@@ -28,7 +29,7 @@ SharingFacts own_sharing_facts();
 // users and MPI would make them share memory. `ranks`: by group rank.
 void require_one_user(const std::vector<SharingFacts>& ranks, const std::string& group);
 
-// Returns true if another rank of the machine of `rank` cannot open its memory. UCX would try,
+// Returns true if another rank of the same machine cannot open the memory of `rank`. UCX would try,
 // print an error and continue over the network.
 bool is_shut_out(const std::vector<SharingFacts>& ranks, int rank);
 
@@ -46,7 +47,8 @@ void require_descriptors(size_t ranks);
 // Throws Error(kUnavailable) if this machine's name is too long for MPI.
 void require_host_name();
 
-// Makes the three checks above. `world`: all ranks; `sharing`: the ranks with this /dev/shm.
+// Makes the three checks above. `world`: the number of ranks of the world. `sharing`: the number of
+// ranks that use this /dev/shm.
 void require_start(size_t world, size_t sharing);
 
 }  // namespace hbm::communicator::mpi

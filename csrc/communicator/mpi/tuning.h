@@ -26,7 +26,7 @@ inline constexpr size_t kEagerBytes = 4096;
 // Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-mpi`
 inline constexpr size_t kFirstMessageBytes = kEagerBytes;
 
-// The chunks of a send that are in flight.
+// The most chunks of a send that are in flight.
 // Unit: chunks
 // Below: the send posts the next chunk.
 // Above: from the value on, the next chunk waits until one has arrived.
@@ -66,8 +66,8 @@ inline constexpr size_t kRequestsPerTest = 32;
 // Two ranges keep a link busy.
 // Unit: tag ranges
 // Below: a smaller value leaves the link idle between two operations.
-// Above: a larger value only fills the link's queue. A connection that has lost the last packets it
-// sent waits for 200 ms.
+// Above: a larger value only fills the link's queue, which then drops packets. A connection whose
+// last packets were dropped waits for 200 ms before it sends them again.
 // Measure: `python -m benchmarks.collectives.nodes --layout 3x1 --rate 200mbit --mib 4`
 inline constexpr int kTagRanges = 2;
 
@@ -99,7 +99,8 @@ inline constexpr size_t kOneShotTotalBytes = 64 * 1024;
 
 // The period in which a waiting rank checks whether UCX has a TCP connection.
 // Below: a smaller value takes more system calls.
-// Above: a larger value polls for longer before the first sleep that messages end.
+// Above: a larger value polls for longer before the first sleep from which a message can wake the
+// rank.
 // Measure: `arrivals_test --gtest_filter=Arrivals.WakeOnceThereIsAConnection`
 inline constexpr std::chrono::milliseconds kConnectionCheckPeriod{100};
 
@@ -121,7 +122,7 @@ inline constexpr uint64_t kShmFilesPerRank = 3;
 
 // The descriptors that MPI opens in a world of any size. MPICH 5.0.2 opens 20 in a world of one.
 // Unit: descriptors
-// Below: with fewer left, kDescriptorsPerRank's for each rank included, the group is refused.
+// Below: with fewer left, in addition to kDescriptorsPerRank for each rank, the group is refused.
 // Above: from the value on, MPI starts.
 // Measure: `mpi_connect_test --gtest_filter=Preconditions.DescriptorsAreCounted`
 inline constexpr size_t kDescriptorsOfWorld = 24;

@@ -1,10 +1,10 @@
 // Guards that keep MPICH from ending a rank whose peer has died or left.
 //
-// If UCX, below MPICH 5.0, knows that a connection is closed, its sends return an error in place of
-// a request. MPICH notes the error, and then uses the request, which is null: the rank ends by
-// SIGSEGV. Two guards replace the two send functions, and report such a send as complete. No data
-// is lost by this: the operation still waits for the part of the dead peer, until the report of the
-// death ends the operation (communicator/peers.h).
+// MPICH 5.0 sends through UCX. If UCX knows that a connection is closed, its send functions return
+// an error in place of a request. MPICH notes the error, and then uses the request, which is null:
+// the rank ends by SIGSEGV. Two guards replace the two send functions, and report such a send as
+// complete. No data is lost by this: the operation still waits for the part of the dead peer, until
+// the report of the death ends the operation (communicator/peers.h).
 //
 // A third guard lets MPI_Finalize disconnect from a peer that has disconnected or died. Without it
 // MPICH ends the process because of UCX's error.

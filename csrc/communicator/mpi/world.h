@@ -52,7 +52,7 @@ class World {
                                      Deadline deadline, const std::function<void()>& check = {});
 
   // Returns rank 0's `value` on every rank of the world. REQUIRES: all ranks call it. Throws
-  // Error(kTimeout) if a rank does not before the deadline.
+  // Error(kTimeout) if a rank does not call it before the deadline.
   std::string broadcast(std::string value, Deadline deadline);
 
   // Finalises MPI at the end of a launched process, if every rank calls this within `timeout`.
@@ -61,8 +61,8 @@ class World {
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
-  // Returns an id that is unique to the world. Empty while unknown: the first group names a world
-  // that was taken over.
+  // Returns an id that is unique to the world. Empty if a launcher or other code has formed the
+  // world: see form().
   const std::string& id() const noexcept { return id_; }
 
   // Wakes for messages over TCP; null in a world that was taken over.
