@@ -5,12 +5,12 @@
 //
 // Ownership: each function makes one Operation for the queue. The operation keeps alive all objects
 // that it uses. It sends nothing before begin(). Buffers are contiguous, belong to the caller and
-// must live until the operation is done or abandoned; if Operation::peers_may_write() is true after
-// that, longer.
+// must live until the operation is done or abandoned. If Operation::peers_may_write() is true after
+// abandon(), the caller must not reuse or free the buffers.
 //
 // Every rank of the group makes the same collectives, each with the same `sequence`, in the same
-// order. Several collectives may have one number: they are chunks, and each is made when the
-// previous chunk is done. Counts are elements. Ranks are group ranks.
+// order. A large collective may be made as chunks: several collectives with one number. Each chunk
+// is made when the previous one is done. Counts are elements. Ranks are group ranks.
 //
 // Errors: functions throw Error(kExhausted) if there is no memory to stage in.
 //
@@ -58,10 +58,11 @@ using OperationPtr = std::unique_ptr<progress::Operation>;
 // `from` of a receive from any rank.
 inline constexpr int kAnyRank = -1;
 
-// The bytes that a communicator holds of its group's memory.
+// The memory that a communicator holds, in bytes.
 struct CommunicatorMemory {
-  uint64_t slots_bytes = 0;     // of the segment: this rank's control region
-  uint64_t orphaned_bytes = 0;  // of staging: of failed transfers that MPI has not released
+  uint64_t slots_bytes = 0;  // this rank's control region, in the segment
+  // Staging memory of orphaned requests of all groups of this process: MPI may still access it.
+  uint64_t orphaned_bytes = 0;
 };
 
 class Communicator {
@@ -112,14 +113,14 @@ class Communicator {
 
   virtual int tags() const = 0;
 
-  // The allreduces that preallocated_allreduce() accepts have fewer bytes than this; 0: it accepts
-  // none.
+  // preallocated_allreduce() accepts tensors of fewer bytes than this. 0: it accepts none.
   virtual size_t preallocated_allreduce_bytes() const noexcept { return 0; }
 
-  // Returns an allreduce of `data`, in place, in storage that the communicator owns and reuses:
-  // allocates nothing and takes no lock. The operation is valid until the next call. Returns null
-  // if preallocated_allreduce_bytes() is 0. REQUIRES: one thread at a time, whose previous
-  // operation is over (as after OperationQueue::try_claim()).
+  // Returns an operation that reduces `data` in place. The communicator owns the operation and
+  // reuses its storage, so the call allocates nothing and takes no lock. The operation is valid
+  // until the next call. Returns null if preallocated_allreduce_bytes() is 0. REQUIRES: one thread
+  // at a time calls it, and the operation of the previous call is over. Both hold after
+  // OperationQueue::try_claim().
   virtual progress::Operation* preallocated_allreduce(OperationNumber /*sequence*/, void* /*data*/,
                                                       size_t /*count*/, Dtype /*dtype*/,
                                                       ReduceOp /*op*/) {
@@ -129,9 +130,9 @@ class Communicator {
   // Wakes the threads of this process that wait in Operation::sleep().
   virtual void wake() noexcept {}
 
-  // Marks the group as failed: messages of cancelled operations may still arrive, so no later
-  // communicator may reuse its identity. REQUIRES: no thread drives an operation of the group any
-  // more.
+  // Called when the group has failed: messages of its cancelled operations may still arrive. Keeps
+  // MPI from giving the ids of this group's MPI communicators to later ones. REQUIRES: no thread
+  // drives an operation of the group any more.
   virtual void invalidate() noexcept {}
 
   virtual CommunicatorMemory memory() const = 0;

@@ -1,6 +1,6 @@
-// The header in front of every message. It shows the receiver that both ranks are in the same
-// operation, and how they differ if they are not. docs/design/messages.md is this header's
-// counterpart: change both together.
+// The header in front of every message. By it the receiver checks that both ranks are in the same
+// operation; if they are not, the error names both operations. docs/design/messages.md describes
+// what this file declares: change both together.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,8 @@ struct Signature {
   OperationNumber sequence = {};
 
   // The type of partial results between the stages of a mean of integers, if wider than the type of
-  // the tensors. Headers do not have it: `dtype` and the layout of the nodes decide it.
+  // the tensors. No message header carries this type: all ranks derive it from `dtype` and the
+  // layout of the nodes.
   std::optional<Dtype> partial = std::nullopt;
 
   // Returns the type of the reduced operands.
@@ -75,9 +76,9 @@ static_assert(sizeof(MessageHeader) == kHeaderBytes);
 MessageHeader make_header(const Signature& signature, uint64_t count, uint32_t part,
                           uint64_t payload) noexcept;
 
-// Throws Error(kMismatch) unless `found`, from group rank `peer`, equals `expected`. MPI may
-// deliver an unread message of an earlier group of the same ranks; the error then names both
-// groups. `group`: the name of this group in errors.
+// Throws Error(kMismatch) if a field of `found`, from group rank `peer`, differs from `expected`.
+// Ignores the field `transfer`. MPI may deliver an unread message of an earlier group of the same
+// ranks; the error then names both groups. `group`: the name of this group in errors.
 void check_header(const MessageHeader& found, const MessageHeader& expected, int peer,
                   const std::string& group);
 

@@ -18,24 +18,26 @@ class Peers {
   virtual ~Peers() = default;
 
   // Throws if `operation` can never complete. Error(kDeath): a rank has died. Error(kPeer): a rank
-  // has left, or has reported a failure. Error(kNetwork): no such reports can arrive any more. Does
-  // not wait.
+  // has left or has reported a failure, or the group was claimed twice (claimed_twice()).
+  // Error(kNetwork): the machine of a rank does not answer, or the store is gone, through which
+  // ranks report failures. Does not wait.
   virtual void check(const progress::Operation& operation) = 0;
 
-  // Returns why the group cannot be trusted any more, if another process has come as one of its
-  // ranks: ranks of two jobs may have formed it. Returns an empty text if no such process is known.
-  // Does not wait.
+  // Returns the description of a second claim: another process has come as one of the group's
+  // ranks, so ranks of two jobs may have formed the group. Returns an empty text if no second claim
+  // is known. Does not wait.
   virtual std::string claimed_twice() const = 0;
 
   // Returns the error that caused `error`, in which `operation` ended; returns `error` if no other
-  // cause is known. Waits up to 1.5 s for the cause if another rank is likely to know it, and 500
-  // ms for the report of the sender after an OversizedMessage.
+  // cause is known. Waits for the cause: up to 1.5 s after an Error(kNetwork), and up to 500 ms for
+  // the sender's report after an OversizedMessage. Also waits up to 500 ms after a timeout, if a
+  // late local peer may itself wait for another node.
   virtual std::exception_ptr explain(const progress::Operation& operation,
                                      const std::exception_ptr& error) = 0;
 
   // Publishes an error that has broken the group here: ranks that wait end with Error(kPeer). An
-  // Error(kPeer) came from another rank, so it goes only to ranks of this node, which may not have
-  // the report. Waits up to 200 ms for the store.
+  // Error(kPeer) is the report of another rank, so this rank passes it only to the ranks of its
+  // node, which may not have the report. Waits up to 200 ms for the store.
   virtual void report_failure(const std::exception& error) = 0;
 
   // Returns true if an Error(kPeer) of a point-to-point operation concerns the whole group. Within

@@ -36,7 +36,7 @@ std::vector<Entry> parts_of(const std::vector<Entry>& wholes, ElementRange range
   return parts;
 }
 
-// Returns the elements of all entries together.
+// Returns the sum of the entries' counts.
 template <class Entry>
 size_t count_of(const std::vector<Entry>& entries) {
   size_t count = 0;

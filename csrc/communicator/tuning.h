@@ -8,7 +8,7 @@
 
 namespace hbm::communicator {
 
-// The last groups of a process whose names errors know.
+// The number of a process's last groups over MPI whose names are kept for errors.
 // Unit: groups
 // Below: up to and including the value, an error names the group of a message.
 // Above: an error has the number of an older group.
