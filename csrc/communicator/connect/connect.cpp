@@ -67,7 +67,8 @@ std::shared_ptr<mpi::Channel> make_channel(const GroupSetup& setup, const GroupC
   return channel;
 }
 
-// The ranks of each node and the host of the first: "[0, 1] on a, [2] on b".
+// Returns the ranks of each node and the host of the node's first rank, as in "[0, 1] on a, [2] on
+// b".
 std::string list_nodes(const std::vector<int>& node_of,
                        const std::vector<bootstrap::Member>& members) {
   std::map<int, std::vector<uint64_t>> nodes;
@@ -93,8 +94,8 @@ void require_one_node(const GroupSetup& setup, const std::vector<int>& node_of,
                   "HBMCOMM_NODE); HBMCOMM_LOG=info says why ranks of one machine share no memory");
 }
 
-// Chooses and makes the communicator. The detector learns of failures before the last step in which
-// ranks wait for one another.
+// Chooses and makes the communicator. Calls detector.formed() before the last step in which ranks
+// wait for one another, so that the detector follows the failure log by then.
 void join_ranks(const GroupSetup& setup, const shm::LocalPeers& local_peers, size_t slot_chunk,
                 size_t threads, failure::FailureDetector& detector, GroupConnection& made) {
   const std::vector<int>& node_of = local_peers.node_of;

@@ -103,8 +103,8 @@ class DescriptorExchange {
     met_.emplace(connection.rank, std::move(other));
   }
 
-  // The exchange with other ranks continues, so that they do not count as lost. An unknown caller
-  // may only have checked whether a process listens here.
+  // The exchange with other ranks continues, so that they do not count as lost. The loss of an
+  // unknown caller is no error: it may only have checked whether a process listens here.
   void lose(PeerConnection& connection) {
     if (connection.rank != kUnknown) lost_.insert(connection.rank);
     connection.socket = Descriptor();

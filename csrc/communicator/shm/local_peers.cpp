@@ -28,12 +28,12 @@ namespace {
 // A rank's state towards another rank while they call each other.
 constexpr char kKnown = 'k';    // a local peer already
 constexpr char kCalled = 'c';   // called
-constexpr char kNothing = '-';  // could not be reached, or is the lower rank and calls itself
+constexpr char kNothing = '-';  // could not be reached; or a lower rank, which does the calling
 
 // Facts about the other ranks of a rank's machine, for agreement.h. Both facts are true if there
 // are no other ranks.
 constexpr unsigned kAllKnown = 1;  // they are local peers already
-// The lower rank of each two has called the higher; none is known.
+// None is a local peer yet, and this rank has called all ranks above it.
 constexpr unsigned kAllCalled = 2;
 // The fact after the exchange of descriptors.
 constexpr unsigned kAllMapped = 1;
@@ -246,8 +246,9 @@ class Exploration {
     });
   }
 
-  // The lower rank of two calls the higher, unless both know each other. If only one of them knows
-  // the other, because no group of the other rank used it any more, a second round makes the call.
+  // The lower rank of two calls the higher one, except if each knows the other as a local peer. A
+  // rank forgets a local peer that none of its groups uses any more. If only one of two ranks has
+  // forgotten the other, a second round makes the call.
   void call_the_unknown() {
     std::string mine(members_.size(), kNothing);
     for (const auto& [rank, socket] : called_) mine[static_cast<size_t>(rank)] = kCalled;
@@ -337,7 +338,7 @@ class Exploration {
   std::vector<std::string> calls_;                       // by rank: its states towards all ranks
   std::map<int, Descriptor> called_;
   std::vector<uint64_t> regions_;         // by rank: offset of its control region
-  std::optional<Own> own_;                // set once some rank does not know this one
+  std::optional<Own> own_;                // set once this rank must introduce itself to another
   std::shared_ptr<GroupRegion> region_;   // for all ranks of this machine
   std::exception_ptr problem_ = nullptr;  // why this rank cannot continue
 };

@@ -21,7 +21,8 @@ std::vector<size_t> counts(const std::vector<Sink>& sinks) {
   return found;
 }
 
-// Returns a list as one Source or Sink: its only entry, or all elements without an address.
+// Returns one Source or Sink for a list. For a list of one entry it is the entry; for another list
+// it has the count of all entries and no address.
 template <class Entry>
 Entry whole(const std::vector<Entry>& entries) {
   return entries.size() == 1 ? entries.front() : Entry{nullptr, count_of(entries)};
@@ -96,10 +97,10 @@ void PeerTransfers::announce(Slot& slot) {
 }
 
 // Returns the bytes of each transfer in a slot that has room for `room` bytes of each. `bytes`: the
-// size of the largest transfer. The chunk is at most half of a transfer, so that the receiver
-// copies one half while this rank copies the other. If the tensors are too large for the cache, the
-// chunk is the least one: the tensors need the cache. (A threshold that follows the cache size made
-// no difference.)
+// size of the largest transfer. The chunk is at most half of the largest transfer, but at least the
+// chunk of a reduction. With two chunks the receiver copies the first while this rank copies the
+// second. If the tensors do not fit into the cache, the chunk is the chunk of a reduction, so that
+// the slots take little of the cache. (A threshold that follows the cache size made no difference.)
 size_t PeerTransfers::chunk_of(size_t bytes, size_t room) const {
   const size_t least = std::min(shm_group_->layout().chunk_bytes, room);
   if (chunks_are_alike()) return least;  // ranks may have different `bytes` by mistake

@@ -50,7 +50,7 @@ class MessageOperation : public progress::Operation {
   const MessageHeader header_;
 
  private:
-  // Called in poll(): of all messages in flight only one waits in sleep().
+  // Called in poll() of every message: the progress thread sleeps in sleep() of only one of them.
   void check_peers() {
     const Clock::time_point now = Clock::now();
     if (!shm_group().failed() && now < check_due_) return;
@@ -126,8 +126,8 @@ class ShmSend final : public MessageOperation {
                                       " before it had the whole message; see that rank's error");
   }
 
-  // Cancels a message that a receiver has taken: it still reads the tensor, or waits for chunks
-  // that will not come.
+  // Cancels a message that a receiver has taken. The receiver still reads the tensor, or waits for
+  // chunks, which will not come.
   void cancel_taken() {
     peers_may_write_ = envelope_.kind == Envelope::kZeroCopy;
     if (peers_may_write_ || filled_ == chunks()) return;

@@ -16,8 +16,9 @@ const std::byte* at(const void* data, size_t bytes) {
 }
 std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
-// Returns the most bytes of a one-shot reduction. Its work grows with the number of ranks; the work
-// of the other algorithms does not.
+// Returns the most bytes of a one-shot reduction. In one shot each rank's work grows with the
+// number of ranks. It does not with shares, which more than kWholeChunkRanks ranks use for larger
+// tensors.
 size_t one_shot_bytes(const ShmGroup& shm_group) {
   const size_t chunk = shm_group.layout().chunk_bytes;
   if (shm_group.size() <= kWholeChunkRanks) return chunk;
