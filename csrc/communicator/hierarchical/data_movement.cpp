@@ -31,14 +31,16 @@ std::vector<int> others(const mpi::Channel& channel) {
   return others(static_cast<size_t>(channel.size), static_cast<size_t>(channel.rank));
 }
 
-// The receiver and the sender of a rank in one turn of an alltoall; -1: none.
+// The rank to which a rank sends in one turn of an alltoall, and the rank from which it receives;
+// -1: none.
 struct Partners {
   int to;
   int from;
 };
 
-// Returns a rank's turns. In each a node sends to one other node and receives from one, and each
-// rank of the node sends to and receives from another rank there.
+// Returns this rank's turns. In each turn a node sends to one other node and receives from one.
+// Each of its ranks sends to one rank of the receiving node, and receives from one rank of the
+// sending node.
 std::vector<Partners> turns_of(const NodeLayout& layout) {
   const size_t count = layout.nodes.size();
   const auto at = [&layout](size_t node, size_t local_rank) {
@@ -170,12 +172,13 @@ class LeaderAllgather final : public LeaderOperation {
 
 // broadcast. node_in: the root publishes a block to its node. inter_node: each leader sends a shard
 // of the block to the leaders of its rail, or along a chain of them. node_out: the leaders pass
-// their shards to their node. A single leader is the one with the root's local rank, so that the
-// root itself sends its data to other nodes.
+// their shards to their node. A single leader has the root's local rank if all nodes have that
+// local rank: then the root itself sends its data to other nodes. Otherwise it has the root's local
+// rank modulo the number of ranks of the smallest node.
 //
-// With two nodes and more than kUnpacedBytes, the receiving leaders answer each block when they
-// wait for it. So the root's leaders are at most four blocks ahead, however much data their sockets
-// accept.
+// With two nodes and more than kUnpacedBytes, a receiving leader sends an empty answer for each
+// block when it begins to wait for the block. So a sending leader is at most four blocks ahead,
+// however much data its sockets accept.
 class LeaderBroadcast final : public LeaderOperation {
  public:
   LeaderBroadcast(std::shared_ptr<const NodeLayout> layout, const Signature& signature, void* data,
@@ -200,7 +203,7 @@ class LeaderBroadcast final : public LeaderOperation {
   }
 
  private:
-  // Unsigned: wraps below first_.
+  // The difference is unsigned: a local rank below first_ gives a large number.
   bool leads() const { return layout_->local_rank() - first_ < leaders_; }
   bool on_root_node() const { return layout_->node == root_node_; }
   bool is_root() const { return on_root_node() && layout_->local_rank() == root_local_rank_; }
@@ -232,8 +235,8 @@ class LeaderBroadcast final : public LeaderOperation {
     if (!leads()) return nullptr;
     const Sink mine = shard(block, layout_->local_rank());
     if (answered_) return answered_exchange(block, mine);
-    // The first block comes from the root itself on every node, so that nodes which disagree find
-    // out.
+    // In the first block every node gets a message from the root's node. By it, nodes that disagree
+    // about the broadcast find out.
     const auto make = chained_ && block > 0 ? mpi::make_chain_broadcast : mpi::make_broadcast;
     return make(channel_of(block), signature_, mine.data, mine.count, static_cast<int>(root_node_),
                 count_);
@@ -284,8 +287,8 @@ class LeaderBroadcast final : public LeaderOperation {
   BlockCut cut_;
 };
 
-// barrier: the ranks of each node, then local rank 0 of all nodes, then the ranks of each node
-// again.
+// barrier. First the ranks of each node wait for one another, then the ranks with local rank 0 on
+// all nodes, then the ranks of each node again.
 class LeaderBarrier final : public LeaderOperation {
  public:
   LeaderBarrier(std::shared_ptr<const NodeLayout> layout, const Signature& signature)

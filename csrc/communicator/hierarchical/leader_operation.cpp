@@ -78,9 +78,10 @@ size_t LeaderOperation::block_of(size_t step) const {
 }
 
 // MPI has no blocking wait for several requests, so a rank that waits for other nodes polls for
-// long before it sleeps. No call waits for both the node and the other nodes. A rank that waits for
-// both sleeps until its node wakes it: data over TCP then stays in the kernel, and further blocks
-// are in flight. MPI over other transports makes progress only while it is polled.
+// long before it sleeps. No call waits for both the node and the other nodes. Over TCP a rank that
+// waits for both sleeps for a short time, until its node wakes it. Meanwhile the kernel keeps the
+// data that arrives, and further blocks are in flight. Over other transports the rank does not
+// sleep, because MPI makes progress only while it is polled.
 progress::Slept LeaderOperation::sleep(std::chrono::steady_clock::time_point until, bool polled) {
   if (in_node_ && !inter_node_in_flight()) return in_node_->sleep(until, polled);
   if (!polled) check_node();

@@ -221,7 +221,7 @@ class LeaderReduction final : public LeaderOperation {
   const size_t leaders_;
   BlockCut cut_;
   Scratch partial_;  // of a leader in a reduce, or if the node's result has a wider type
-  Scratch wide_;     // for this rank's part of the block that goes into the node
+  Scratch wide_;     // for this rank's widened part of the block in node_in()
 };
 
 // reduce_scatter. node_in: the ranks of a node reduce. Each leader gets the node's result for the
@@ -346,7 +346,7 @@ class LeaderReduceScatter final : public LeaderOperation {
   BlockCut cut_;
   Scratch partial_;  // of a leader: the node's result for the ranks of each node
   Scratch result_;   // of a leader that passes results on
-  Scratch wide_;     // for this rank's part of the block that goes into the node
+  Scratch wide_;     // for this rank's widened part of the block in node_in()
 };
 
 }  // namespace
