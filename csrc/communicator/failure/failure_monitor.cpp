@@ -32,7 +32,7 @@ Descriptor open_process(const bootstrap::Member& member, bool* ended) {
   Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, member.pid, 0)));
   *ended = !pidfd && errno == ESRCH;
   if (!pidfd) return pidfd;
-  // Another process may have taken the number.
+  // Another process may have got the pid since.
   *ended = bootstrap::is_restarted(member.started, bootstrap::start_of(member.pid));
   return pidfd;
 }
@@ -150,7 +150,7 @@ void FailureMonitor::drop_unused_listener() {
   }
 }
 
-// REQUIRES: mutex_ is held, as for all that follow without a lock of their own.
+// REQUIRES: mutex_ is held, as for all functions below that do not lock it.
 void FailureMonitor::mark_ended(const std::string& process) {
   if (!ended_.insert(process).second) return;
   for (const auto& group : groups_) {
@@ -159,7 +159,7 @@ void FailureMonitor::mark_ended(const std::string& process) {
       if (group->is_monitored()) {
         group->undecided.emplace(static_cast<int>(rank), Clock::now());
       } else if (group->spans_nodes || group->state == GroupState::kMeeting) {
-        // A rank of another node may be to come.
+        // A rank of another node may come later, and then reads of the death.
         try {
           open_store(*group);
           publish_death(*group, static_cast<int>(rank));
@@ -287,7 +287,7 @@ void FailureMonitor::formed(MonitoredGroup& group, const std::string& prefix, bo
   if (const auto heard = claimed_twice_.find(group.key); heard != claimed_twice_.end()) {
     apply_second_claim(group.key, heard->second);
   }
-  wake();  // for reports that have arrived
+  wake();  // to read reports that have arrived
 }
 
 void FailureMonitor::tell_claimed_twice(const MonitoredGroup& own, const std::string& key,

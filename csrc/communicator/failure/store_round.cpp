@@ -3,8 +3,9 @@
 //
 // Closing: a store ends with the process that serves it. PyTorch's client then prints each question
 // that fails. So the serving rank publishes an entry when it leaves its last group of the store.
-// Then it waits until the other ranks have counted themselves: each does so when it leaves the
-// group, or when it reads the entry. A counted rank asks the store no more.
+// Then it waits until the other ranks have counted themselves, that is, have added 1 to a key of
+// the group. Each does so when it leaves the group, or when it reads the entry. A counted rank asks
+// the store no more.
 //
 // Keys: once all ranks of a group have counted themselves, the serving rank removes the keys of
 // leaving. If no rank serves the store, the rank that counts itself last removes them.
@@ -45,8 +46,9 @@ void FailureMonitor::tend(JobStore& store) {
     return;
   }
   lock.unlock();
-  // Order matters: ask who left, read the failure log, decide. A departed rank may have published
-  // the cause first. In the same way this process leaves once its own entries are published.
+  // Order matters: ask who left, read the failure log, decide. A rank that has left may have
+  // published the cause before. For the same reason this process publishes its own entries first,
+  // and then leaves.
   std::vector<Answer> answers;
   std::deque<FailureEntry> to_publish;
   size_t publishing = 0;
@@ -150,7 +152,8 @@ void FailureMonitor::publish_leaving(JobStore& store) {
   }
 }
 
-// Counts this rank out of the groups whose store is about to end with another rank of them.
+// Counts this rank in each group whose serving rank has published that it leaves. This process then
+// asks the store no more.
 void FailureMonitor::heed_closing(JobStore& store) {
   std::unique_lock lock(mutex_);
   for (const auto& group : groups_of(store)) {
@@ -183,8 +186,8 @@ bool FailureMonitor::asks_no_more(const JobStore& store) const {
                              [](const auto& group) { return group->state == GroupState::kLeft; });
 }
 
-// Returns true if this process has left, or is leaving, all its groups of the store. REQUIRES:
-// mutex_ is held.
+// Returns true if this process has left all its other groups that use the store. REQUIRES: mutex_
+// is held.
 bool FailureMonitor::is_last(const JobStore& store, const MonitoredGroup& group) const {
   const auto groups = groups_of(store);
   return std::ranges::all_of(groups, [&](const auto& other) {
@@ -198,7 +201,7 @@ void FailureMonitor::count(MonitoredGroup& group) {
     if (std::exchange(group.counted, true)) return;
   }
   const long counted = group.store->add(group.left_prefix + kCount, 1, soon());
-  // Another rank that serves the store waits for no more than the count.
+  // If a rank serves the store, that rank removes the keys (publish_leaving()).
   const bool is_last_rank = std::cmp_greater_equal(counted, group.processes.size());
   if (is_last_rank && group.server == bootstrap::StoreServer::kNoRank) remove_left(group);
 }
@@ -220,8 +223,8 @@ bool FailureMonitor::all_counted(const MonitoredGroup& group) {
   return std::stoul(counted.value_or("0")) + group.dead.size() >= group.processes.size();
 }
 
-// Marks ranks as dead whose process has ended, unless the store has answered that they had left.
-// REQUIRES: mutex_ is held.
+// Decides about the ranks whose process had ended by `ended_before`: they have left if the store
+// says so, and have died otherwise. REQUIRES: mutex_ is held.
 void FailureMonitor::decide_unanswered(const JobStore& store, Clock::time_point ended_before,
                                        const std::vector<Answer>& answers) {
   for (const auto& group : groups_of(store)) {
