@@ -55,7 +55,8 @@ PairwiseExchange::PairwiseExchange(std::shared_ptr<Channel> channel, const Signa
           std::min(longest_, chunk_) * element());
 }
 
-// An empty transfer still has one message, which shows the peer that this rank takes part.
+// An empty transfer still has one message, which shows the peer that this rank runs the same
+// operation.
 size_t PairwiseExchange::parts_of(size_t count) const {
   return std::max<size_t>(1, (count + chunk_ - 1) / chunk_);
 }

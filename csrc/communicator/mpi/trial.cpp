@@ -31,8 +31,9 @@ using std::chrono::steady_clock;
 std::mutex program_mutex;
 std::vector<std::string> trial_program;
 
-// A program whose output goes to a pipe. The end of the pipe shows the end of the program: a
-// handler of SIGCHLD in the user's program may collect the exit status first.
+// A program whose output goes to a pipe. The end of its output shows that it has ended. The exit
+// status alone would not do, because a handler of SIGCHLD in the user's program may collect it
+// first.
 class Program {
  public:
   explicit Program(const std::vector<std::string>& command) {
@@ -117,8 +118,9 @@ class Program {
                                              "): " + std::strerror(error));
   }
 
-  // Collects the exit status. Returns true if the program has ended. A process that does not exist
-  // any more was collected elsewhere.
+  // Collects the exit status. Returns true if this object has the status. Returns false if the
+  // program runs, or if other code has collected the status: the process then does not exist any
+  // more.
   bool collect(int options) noexcept {
     if (pid_ < 0) return status_.has_value();
     int status = 0;

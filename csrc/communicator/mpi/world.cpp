@@ -45,7 +45,8 @@ void load_before_mpi() { memory::libraries(); }
 std::atomic<bool> has_segment_names{false};  // MPI's segments may have names
 std::atomic<int> initialising{0};            // threads in MPI_Init; sequentially consistent
 
-// Runs at the end of the process. Another thread may have parked while the group was being formed.
+// Runs at the end of the process. The thread that forms a group may sleep for ever by then
+// (park()), so that ~UnlinkedSegments does not run.
 void end_initialisation() {
   if (!has_segment_names.load()) return;
   const auto until = std::chrono::steady_clock::now() + kInitialisationEndTimeout;
@@ -204,7 +205,8 @@ World& World::launched(Deadline deadline) {
   const bool ours = !is_initialised(mpi);
   if (ours) {
     require_launcher(found);
-    require_start(1, 1);  // at least; all ranks of a machine get the same result
+    // The number of ranks is not known yet. All ranks of a machine get the same result.
+    require_start(1, 1);
   }
   if (!ours) {
     world = new World(found, "", "code that ran before hbm");
