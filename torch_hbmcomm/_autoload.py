@@ -1,9 +1,9 @@
 """Registers the backend "hbm" when torch is imported (entry point torch.backends).
 
-The import of this package registers again, for an accelerator that PyTorch has learned of since, or
-if the entry point is switched off. Loads the native module only if HBMCOMM_ALLOCATOR asks for it,
-and replaces another backend if HBMCOMM_INSTEAD_OF names it. The first use of hbm raises for a wrong
-value of either variable, since programs without hbm run `import torch` too.
+Importing this package registers again, because the entry point may be switched off, or PyTorch may
+have learned of an accelerator since. Registering loads the native module only if HBMCOMM_ALLOCATOR
+asks for it, and replaces another backend if HBMCOMM_INSTEAD_OF names it. A wrong value of either
+variable raises at the first use of hbm and not here, since programs without hbm import torch too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch_hbmcomm.variables import value
 
 
 def register() -> None:
-    """Register the backend "hbm" and the init method "mpi://", once; and with each call, the
-    accelerator that PyTorch knows by now as one of hbm's devices."""
+    """Register the backend "hbm" and the init method "mpi://", once. Each call adds the accelerator
+    that PyTorch knows by now to hbm's devices."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
         return  # this PyTorch was built without torch.distributed
@@ -31,7 +31,7 @@ def register() -> None:
     known = "hbm" in backend.backend_list
     if not known:
         backend.register_backend("hbm", _create, extended_api=True, devices=["cpu"])
-    # Not by register_backend(): that would make hbm the default of a device that has none yet.
+    # register_backend() would make hbm the default backend of an accelerator that has none yet.
     backend.backend_capability["hbm"] = _devices()
     if known:
         return
@@ -79,7 +79,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 class _ThenRegister(importlib.abc.Loader):
-    """Loads torch as its own loader does, which it is again after that."""
+    """Gives torch its own loader back, loads torch with that loader, and calls register()."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader

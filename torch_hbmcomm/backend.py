@@ -17,8 +17,9 @@ Options = _C.Options
 
 
 def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> Any:
-    """Make the backend of one group, which calls itself `name`, for torch.distributed
-    (extended_api).
+    """Make the backend of one group, which reports `name` as its name.
+
+    torch.distributed calls it with the arguments of a backend registered with extended_api=True.
 
     Raises:
         ValueError: options of another backend, or a wrong environment variable.
@@ -34,7 +35,7 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
             "pg_options for the backend hbm must be torch_hbmcomm.Options, not "
             f"{type(group_options).__module__}.{type(group_options).__qualname__}"
         )
-    # DDP then asks the group for the memory of its buckets, which other ranks of the node can read.
+    # With "0", DDP asks the group for its buckets' memory, which other ranks of the node can read.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     clear_after_errors()
     timeout = _milliseconds(distributed_options.timeout)
@@ -56,6 +57,6 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
 
 
 def _milliseconds(timeout: timedelta) -> timedelta:
-    """Round up to milliseconds: PyTorch's options hold seconds as a float32, so that 300 s come
-    back as 299.999999 s."""
+    """Round to the nearest millisecond: PyTorch's options hold seconds as a float32, so that 300 s
+    come back as 299.999999 s."""
     return timedelta(milliseconds=math.ceil(timeout / timedelta(milliseconds=1) - 0.5))

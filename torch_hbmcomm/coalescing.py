@@ -1,8 +1,9 @@
 """Ends the state of a batch of operations whose body raised.
 
-PyTorch's `_coalescing_manager`, which `batch_isend_irecv` uses, keeps the group in its list of
-groups that coalesce if its body raises: a tag that is no integer, a sparse tensor, Ctrl-C. Later
-collectives on that group then return without calling the backend.
+`batch_isend_irecv` runs inside PyTorch's `_coalescing_manager`, which puts the group into a list of
+groups that coalesce. If the body raises (for a tag that is not an integer, a sparse tensor, or
+Ctrl-C), the group stays in that list. Later collectives on the group then return without calling
+the backend.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _C = load()
 
 @functools.cache
 def clear_after_errors() -> None:
-    """Have PyTorch's manager forget a batch on a group of hbm if its body raises. Nothing happens
-    where this release of PyTorch has no such manager."""
+    """Make PyTorch's manager drop a batch on a group of hbm if the batch's body raises. Does
+    nothing if this release of PyTorch has no such manager."""
     original = getattr(distributed_c10d, _NAME, None)
     if original is None:
         return

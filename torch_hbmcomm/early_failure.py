@@ -1,4 +1,4 @@
-"""A rank whose native module does not load says so on every rank."""
+"""Makes every rank raise the error of a rank whose native module does not load."""
 
 from __future__ import annotations
 

@@ -26,14 +26,14 @@ _C = load()
 
 _AUTO = "auto"
 _CLOSE_TIMEOUT = 5.0  # seconds for operations in flight when the group ends
-_BACK_SOON = 2000  # milliseconds for a client without a connection to come back, else it is gone
-_SILENCE = 5.0  # seconds that rank 0 waits for other ranks before it says so
+_BACK_SOON = 2000  # milliseconds: a client that is idle for longer, without a connection, is gone
+_SILENCE = 5.0  # seconds that rank 0 waits for other ranks to leave the box before it warns
 
 
 @dataclass(frozen=True)
 class _Invitation:
-    """The ways to rank 0's box. Not every address in `far` need lead to this machine: other
-    networks may use the same one."""
+    """The token and the addresses of rank 0's box. An address in `far` may lead a rank to another
+    machine, because different networks may use the same address."""
 
     token: str
     near: list[str]  # for ranks that share rank 0's loopback
@@ -47,11 +47,11 @@ class GroupBoxes:
         self.boxes: list[Box] = []
         self.closed = False
         self._server: Server | None = None
-        self._clients: set[str] = set()  # sessions of the ranks with the server
+        self._clients: set[str] = set()  # on rank 0: the ranks' sessions in its box
         self._timeout = timeout.total_seconds()
 
     def serve(self, policy: Any, everywhere: bool) -> _Invitation:
-        """Start the box, for this machine alone, or (`everywhere`) for others too."""
+        """Start the box. Other machines can reach it only if `everywhere`."""
         self._server = Server(
             listen="0.0.0.0:0" if everywhere else "127.0.0.1:0",
             memory=_memory(),
@@ -89,14 +89,18 @@ class GroupBoxes:
                 ) from error
 
     def remember_clients(self) -> None:
-        """Remember on rank 0, when all ranks have connected, for whom the box must stay."""
+        """Remember on rank 0 the sessions for which close() keeps the box. Call it once all ranks
+        have connected."""
         if self._server is not None:
             self._clients = {row["session"] for row in self._server.stats()["client_table"]}
 
     def close(self, patient: bool) -> None:
-        """Close clients and box; the group calls it once, when it has ended."""
+        """Close the clients and the box; the group calls it once, when it has ended.
+
+        patient: wait for operations in flight, and on rank 0 until the other ranks leave the box
+        """
         self.closed = True
-        with ExitStack() as steps:  # from the last to the first
+        with ExitStack() as steps:  # calls the last callback first
             if self._server is not None:
                 steps.callback(self._server.close)
                 if patient:
@@ -105,8 +109,8 @@ class GroupBoxes:
                 steps.callback(box.close, _CLOSE_TIMEOUT if patient else 0.0)
 
     def _wait_for_clients(self, server: Server) -> None:
-        """Wait until the other ranks have left the box, which they may use long after rank 0 has
-        ended, or have died."""
+        """Wait until every other rank has left the box or died, for the group's timeout at most.
+        Other ranks may use the box long after rank 0 has called destroy_process_group."""
         start = time.monotonic()
         warned = False
         while left := self._clients_left(server):
@@ -136,10 +140,11 @@ class GroupBoxes:
 def provide(backend: Any, timeout: timedelta) -> None:
     """Give a new group the boxes that its options ask for; the group closes them when it ends.
 
-    REQUIRES: its options ask for some.
+    REQUIRES: the group's options ask for boxes.
 
-    Every rank of the group calls it. When one rank fails, all raise: that rank its own exception,
-    the others DistBackendError with its words. The group has been shut down then.
+    Every rank of the group calls it. If one rank fails, that rank raises its own exception, and
+    every other rank DistBackendError with that exception's text. Each rank shuts the group down
+    before it raises.
     """
     wanted = backend.options.parameter_server
     boxes = GroupBoxes(timeout)
@@ -203,8 +208,8 @@ def _addresses(wanted: str) -> list[str]:
 
 
 def _memory() -> int:
-    """Return the size of the box of "auto", in bytes; it takes them from the machine as they are
-    used."""
+    """Return the size in bytes of the box that "auto" starts. The box takes memory from the machine
+    only as clients use it."""
     text = os.environ.get("HBMCOMM_BOX_MEMORY", "")
     if not text:
         return machine.memory() // 2

@@ -1,5 +1,5 @@
 """Process groups: monitored_barrier and split_group, which torch.distributed offers for its own
-backends only, and which group and backend a caller means."""
+backends only, and functions that find the group or backend that a caller means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.native import load
 
-_splits: Counter[str] = Counter()  # of the group of that name, in which all ranks split it
+_splits: Counter[str] = Counter()  # calls of split_group by group name, equal on all its ranks
 
 
 def monitored_barrier(
@@ -36,8 +36,9 @@ def monitored_barrier(
 
     Raises:
         DistBackendError: on every rank, with one verdict that names the missing ranks. The first
-            timeout of a waiting rank decides it; later ranks raise immediately. A death decides it
-            immediately, or with `wait_all_ranks` once all live ranks have come.
+            waiting rank that times out decides the verdict; ranks that come later raise
+            immediately. A death decides it immediately; with `wait_all_ranks` a death decides it
+            once all live ranks have come.
         DistNetworkError: the c10d store is gone.
         ValueError: the group's CPU backend is not hbm.
     """
@@ -103,10 +104,12 @@ def form_group(
     options: Any,
     description: str | None,
 ) -> dist.ProcessGroup:
-    """Form a group of these global ranks, with a name that no other group has; only they call.
+    """Form a group of these global ranks. Only these ranks call it.
 
-    dist.new_group(use_local_synchronization=True) names a group after the number of groups that a
-    rank is in, and ranks that are in different numbers of groups wait for ever.
+    REQUIRES: no other group has the name `name`.
+
+    dist.new_group(use_local_synchronization=True) names a group after the number of groups that the
+    calling rank is in. Ranks in different numbers of groups would wait for each other for ever.
     """
     made: dist.ProcessGroup
     made, _ = distributed_c10d._new_process_group_helper(
@@ -161,12 +164,14 @@ def is_hbm(group: dist.ProcessGroup) -> bool:
 def cpu_backend(group: dist.ProcessGroup) -> Any:
     """Return the group's backend for CPU tensors."""
     backend = group._get_backend(torch.device("cpu"))
-    return getattr(backend, "wrapped_pg", backend)  # by TORCH_DISTRIBUTED_DEBUG=DETAIL
+    return getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
 
 
 def check_wrapped(ddp: DistributedDataParallel, state: str) -> None:
-    """Raise TypeError for a model that is not wrapped. state: the name of the class of the state
-    that its communication hook gets."""
+    """Raise TypeError if the model is not wrapped in DistributedDataParallel.
+
+    state: the class name of the communication hook's state, for the error
+    """
     if not isinstance(ddp, DistributedDataParallel):
         raise TypeError(
             f"{state} is for DistributedDataParallel, and this is a {type(ddp).__name__}: wrap the "
@@ -181,7 +186,7 @@ def group_of_model(
 
     Args:
         group: the state's; None means the default one
-        state: the name of its class, for errors
+        state: the state's class name, for errors
 
     Raises:
         TypeError: the model is not wrapped

@@ -2,8 +2,8 @@
 
 Every group that a program asks of Gloo for CPU tensors is a group of hbm. The group's name stays
 "gloo", for programs that check it; its class is ProcessGroupHbm. c10d knows the backend by the type
-CUSTOM, because c10d casts a backend of the type GLOO to its own class. docs/process-group.md lists
-the replaced functions of PyTorch.
+CUSTOM, because c10d casts a backend of the type GLOO to ProcessGroupGloo. docs/process-group.md
+lists the replaced functions of PyTorch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _native_name = dist.ProcessGroup.name
 def take_the_place_of(backend: str) -> None:
     """Have PyTorch make groups of hbm where a program asks for that backend.
 
-    With any other than "gloo", hbm refuses to work, and the first group of Gloo prints a warning.
+    Only "gloo" can be replaced. With another name every use of hbm raises ValueError, and the first
+    group of Gloo prints a warning.
     """
     if backend != _GLOO:
         _replace(distributed_c10d, "_new_process_group_helper", _new_group_of_gloo)
@@ -82,7 +83,7 @@ def _say_once() -> None:
 
 
 def _new_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Form a group, as _new_process_group_helper does, with hbm for the CPU tensors of Gloo."""
+    """Form a group, as _new_process_group_helper does, with hbm in the place of Gloo."""
     call = inspect.signature(original).bind(*args, **kwargs)
     asked = call.arguments["backend"]
     config = distributed_c10d.BackendConfig(dist.Backend(asked))
@@ -103,7 +104,8 @@ def _new_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _new_group_of_gloo(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Form a group as PyTorch does; warn if HBMCOMM_INSTEAD_OF names a wrong backend."""
+    """Form a group as PyTorch does. Warn once, if the group's CPU backend is Gloo, that
+    HBMCOMM_INSTEAD_OF names a wrong backend."""
     asked = inspect.signature(original).bind(*args, **kwargs).arguments["backend"]
     config = distributed_c10d.BackendConfig(dist.Backend(asked))
     if config.get_device_backend_map().get("cpu") == _GLOO:
@@ -120,13 +122,14 @@ def _warn_of_gloo() -> None:
 
 
 def _stays(device: str) -> bool:
-    """Return True if Gloo keeps such devices, as it keeps the GPUs of this machine."""
+    """Return True if Gloo stays the backend of this device type, as of this machine's GPUs: a type
+    other than "cpu" that the machine has, or that PyTorch has no module for."""
     module = getattr(torch, device, None)
     return device != "cpu" and (module is None or module.device_count() > 0)
 
 
 def _make_default(group: dist.ProcessGroup) -> None:
-    """Make hbm the group's default backend where Gloo would be it."""
+    """Make hbm the group's default backend if the default is Gloo or undefined."""
     if _native_name(group) in (_GLOO, "undefined"):
         group._set_default_backend(_CUSTOM)
 
@@ -138,8 +141,8 @@ def _register_backend(
     backend_type: Any,
     backend: Any = None,
 ) -> None:
-    """Register a backend; for a Gloo that a program has made by itself, an hbm of the same ranks,
-    which meet in the group's store."""
+    """Register a backend. For a ProcessGroupGloo that the program has made itself, register a
+    backend of hbm with the same ranks, which meet in the group's store."""
     if device.type == "cpu" and isinstance(backend, _GLOO_CLASS):
         store = group.get_group_store()
         if _stands_in(group):  # registered before, for the same tensors
@@ -177,7 +180,7 @@ def _name(original: Callable[..., str], group: dist.ProcessGroup) -> str:
 
 
 def _sequence_number(original: Callable[..., int], group: dist.ProcessGroup) -> int:
-    """Return the number of collectives so far; c10d refuses it for backends of its type CUSTOM."""
+    """Return the number of collectives so far; c10d's own method refuses the type CUSTOM."""
     if _stands_in(group):
         backend: Any = group._get_backend(_CPU)
         return int(backend._get_sequence_number_for_group())
@@ -194,7 +197,7 @@ def _set_sequence_number(original: Callable[..., None], group: dist.ProcessGroup
 def _set_timeout(
     original: Callable[..., None], timeout: timedelta, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Set the timeout of a group's backends; PyTorch 2.13's own checks for Gloo's class."""
+    """Set the timeout of a group's backends; PyTorch 2.13's function checks for Gloo's class."""
     chosen = distributed_c10d._get_default_group() if group is None else group
     if isinstance(chosen, dist.ProcessGroup) and _stands_in(chosen):
         chosen.set_timeout(timeout)

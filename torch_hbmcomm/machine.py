@@ -40,14 +40,17 @@ def distributions() -> dict[str, str]:
 
 
 def memory() -> int:
-    """Return the bytes of the machine, or the tightest limit of this process' control groups."""
+    """Return the machine's memory in bytes, or the tightest limit of this process' control groups
+    if that is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_limits(Path("/proc/self/cgroup").read_text())])
 
 
 def _limits(groups: str) -> list[int]:
-    """Return the limits of control groups, which are lines as in "0::/a/b" (version 2) or
-    "5:memory:/a/b" (version 1)."""
+    """Return the limits of control groups and of the groups that contain them, in bytes.
+
+    groups: a group a line, as in "0::/a/b" (version 2) or "5:memory:/a/b" (version 1)
+    """
     found = []
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -59,7 +62,7 @@ def _limits(groups: str) -> list[int]:
             continue
         group = top / path.lstrip("/")
         for directory in [group, *group.parents][: len(group.parts) - len(top.parts) + 1]:
-            # A container may see less of the hierarchy than the path tells; no limit is "max".
+            # A container may not see all directories of the path. "max" means: no limit.
             text = (directory / name).read_text().strip() if (directory / name).exists() else "max"
             if text != "max":
                 found.append(int(text))

@@ -136,8 +136,8 @@ def info() -> Info:
 def place_large_tensors_in_segment() -> None:
     """Make PyTorch's CPU allocator place tensors in this process' shared segment, from now on.
 
-    Tensors of 64 KiB and more, under the policy that HBMCOMM_MEMORY names, as with
-    HBMCOMM_ALLOCATOR=segment.
+    It places tensors of 64 KiB and more, under the policy that HBMCOMM_MEMORY names.
+    HBMCOMM_ALLOCATOR=segment has the same effect.
 
     Raises RuntimeError when another library has replaced PyTorch's CPU allocator.
     """
@@ -259,7 +259,7 @@ def _native() -> Any:
 
 
 def _shape(shape: int | Iterable[int]) -> list[int]:
-    """Return the extents. Raises ValueError for one that no 64-bit number of bytes could be."""
+    """Return the extents. Raises ValueError for a negative extent, or one of 2**63 or more."""
     try:
         extents = [operator.index(extent) for extent in _as_iterable(shape)]
     except TypeError:

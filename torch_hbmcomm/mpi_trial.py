@@ -17,7 +17,7 @@ _libc = ctypes.CDLL(None)
 
 
 def _unlink_segments(_: int | None) -> None:
-    """Remove the names of the shared memory that MPI has made: it leaves them when it fails."""
+    """Remove the files of the shared memory that MPI has made: MPI leaves them when it fails."""
     with open("/proc/self/maps") as maps:
         names = {line.split()[-1] for line in maps if "/dev/shm/mpich_" in line}
     for name in names:

@@ -31,7 +31,7 @@ def load() -> ModuleType:
     package = os.path.dirname(os.path.abspath(__file__))
     directory = os.path.join(package, f"torch_{major}_{minor}")
     if not any(os.path.exists(f"{directory}/_C{suffix}") for suffix in EXTENSION_SUFFIXES):
-        # Imported here, as a rank that starts has no use for it.
+        # Imported here, because only this error needs it.
         from torch_hbmcomm.native_advice import what_is_missing
 
         raise ImportError(what_is_missing(package, found))
@@ -43,11 +43,11 @@ def load() -> ModuleType:
     import torch_hbmcomm._C as native
 
     process_end.loaded.append(native)
-    if process_end.ended:  # on another thread, during the import
+    if process_end.ended:  # another thread began the exit during the import
         native.end_interpreter(here=False)
     _require_fit(native, package, found)
     native.set_mpi_search_path(_mpi_directories())
-    if sys.executable:  # none where a program embeds Python
+    if sys.executable:  # empty if a program embeds Python
         native.set_mpi_trial_program([sys.executable, "-I", "-S", f"{package}/mpi_trial.py"])
     return native
 
@@ -65,8 +65,8 @@ def _require_fit(native: ModuleType, package: str, found: str) -> None:
 
 
 def _bound_arenas() -> None:
-    """Limit memkind's arenas: on machines with hundreds of CPUs its default, four a CPU for each
-    heap, exceeds its own maximum, and memkind ends the process."""
+    """Limit the number of memkind's arenas. The default is four per CPU for each heap. With
+    hundreds of CPUs that exceeds memkind's own maximum, and memkind ends the process."""
     most = 64
     if 4 * (os.cpu_count() or 1) > most:
         os.environ.setdefault("MEMKIND_ARENA_NUM_PER_KIND", str(most))
@@ -75,12 +75,12 @@ def _bound_arenas() -> None:
 def _keep_to_own_processor() -> None:
     """Disable hwloc's x86 component, which runs code on each processor in turn.
 
-    memkind uses hwloc to find high-bandwidth memory. On a busy machine the thread would wait for
-    each processor, and the kernel's files have everything that memkind needs.
+    memkind uses hwloc to find high-bandwidth memory. On a busy machine the component would make the
+    thread wait for each processor. memkind needs only facts that the kernel's files have.
     """
     os.environ.setdefault("HWLOC_COMPONENTS", "-x86")
     if not os.path.isdir("/sys/devices/system/cpu"):
-        os.environ.setdefault("HWLOC_HIDE_ERRORS", "2")  # hwloc prints that there is no /sys
+        os.environ.setdefault("HWLOC_HIDE_ERRORS", "2")  # else hwloc prints that there is no /sys
 
 
 def _mpi_directories() -> list[str]:

@@ -28,8 +28,8 @@ def watch_steps(
     """Call before(owner, optimizer, arguments, keywords) and after(...) around each step, until
     `owner` is garbage-collected. Returns a function that ends this earlier.
 
-    torch.compile() never traces the hooks: of a compiled step only the rest is compiled. Traced,
-    they would see the state of one step in all later ones.
+    torch.compile() never traces the hooks; it compiles only the rest of a step. A traced hook would
+    use the state of the step in which it was traced in all later steps.
 
     Args:
         before, after: functions that take the owner, such as methods of its class
@@ -61,7 +61,7 @@ def optimizers_with(
     """Return the given optimizers as a sequence.
 
     Args:
-        parameters: by name; one of the optimizers must have each
+        parameters: by name; each must be in one of the optimizers
         method: the call that takes the optimizers, for errors
 
     Raises:
@@ -88,7 +88,7 @@ def optimizers_to_drain(
     """Return the optimizers with which drain() applies gradients of all these parameters.
 
     Raises, besides the errors of optimizers_with(), ValueError for a step() that needs a closure:
-    gradients are there already, and a closure would compute others.
+    the gradients are there already, and a closure would compute others.
     """
     optimizers = optimizers_with(given, parameters, "drain()")
     for optimizer in optimizers:
@@ -120,6 +120,6 @@ def _untraced(owner: T, function: StepHook[T]) -> Any:
         if (living := found()) is not None:
             function(living, optimizer, arguments, keywords)
 
-    # Not as a decorator of the function: torch.compiler.disable() imports the compiler, which
-    # takes a second. An optimizer's constructor imports it, too.
+    # A call here, not a decorator of a function of this module: torch.compiler.disable() imports
+    # the compiler, which takes a second. An optimizer's constructor imports the compiler anyway.
     return torch.compiler.disable(hook)

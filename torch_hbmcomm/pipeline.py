@@ -31,8 +31,8 @@ class TaskPipeline(Closeable):
 
     After the first error every other task fails with that error.
 
-    close() ends the queued tasks, and the thread. The end of the interpreter calls close() too; the
-    thread of an object that is garbage-collected ends by itself.
+    close() completes the queued tasks, and ends the thread. It is also called at the end of the
+    interpreter. If this object is garbage-collected, the thread ends by itself.
 
     Threads: any.
     """
@@ -53,7 +53,7 @@ class TaskPipeline(Closeable):
         return task.future
 
     def call(self, function: Callable[[], R]) -> R:
-        """Run function() after all tasks that are there. Waits."""
+        """Run function() after all tasks submitted so far, and return its result. Waits."""
         return self.submit(lambda: None, lambda _: function()).result()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class _Worker:
                 break
             if self._begin(task):
                 begun.append(task)
-            del task  # may hold the pipeline
+            del task  # may hold a reference to the pipeline
         for task in begun:
             self._end(task)
 

@@ -21,7 +21,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from torch_hbmcomm.native import load
 
-_FINALIZE_TIMEOUT = timedelta(seconds=2)  # for the other ranks to end; then MPI is not finalised
+# The wait for the other ranks to end. If one takes longer, MPI is not finalised.
+_FINALIZE_TIMEOUT = timedelta(seconds=2)
 
 # Variables in which launchers write the number of processes that they started.
 _SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")

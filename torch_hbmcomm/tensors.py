@@ -31,7 +31,7 @@ def check_fills_memory(
 
 
 def fills_memory(tensor: torch.Tensor) -> bool:
-    """Return True if the elements fill a range of memory, each at an address of its own."""
+    """Return True if the elements fill one range of memory, and no two share an address."""
     expected = 1
     for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1:
@@ -65,7 +65,7 @@ def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def same_order(shape: Sequence[int], strides: Sequence[int], other_strides: Sequence[int]) -> bool:
-    """Return true if tensors of this shape have their elements in one order under both strides."""
+    """Return true if both strides put the elements of this shape into the same order of memory."""
     return all(
         one == other or length <= 1
         for length, one, other in zip(shape, strides, other_strides, strict=True)
@@ -80,8 +80,8 @@ def memory_shape(parameter: torch.Tensor) -> list[int]:
 
 
 class Orders:
-    """The memory order of each parameter's gradient in DDP's buckets. It must stay, because flat
-    copies of several steps are added up."""
+    """The memory order of each parameter's gradient in DDP's buckets. The order must not change
+    between steps, because flat copies of the gradients of several steps are added up."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[torch.Size, tuple[int, ...], tuple[int, ...]]] = {}
@@ -104,10 +104,10 @@ class Orders:
             )
 
     def check_bucket(self, name: str, parameter: torch.Tensor, part: torch.Tensor) -> None:
-        """Check the parameter's part of a bucket, before it was averaged.
+        """Check the order of the parameter's part of a bucket, which has not been averaged yet.
 
-        Raises ValueError if the part has another order. DDP keeps the order of its constructor
-        until it arranges the buckets again.
+        Raises ValueError if the part equals the gradient only in another order. The order may be
+        another one because DDP chose it in its constructor, and keeps it until it rebuilds buckets.
         """
         shape, strides, order = self._known[name]
         gradient = parameter.grad
@@ -145,7 +145,8 @@ def _other_orders(shape: torch.Size) -> list[tuple[int, ...]]:
 def is_finite(values: torch.Tensor) -> bool:
     """Return True if all elements are finite.
 
-    The sum shows it in one fast pass, but may overflow; then each element is checked.
+    A finite sum proves it in one fast pass. Finite elements may have a sum that overflows, so each
+    element is checked if the sum is not finite.
     """
     wide = torch.float32 if values.dtype.itemsize == 2 else None
     return bool(values.sum(dtype=wide).isfinite()) or bool(values.isfinite().all())

@@ -101,7 +101,7 @@ def unknown(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def say(message: str) -> None:
-    """Print a warning in the form of the log, which is native."""
+    """Print a warning in the format of the log, without loading the native module."""
     if value("HBMCOMM_LOG") != "error":
         print(f"[hbm] warn: {message}", file=sys.stderr)
 
