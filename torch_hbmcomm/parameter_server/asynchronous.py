@@ -125,7 +125,7 @@ class ParameterServer:
         self._optimizer = optimizer
         self._pipeline: TaskPipeline | None = None
         self._in_flight: Future[list[Shard]] | None = None  # the exchange during this step
-        self._arrived: Sequence[Shard] = ()  # by the last such exchange, not applied yet
+        self._arrived: Sequence[Shard] = ()  # shards of the last such exchange, not applied yet
         self._steps = self._refused = 0
         self._unsent = 0  # steps since the last exchange
         self._pending = False  # the model has unsent changes
@@ -174,12 +174,12 @@ class ParameterServer:
     # -- training --------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the local optimizer, and exchange with the boxes every `push_every` steps; after
-        backward(). Returns the closure's result.
+        """Step the local optimizer, and exchange with the boxes every `push_every` steps. Call it
+        after backward(). Returns the closure's result.
 
         With overlap the exchange runs during the next step, in a thread.
 
-        An update that is not finite is not sent, and counted (stats()["refused"]); a RuntimeWarning
+        An update that is not finite is not sent. stats()["refused"] counts it, a RuntimeWarning
         names the parameter, and this worker continues with the box's weights.
 
         Until close() the optimizer's own step() raises RuntimeError.
@@ -245,7 +245,7 @@ class ParameterServer:
         self._exchange.push(sent, scales)
 
     def finish(self) -> None:
-        """Send all unsent changes, and leave the staleness bound; after the last step.
+        """Send all unsent changes, and leave the staleness bound. Call it after the last step.
 
         Other workers no longer wait for this one. pull() and state_dict() still work.
         """
@@ -257,9 +257,9 @@ class ParameterServer:
         self._ended = _FINISHED
 
     def pull(self) -> None:
-        """Send all unsent changes, and make the box's weights the model's, without rounding.
+        """Send all unsent changes, and copy the box's weights into the model, without rounding.
 
-        With "easgd" these are the center.
+        With "easgd" the box's weights are the center.
         """
         self._check("pull()")
         self._shared.find()
@@ -271,7 +271,7 @@ class ParameterServer:
         """Return what to save, on any one worker: "model", the box's weights as the model's own
         state_dict() has them; "steps"; with `drop`, "drop". Sends all unsent changes.
 
-        The optimizers are each worker's own, and are saved apart.
+        It does not include the optimizer, whose state is each worker's own: save that separately.
         """
         self._check("state_dict()")
         tensors = self._shared.find()
@@ -367,7 +367,7 @@ class ParameterServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close; after an exception without sending."""
+        """Close. If the block raised, send nothing."""
         if kind is not None and self._ended != _CLOSED:
             self._ended = _FAILED
         self.close()
@@ -391,7 +391,8 @@ class ParameterServer:
     ) -> tuple[Sequence[smb.Box], str]:
         """Call prepare() on every rank, and compare the layouts. Collective.
 
-        Returns the group's boxes, and a name that is unique in them, which several jobs may use.
+        Returns the group's boxes, and a job name that is unique in them: several jobs may use the
+        same boxes.
         """
         boxes: list[smb.Box] = []
 
@@ -432,7 +433,7 @@ class ParameterServer:
         self._kinds = {shard.kind for shard in self._layout.changing}
 
     def _join(self, boxes: Sequence[smb.Box], name: str, resources: ExitStack) -> None:
-        """Join the job, and take its weights; `resources` leaves it."""
+        """Join the job, and take its weights. Closing `resources` leaves the job."""
         config, changing = self._config, self._layout.changing
         self._job = job = AsyncJob(boxes, name, self._layout, config, self._layers)
         resources.callback(job.close)
@@ -448,7 +449,7 @@ class ParameterServer:
         self._adopt(self._layout.shards)
         if clock := job.membership.activate(math.inf if ahead is None else ahead + 1):
             self._exchange.count_from(clock)
-            self._adopt(changing)  # with the deltas pushed before this worker counted
+            self._adopt(changing)  # again: deltas may have been pushed before this worker counted
         job.membership.wait_for_workers(config.workers)
 
     # -- parts of an exchange --------------------------------------------------------------------
@@ -511,7 +512,7 @@ class ParameterServer:
             self._exchange.add(rest, scales)
 
     def _adopt(self, shards: Sequence[Shard]) -> None:
-        """Make the box's weights the model's. Discards unsent changes."""
+        """Copy the box's weights into the model. Discards unsent changes."""
         self._exchange.forget_changes()
         self._replica.adopt(shards)
         self._pending = False
@@ -521,7 +522,8 @@ class ParameterServer:
 
 
 def _require_finite(model: nn.Module, weights: Any) -> None:
-    """Raise ValueError when a parameter's weights have a NaN or an infinity. Buffers may: masks."""
+    """Raise ValueError if a parameter's weights have a NaN or an infinity. Buffers may have them,
+    as masks do."""
     if not isinstance(weights, Mapping):
         raise TypeError(f"the state's 'model' is a mapping, not {type(weights).__name__}")
     for name, _ in model.named_parameters():

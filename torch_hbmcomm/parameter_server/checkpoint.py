@@ -50,7 +50,8 @@ def restored_on_error(
 ) -> Iterator[None]:
     """Restore the state of the model and of the optimizer if the block raises.
 
-    Needs memory for a copy of the model. The block may load into the optimizer, and not step it.
+    Needs memory for a copy of the model. The block may load a state into the optimizer, but must
+    not step it.
     """
     before = {name: tensor.detach().clone() for name, tensor in _tensors(model)}
     optimizers = None if optimizer is None else optimizer.state_dict()

@@ -50,11 +50,11 @@ class LayerVersions:
         self.pulled_bytes = 0
 
     def changed(self) -> set[int]:
-        """Return the layers that others have raised since the last call."""
+        """Return the layers whose versions other workers have raised since the last call."""
         found = memoryview(bytearray(self._size))
         self._counters.read(into=found)
         self.pulled_bytes += self._size
-        if self._box.transport == "shm":  # a plain load: an operation of the box orders it
+        if self._box.transport == "shm":  # read() was a plain load: a box operation orders it
             self._counters.fetch_add(0, 0)
         seen, self._seen = self._seen, found.cast("q").tolist()
         return {
@@ -138,8 +138,8 @@ class Exchange:
         """Add the deltas of shards to their values, and bring the values to fresh() if `fetch`.
 
         A delta buffer belongs to the box until its shard has arrived. `sends` bounds the number of
-        shards being sent, because shards that are sent together share the connections and arrive
-        together: until then no values could come back.
+        shards that are being sent. If all were sent together, they would share the connections and
+        arrive together, and no values could come back before that.
 
         shards: yields a shard when its delta buffer is filled
         """
@@ -244,8 +244,9 @@ class BoundedExchange:
         Fetches the shards just sent, own delta included, and the layers changed by other workers.
         Then call end(); or wait for each arrival, and call finish().
 
-        Without a bound on staleness, shards go both ways together. With a bound, start() returns
-        when all deltas have been added and the workers are near enough to each other.
+        Without a bound on staleness, start() waits for no worker: deltas and fresh weights are in
+        flight together. With a bound, start() first waits until all deltas have been added and no
+        worker is too far behind; then it begins to fetch.
         """
         if self._staleness is None:
             changed = self._exchange.fetch(self._changed_besides(sent))
@@ -310,7 +311,8 @@ class BoundedExchange:
         return self._exchange.pulled_bytes + versions
 
     def _changed_besides(self, shards: Sequence[Shard]) -> list[Shard]:
-        """Return the shards that others changed since the last call, except these layers'."""
+        """Return the shards that other workers changed since the last call, except those of layers
+        in `shards`."""
         if self._versions is None:
             return []
         layers = self._versions.changed() - {shard.layer for shard in shards}

@@ -111,8 +111,8 @@ class MembershipTable:
         self._write(0, JobCell.READY, mark)
 
     def activate(self, lag: float = 0) -> int:
-        """Count this worker from now on. Returns its clock: the foremost worker's, or up to `lag`
-        less, because that worker may continue until it sees this one."""
+        """Count this worker from now on, and return its clock. The clock is at most `lag` behind
+        the foremost worker's, which may advance until that worker sees this one."""
         clock = -1
         while True:
             foremost = max((entry.pushed for entry in self.active()), default=0)
@@ -122,7 +122,7 @@ class MembershipTable:
             self.set_pushed(clock)
             self.set_pulled(clock)
             self._write(self.index, WorkerCell.STATE, WorkerState.ACTIVE, worker=True)
-            self._fence()  # pairs with _wait(): we see its clock, or it sees this entry
+            self._fence()  # as in _wait(): this worker sees the other's clock, or is seen
 
     def wait_for_workers(self, count: int) -> None:
         """Wait until `count` workers have joined, including workers that have left again."""
@@ -131,7 +131,7 @@ class MembershipTable:
                 return
 
     def retire(self) -> None:
-        """Count this worker no more."""
+        """Stop counting this worker: other workers no longer wait for it."""
         self._write(self.index, WorkerCell.STATE, WorkerState.GONE, worker=True)
 
     def leave(self) -> None:
@@ -160,7 +160,7 @@ class MembershipTable:
         return [entry for entry in self._used() if entry.state == WorkerState.ACTIVE]
 
     def notice_deaths(self) -> None:
-        """Check once a second whether one of the other workers is alive; else do nothing."""
+        """Check whether one other worker, each in turn, is alive; at most once a second."""
         now = time.monotonic()
         if now < self._next_check:
             return
@@ -177,7 +177,8 @@ class MembershipTable:
     # -- the checkpoint that is loaded -----------------------------------------------------------
 
     def begin_again(self) -> None:
-        """Clear the checkpoint cells if all other workers have gone (weights may be kept)."""
+        """Clear the checkpoint cells if all other workers have gone: the cells may be left from an
+        earlier run whose weights were kept."""
         others = (entry.index for entry in self.active() if entry.index != self.index)
         if not any(self._alive(index) for index in others):
             self._write(0, JobCell.LOADS, 0)
@@ -218,7 +219,7 @@ class MembershipTable:
         self._write(index, WorkerCell.STATE, WorkerState.JOINING, worker=True)
         end = self._read(0, JobCell.END)
         if end <= index:
-            self._segment.fetch_add(JobCell.END * _CELL, index + 1 - end)  # or more: unused entries
+            self._segment.fetch_add(JobCell.END * _CELL, index + 1 - end)  # END may get too large
         return index, life
 
     def _may_lead(self, index: int) -> bool:

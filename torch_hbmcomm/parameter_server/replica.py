@@ -57,7 +57,7 @@ class Replica:
     # -- the box's weights, unrounded ------------------------------------------------------------
 
     def adopt(self, shards: Sequence[Shard]) -> None:
-        """Make the box's weights the model's. Waits."""
+        """Copy the box's weights into the model, and the model into the bases. Waits."""
         self.read(self.locate(any(shard.kind == "constant" for shard in shards)), shards)
         for shard, part in self._parts.items():
             for local, at in self._locals(shard):
@@ -72,7 +72,7 @@ class Replica:
                 tensor.copy_(found[at])
 
     def give(self) -> None:
-        """Make the model's tensors the box's weights. Waits."""
+        """Write the model's tensors to the boxes, as the weights. Waits."""
         self.locate(everything=True)
         for shard in self._layout.shards:
             values = torch.empty(shard.count, dtype=getattr(torch, shard.dtype))
@@ -175,7 +175,7 @@ class Replica:
 
 
 def model_tensors(model: nn.Module, shared_buffers: bool) -> list[tuple[str, torch.Tensor, str]]:
-    """Return names, tensors and kinds (of TensorSpec) of all that a model has.
+    """Return the name, tensor and kind (as in TensorSpec) of each parameter and buffer.
 
     A buffer with elements that are not finite, such as a causal mask, is a constant: no delta could
     be added to it.

@@ -1,6 +1,6 @@
 """Update rules: the delta that a worker sends, and how it applies fresh weights.
 
-Another rule is a subclass of `Rule`; _NAMES gives it a name.
+To add a rule, derive a class from `Rule`, and name it in _NAMES.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Downpour(Rule):
     Downpour SGD (Dean et al. 2012, *Large scale distributed deep networks*).
 
     scale: "mean" divides a delta by the number of live workers, so that a learning rate means the
-    same as under DDP; "sum" does not; or any factor. The deltas of buffers are always divided.
+    same as under DDP. "sum" adds the delta undivided, and a number is the factor itself. The deltas
+    of buffers are always divided by the number of live workers.
     """
 
     reads_first = False
@@ -104,7 +105,7 @@ class Downpour(Rule):
 
 
 class Elastic(Rule):
-    """Draw each worker's model, which explores on its own, and the weights towards each other.
+    """Pull each worker's model and the weights towards each other; in between, workers train alone.
 
     Elastic averaging (Zhang et al. 2015, *Deep learning with elastic averaging SGD*, equations 5
     and 6); the weights are the center: e = alpha * (local - center), local -= e, center += e.

@@ -3,7 +3,8 @@ dropping.
 
 Layer-wise dropping follows Lee et al. 2020. A worker's delta, its model minus the weights that it
 took last, is the sum of its unsent updates: the error-feedback residual, which the paper calls the
-cache (equation 1). So a dropped layer stays as it is. Each worker decides alone.
+cache (equation 1). So the worker keeps a dropped layer in its model unchanged, and needs no memory
+for a separate residual. Each worker decides alone.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class AsyncLayerDrop:
 
 
 def layers_in(tensors: Sequence[TensorSpec], transfer: str | None, drop: LayerDrop) -> list[Layer]:
-    """Return the layers that may be dropped, after one layer of all tensors always sent.
+    """Return one layer of all tensors that are always sent, if any, then the layers to drop.
 
     Buffers are always sent. Members are indices of `tensors`; constants are in no layer.
 

@@ -45,8 +45,8 @@ class JobSegments:
 
     Args:
         name: the job's, which begins the keys
-        shared, own: bytes that each box has to hold, once and for each worker, by the index of the
-            box; for errors
+        shared, own: by the index of the box, the bytes that it has to hold once (shared) and for
+            each worker (own); only for errors
         temporary: the boxes delete the job's segments when the last worker leaves
 
     Threads: one at a time.
@@ -88,7 +88,7 @@ class JobSegments:
 
     @contextmanager
     def naming_needs(self, box: int) -> Iterator[None]:
-        """Say in a MemoryError of the block how much the box of that index has to hold."""
+        """If the block raises MemoryError, add how much the box of that index has to hold."""
         try:
             yield
         except MemoryError as error:
@@ -99,7 +99,8 @@ class JobSegments:
             ) from error
 
     def free(self) -> None:
-        """End the attachments, unless they have ended with the group that the boxes are of."""
+        """Free the attachments. Does nothing if a box is closed: its group has ended, and the
+        attachments with it."""
         if not self.ended:
             self._attached.close()
 
@@ -125,7 +126,7 @@ class ShardedSegment:
 
     @cached_property
     def memory(self) -> list[memoryview]:
-        """Return the memory of which local() gives parts, by box."""
+        """The memory of each box's segment, by box; local() returns parts of it."""
         return [
             segment.view() if zero_copy else segment.buffer
             for segment, zero_copy in zip(self.segments, self.zero_copy, strict=True)
@@ -214,6 +215,6 @@ class ShardedValues:
 
 
 def wait_all(futures: Iterable[smb.Future]) -> None:
-    """Wait for futures, all of which are issued before the first is waited for."""
+    """Issue all operations that `futures` yields, then wait for each."""
     for future in list(futures):
         future.result()

@@ -151,7 +151,7 @@ def meet(group: dist.ProcessGroup, server: int, names: Sequence[str], offer: Off
         TypeError: a gradient is sparse
         RuntimeError: ranks call different methods, or a model has changed
     """
-    # Lengths first, then a flag for each parameter.
+    # A row is the call and the numbers of the offer, then a flag for each parameter.
     changed = offer.changed is not None
     lead = [offer.call, offer.batches, changed, _index(offer.sparse), _index(offer.broken)]
     row = torch.tensor([*lead, *offer.has_gradient], dtype=torch.int64)

@@ -71,11 +71,11 @@ def cut(tensors: Iterable[torch.Tensor], most: int) -> Iterator[Bucket]:
             yield Bucket(dtype, spans)
 
 
-Parts = Sequence[tuple[Bucket, torch.Tensor]]  # of one bucket: some of its spans, their elements
+Parts = Sequence[tuple[Bucket, torch.Tensor]]  # of a bucket: each rank's spans and elements
 Receive = Callable[[Bucket, list[torch.Tensor]], None]
 Pack = Callable[[Bucket, torch.Tensor], None]
 _Works = Sequence[dist.Work | None]  # never None: this rank is in the group
-_Transfer = tuple[_Works, Callable[[], object]]  # and a function to call at its end
+_Transfer = tuple[_Works, Callable[[], object]]  # and a function to call once the works are done
 
 
 class SyncChannel:
@@ -101,7 +101,8 @@ class SyncChannel:
         )
 
     def broadcast(self, flats: Sequence[torch.Tensor], source: int) -> int:
-        """Copy the `flats` of the rank `source` to every rank's. Returns bytes."""
+        """Copy the `flats` of the rank `source` into every other rank's `flats`. Returns their size
+        in bytes."""
         sends = self._group.rank() == source
 
         def start() -> Iterator[_Transfer]:
@@ -220,7 +221,7 @@ def _nothing() -> None:
 
 
 def _pipeline(transfers: Iterator[_Transfer]) -> None:
-    """End each transfer in order, with at most _IN_FLIGHT started."""
+    """Start the transfers, and end them in order, with at most _IN_FLIGHT of them in flight."""
     flying: deque[_Transfer] = deque()
 
     def land() -> None:

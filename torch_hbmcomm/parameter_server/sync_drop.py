@@ -19,8 +19,9 @@ _Flats = Sequence[torch.Tensor | None]
 class SyncLayerDrop:
     """Chooses the layers that a worker sends, and adds the others' gradients to the residuals.
 
-    A round that all ranks have accepted is choose() or flush(), packer(), and end_round(). Then
-    sent gradients and residuals add up to all gradients of the accepted rounds.
+    In each round that all ranks have accepted, call choose() or flush(), then packer(), then
+    end_round(); call nothing in a refused round. Then sent gradients and residuals add up to all
+    gradients of the accepted rounds.
 
     Memory: one copy of the gradients, in the residuals' dtype. Threads: one at a time.
     """
@@ -71,7 +72,7 @@ class SyncLayerDrop:
         return [total != 0 for total in self._sums]
 
     def packer(self, indices: Sequence[int]) -> Callable[[Bucket, torch.Tensor], None]:
-        """Return a function that packs a bucket: it moves chosen residuals into a wire.
+        """Return a function that packs a bucket: it moves chosen residuals into the message `wire`.
 
         indices: the parameters that are the tensors of the buckets
         """
@@ -88,7 +89,7 @@ class SyncLayerDrop:
         return pack
 
     def end_round(self) -> None:
-        """Drop the sent gradients, and keep the residuals."""
+        """Forget the sent gradients, and commit the residuals."""
         self._direct = None
         self._residuals.commit()
 
@@ -197,7 +198,7 @@ def prepare_drop_state(
 ) -> Callable[[], None]:
     """Check a worker's state, and return the function that loads it.
 
-    Raises ValueError for a state of another model, or one that would be lost.
+    Raises ValueError for a state of another model, or for residuals if this rank drops no layers.
     """
     if dropping is not None:
         return dropping.prepare(state)

@@ -120,7 +120,7 @@ class GradientGather:
     def gather(self, agreed: SyncRound, gradients: Gradients) -> Gathered:
         """Average gradients at the server. Collective.
 
-        REQUIRES: an update that no broken gradient prevents.
+        REQUIRES: `agreed` is an update, and no gradient in it is broken.
         """
         if self._dropping is None:
             return self._all(agreed, gradients)
@@ -141,7 +141,7 @@ class GradientGather:
         """Send the parameters that each worker alone chooses."""
         everything = range(len(self._parameters))
         batches = agreed.batches
-        if agreed.call == SyncCall.FLUSH:  # weighs as much as in an update before
+        if agreed.call == SyncCall.FLUSH:  # a gradient weighs as in earlier updates
             batches = len(agreed.workers) * self._config.push_every
         if self._group.rank() not in agreed.workers:
             chosen = [False] * len(everything)

@@ -67,13 +67,14 @@ class SyncParameterServer:
     layers. It adds unsent gradients up for later, except the gradients of refused updates.
 
     Workers may take different numbers of steps: a closed worker brings nothing to later averages.
-    Otherwise workers call step() and pull() in the same order. Between two of these calls the group
-    is free for other collectives, unless the server is dedicated: then give it a group of its own.
+    Until they close, workers call step() and pull() in the same order. Between two of these calls
+    the group is free for other collectives. With a dedicated server it is not, because serve() uses
+    the group all the time: give the object a group of its own.
 
-    Every method except state_dict() and stats() is a collective, and so is making the object, which
-    takes the server's parameters and buffers. When the server's update raises, every rank raises.
-    Errors of the group itself (a dead rank, a timeout) come as they are, and leave this object
-    unusable.
+    Every method except state_dict() and stats() is a collective. So is the constructor, which
+    copies the server's parameters and buffers to every rank. When the server's update raises, every
+    rank raises. Errors of the group itself (a dead rank, a timeout) are raised unchanged, and leave
+    this object unusable.
 
     Threads: one.
 
@@ -95,7 +96,8 @@ class SyncParameterServer:
     Raises:
         ValueError: on every rank: models or arguments differ; the text names a rank.
         ValueError, TypeError: this rank's arguments or model are wrong.
-        RuntimeError: another rank's are; has that rank's text. The group continues.
+        RuntimeError: another rank's arguments or model are wrong; has that rank's text. The group
+            continues.
     """
 
     def __init__(
@@ -156,14 +158,15 @@ class SyncParameterServer:
         return self._is_server and self._config.dedicated
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one update, or this worker's part of one; after the backward pass, on every worker.
+        """Make one update, or with `push_every` add this step's gradients to the next update.
 
-        `closure` is called first, once, and may do the backward pass. Returns its result.
+        Call it after the backward pass, on every worker. `closure` is called first, once, and may
+        do the backward pass. Returns its result.
 
         Raises:
             TypeError: on every rank: a gradient is sparse
             RuntimeError: on every rank: the ranks call different methods, or the server's update
-                failed (there: its own error)
+                failed (the server itself raises the update's own error)
         """
         self._check_works("step()")
         result = None if closure is None else closure()
@@ -190,14 +193,15 @@ class SyncParameterServer:
         self._own_steps.release()
 
     def pull(self) -> None:
-        """Take the server's weights, and its buffers if they are shared; on every worker."""
+        """Take the server's weights, and its buffers if they are shared. Call it on every
+        worker."""
         self._check_works("pull()")
         self._round(SyncCall.PULL)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "model" and "updates", on the server "optimizer", and with `drop`, on every
-        worker, "drop": its residuals. Tensors outside "drop" are references, as in
-        torch.nn.Module.state_dict()."""
+        """Return "model" and "updates". The server's state also has "optimizer". With `drop`, each
+        worker's state also has "drop", its residuals. Tensors are references, as in
+        torch.nn.Module.state_dict(), except copies in "drop"."""
         state: dict[str, Any] = {"model": self._model.state_dict(), "updates": self._updates}
         if self._is_server and self._optimizer is not None:
             state["optimizer"] = self._optimizer.state_dict()
@@ -208,20 +212,21 @@ class SyncParameterServer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint on every rank, on a dedicated server too (before it serves).
 
-        The server loads its `state`. The others take the server's weights and buffers, and read
-        only "drop" of their own state; without "drop" a worker has no residuals. If the number of
-        workers has changed, "drop" is a sequence of all former workers' "drop", on every worker:
-        the residuals are dealt out to the workers, and their sum stays.
+        The server loads its `state`. The other ranks take the server's weights and buffers, and
+        read only "drop" of their own state. A worker whose state has no "drop" has no residuals.
 
-        The number of workers may differ from the run that saved the checkpoint.
+        The number of workers may differ from the run that saved the checkpoint. Then "drop" must be
+        a sequence of all former workers' "drop", on every worker. The residuals are distributed
+        over the workers, and their sum stays the same.
 
         If one rank cannot load, every rank raises, and no rank has loaded anything.
 
         Raises:
             ValueError: on the server, for a state that is not a server's.
-            ValueError: on a worker, for another model's "drop", or without `drop` in this object.
+            ValueError: on a worker, for another model's "drop", or for any "drop" if this object
+                was made without `drop`.
             ValueError: for the state of a ParameterServer.
-            RuntimeError: on the other ranks, with that rank's text.
+            RuntimeError: on the other ranks, with the text of the rank that cannot load.
         """
         if self._closed:
             raise RuntimeError("load_state_dict() after close()")
@@ -245,9 +250,9 @@ class SyncParameterServer:
         return counts if self._dropping is None else counts | self._dropping.stats()
 
     def close(self) -> None:
-        """Send the gradients that push_every holds back, then take part in the others' rounds until
-        all have closed. With `drop` a last update sends all residuals. Do not call it on a worker
-        that failed: the call would last until the others close."""
+        """Send the gradients that push_every holds back, then follow the other ranks' calls until
+        all workers have closed. With `drop` a last update sends all residuals. Do not call it on a
+        worker that failed: the call would last until the other workers close."""
         try:
             if not self._closed and self._gradients.batches:
                 self._round(SyncCall.STEP)
@@ -265,7 +270,7 @@ class SyncParameterServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close; after an exception only release the optimizer, without joining a round."""
+        """Close. If the block raised, only release the optimizer, without joining a round."""
         if kind is None:
             self.close()
         else:
@@ -320,7 +325,7 @@ class SyncParameterServer:
         self._broadcast(parameters)
 
     def _update(self, after_update: Callable[[], None] | None) -> None:
-        assert self._optimizer is not None  # agree() saw to it
+        assert self._optimizer is not None  # agree() has checked it
         if self._config.drop is not None:
             check_averages(self._names, self._parameters, self._config.drop.cache_dtype)
         with self._own_steps.allowed():
@@ -350,7 +355,7 @@ class SyncParameterServer:
 
     def _load_at_server(self, state: Any) -> int:
         """Load the model and the optimizer. Returns the updates."""
-        assert self._optimizer is not None  # agree() saw to it
+        assert self._optimizer is not None  # agree() has checked it
         weights, optimizers = part(state, "model", _SAVED), part(state, "optimizer", _SAVED)
         updates = count(state, "updates", _SAVED)
         self._model.load_state_dict(weights)
@@ -394,7 +399,7 @@ class SyncParameterServer:
         self._weight_bytes += self._channel.broadcast(flats, source)
 
     def _find(self, everything: bool = False) -> None:
-        """Find the model's tensors, of which local buffers only if `everything`."""
+        """Find the model's tensors. Local buffers are empty tensors unless `everything`."""
         tensors = self._shared.find(everything)
         count = len(self._names)
         self._parameters[:], self._buffers[:] = tensors[:count], tensors[count:]
