@@ -33,7 +33,7 @@ class BucketPlan:
     shards: Sequence[ShardPlan]
 
     def clear_not_finite(self, gradients: torch.Tensor) -> list[str]:
-        """Set gradients that have an element which is not finite to zero; return their names."""
+        """Set each gradient with an element that is not finite to zero. Returns their names."""
         cleared = []
         if not is_finite(gradients):
             for name, gradient in zip(self.names, self._gradients(gradients), strict=True):
@@ -114,7 +114,7 @@ class BucketExchange:
         )
 
     def add_outstanding(self, outstanding: Flats) -> None:
-        """Add the result of outstanding() to the next take(); before the first bucket."""
+        """Add the result of outstanding() to the next take(). Call it before the first bucket."""
         for dtype, totals in self._totals.items():
             totals.add_outstanding(outstanding[dtype])
 

@@ -27,8 +27,8 @@ LONGEST_RUN = 1 << 16  # small enough for a processor's cache
 
 @dataclass(frozen=True)
 class Run:
-    """Elements that are contiguous in a bucket, in its shard and in flat tensors, and begin there
-    at `at`, `inside` and `begin`."""
+    """Elements that are contiguous in a bucket, in their shard and in flat tensors. They begin at
+    `at` in the bucket, at `inside` in the shard, and at `begin` in flat tensors."""
 
     at: int
     inside: int
@@ -36,7 +36,8 @@ class Run:
     count: int
 
     def joined(self, other: Run) -> Run | None:
-        """Return this run with the next one of its shard; None if the bucket has them apart."""
+        """Return this run joined with `other`, the next run of its shard; None if they are not
+        adjacent in the bucket."""
         if other.at != self.at + self.count:
             return None
         return Run(self.at, self.inside, self.begin, self.count + other.count)

@@ -48,10 +48,11 @@ class Parameters:
     def check_bucket(
         self, names: Sequence[str], buffer: torch.Tensor, *, arranged_again: bool
     ) -> None:
-        """Raise ValueError if a parameter of a bucket, or its part, has changed its order.
+        """Raise ValueError if a parameter of a bucket has changed its order, or if the parameter's
+        part of the bucket has another order.
 
         Args:
-            arranged_again: the bucket is another than before
+            arranged_again: the bucket is new, so check the orders of its parts, too
         """
         at = 0
         for name in names:
@@ -73,7 +74,7 @@ class Parameters:
         )
 
     def weights(self) -> Flats:
-        """Return copies, in the dtypes on the wire."""
+        """Return copies of the parameters, in the dtypes on the wire."""
         found = self.empty()
         for values, _, parameter in self._parts(found):
             values.copy_(flat(parameter))
@@ -85,7 +86,8 @@ class Parameters:
             flat(parameter).copy_(values)
 
     def set_gradients(self, gradients: Flats) -> None:
-        """Set .grad, to None where all is zero: the optimizer leaves such parameters alone."""
+        """Set each parameter's .grad. If all elements are zero, .grad is None, and the optimizer
+        leaves the parameter alone."""
         for values, _, parameter in self._parts(gradients):
             parameter.grad = None
             if values.any():

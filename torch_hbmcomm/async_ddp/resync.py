@@ -98,7 +98,7 @@ class Resync:
         self._every = every
         self._next = every
         self._is_source = is_source
-        self._due = False  # once between a backward() and the next
+        self._due = False  # from the end of a backward() until begin_step()
         self._poll: Future[SourceVersion | None] | None = None
 
     def begin_step(self, steps: int) -> None:
@@ -112,7 +112,8 @@ class Resync:
         if self._is_source:
             if steps >= self._next:
                 self._next = steps + self._every
-                # The parameters stay as they are until gradients come, which come behind this.
+                # The pipeline gives the version before it brings the next gradients, and until
+                # then the parameters do not change.
                 self._pipeline.submit(lambda: None, lambda _: self._give())
         elif self._poll is not None and self._poll.done():
             self.settle()

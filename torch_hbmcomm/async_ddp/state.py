@@ -59,16 +59,18 @@ class AsyncState(HookState, Closeable):
     additions, by as much as float32 rounds each. The error of rounding a result to the gradient's
     dtype comes with the next result.
 
-    **Drift**: ranks apply the same gradients at different times and in different sums. Plain SGD
-    does not mind: its replicas agree to rounding once each has applied everything. Other rules do,
-    and so do changes of the learning rate. papers/async_sgd/hook_drift.py measured 4 ranks, a
-    network of 577 parameters and 600 steps. Distances relative to the weights' norm: SGD 8e-7,
-    momentum 3e-4, weight decay 5e-5, Adam 3e-2. When half of the ranks are half as fast: 8e-7,
-    3e-3, 1e-1 and 3e-1. Every `resync_every` steps the source publishes its parameters with the
-    totals applied in them. The other ranks take both at the beginning of a step, if there is a new
-    version, without waiting. Every 20 steps, this kept Adam's replicas within 1e-2. A version is
-    some steps old when it is taken: with hardly any drift it adds some. Buffers are each rank's
-    own.
+    **Drift**: ranks apply the same gradients at different times and in different sums. Under plain
+    SGD the replicas still agree to rounding once each has applied everything. Under other rules, or
+    when the learning rate changes, they drift apart. papers/async_sgd/hook_drift.py measured the
+    distances between replicas, relative to the weights' norm, with 4 ranks, a network of 577
+    parameters and 600 steps. They were 8e-7 with SGD, 3e-4 with momentum, 5e-5 with weight decay
+    and 3e-2 with Adam. When half of the ranks were half as fast, they were 8e-7, 3e-3, 1e-1 and
+    3e-1.
+
+    Every `resync_every` steps the source publishes its parameters with the totals applied in them.
+    The other ranks take both at the beginning of a step, if there is a new version, without
+    waiting. Every 20 steps, this kept Adam's replicas within 1e-2. A version is some steps old when
+    it is taken; so if there is hardly any drift, it adds drift. Buffers are each rank's own.
 
     **Checkpoints** come from one rank, the source, after a step of its optimizer: the model's, the
     optimizer's and this state's state_dict(). On resuming every rank loads the same file; the
@@ -121,7 +123,7 @@ class AsyncState(HookState, Closeable):
         self._totals: dict[torch.dtype, Totals] = {}
         self._resync: Resync | None = None
         self._steps = self._barriers = 0
-        self._unapplied = False  # .grad may have a backward()'s results
+        self._unapplied = False  # .grad may have results that no step has applied
         self._closed = False
         self._came: set[int] = set()  # ids of the parameters that came in this backward()
         with ExitStack() as resources:
@@ -152,8 +154,8 @@ class AsyncState(HookState, Closeable):
         if not ids.isdisjoint(self._came):
             self._came.clear()  # a backward() before did not end
         self._came |= ids
-        # In the first iteration of a static graph DDP says of none of several buckets that it is
-        # the last one.
+        # With static_graph=True, DDP marks none of the first iteration's several buckets as the
+        # last.
         if bucket.is_last() or len(self._came) == len(self._parameters.named):
             self._came.clear()
             self._steps += 1
@@ -166,8 +168,8 @@ class AsyncState(HookState, Closeable):
         """Apply all unapplied gradients, by one more step of each optimizer, and clear the
         gradients.
 
-        The optimizers have all parameters of the model between them. Every rank calls drain(), each
-        after its last step, or between the same epochs; ranks that have died or closed are not
+        Together the optimizers have all parameters of the model. Every rank calls drain(), each
+        after its last step, or between the same epochs. Ranks that have died or closed are not
         waited for. With resync_every, all ranks then have the source's parameters.
 
         Raises:

@@ -105,7 +105,7 @@ class Totals:
 
 
 def _filled(gradients: torch.Tensor, plan: Sequence[ShardPlan]) -> Iterator[Shard]:
-    """Yield the shards, with their gradients in the delta buffers."""
+    """Yield each shard once its gradients are in its delta buffer."""
     for each in plan:
         for run in each.runs:
             target = each.delta[run.inside : run.inside + run.count]

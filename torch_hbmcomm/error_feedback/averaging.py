@@ -1,4 +1,4 @@
-"""Averages over the ranks of the model's group: gradients, and the numbers that decide."""
+"""Averages over the ranks of the model's group: gradients, and numbers for encoders' decisions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch_hbmcomm.groups import cpu_backend, form_group, is_hbm
 class Averager:
     """Averages over the ranks of a group, all of which make one together.
 
-    Gradients use the group itself. Decisions have a communicator of their own, which ends with the
-    process's groups: in the group they would wait for the sent layers of the bucket before, and
-    nothing would overlap.
+    Gradients use the group itself. Decisions use a second communicator of the same ranks, which
+    lasts as long as the process's groups. In the group itself a decision would wait for the sent
+    layers of the bucket before, and nothing would overlap.
 
     Args:
         name: the communicator's, the same on every rank; no other group has it
@@ -59,16 +59,16 @@ class Averager:
         return gradients if factor == 1 else gradients.mul_(factor)
 
     def _divides(self, dtype: torch.dtype) -> bool:
-        """Return True if the group averages.
+        """Return True if the group averages (ReduceOp.AVG), False if it only sums.
 
-        Only some backends can, and between nodes hbm averages two-byte types on one rank alone.
+        Only some backends can average. Between nodes, hbm averages two-byte types on one rank only.
         """
         return self._is_hbm and dtype.itemsize >= 4
 
 
 def check_equal(settings: Sequence[Mapping[str, Any]]) -> None:
     """Compare the settings of all ranks, given by rank. Raises ValueError if they differ, naming
-    which and where. The first setting is the hook, which decides which others there are."""
+    which and where. The hook is the first setting, because other hooks have other settings."""
     for rank, other in enumerate(settings):
         for name, value in settings[0].items():
             if other[name] != value:
@@ -93,7 +93,7 @@ def _form_second_group(group: dist.ProcessGroup, name: str, description: str) ->
 
 
 def _options(group: dist.ProcessGroup) -> Any:
-    """Return the group's options without its memory boxes; None unless it is hbm's."""
+    """Return the group's options without its memory boxes; None if its backend is not hbm."""
     if not is_hbm(group):
         return None
     from torch_hbmcomm.backend import Options
@@ -102,5 +102,5 @@ def _options(group: dist.ProcessGroup) -> Any:
     names = [name for name, value in vars(Options).items() if isinstance(value, property)]
     values = {name: getattr(own, name) for name in names}
     if own.memory == Options().memory:
-        values["memory"] = None  # a named policy is warned about if there is no HBM for it
+        values["memory"] = None  # naming a policy would warn on a machine without HBM
     return Options(**values | {"parameter_server": ""})

@@ -40,12 +40,12 @@ class BucketLayers:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """The elements of the parameters."""
+        """The number of elements of each parameter."""
         return tuple(shape.numel for shape in self.shapes)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all on the wire."""
+        """The bytes of all parameters on the wire."""
         return sum(self.counts) * self.wire.itemsize
 
     def range_of(self, index: int) -> tuple[int, int]:
@@ -84,11 +84,11 @@ class Buckets:
         self._names: dict[int, str] = {}  # by the parameters' ids
         self._known: list[tuple[list[int], BucketLayers]] = []  # with the parameters' ids
         self._came = 0  # buckets of this backward()
-        self._seen: set[int] = set()  # ids of their parameters
-        self._unnumbered = False  # each of several buckets has index 0
+        self._seen: set[int] = set()  # ids of these buckets' parameters
+        self._unnumbered = False  # DDP gives each bucket of this backward() index 0
         check_dense(model.module)
         for full_name, parameter in model.module.named_parameters():
-            name = full_name.replace("_orig_mod.", "")  # of a model that torch.compile wraps
+            name = full_name.replace("_orig_mod.", "")  # a prefix of torch.compile's
             if parameter.requires_grad:
                 check_dtype(name, parameter.dtype)
                 self.parameters[name] = parameter
@@ -120,7 +120,7 @@ class Buckets:
         return self._came == 0
 
     def close(self, bucket: GradBucket) -> None:
-        """Expect the next bucket."""
+        """End the open bucket, and expect the next one."""
         self._came += 1
         self._seen.update(id(parameter) for parameter in bucket.parameters())
         if bucket.is_last():
@@ -145,7 +145,7 @@ class Buckets:
         self._unnumbered = False
 
     def _check_order(self, bucket: GradBucket, ids: Sequence[int]) -> None:
-        """Raise RuntimeError if another bucket was to come, ValueError under ddp.join().
+        """Raise RuntimeError if this is not the next bucket, ValueError under ddp.join().
 
         In the first iteration under static_graph=True, DDP gives every bucket index 0 and marks no
         bucket as the last. Then the next backward() begins when a parameter comes again.

@@ -62,7 +62,7 @@ class Code(Protocol):
         Called in the thread that completes the allreduce.
 
         Args:
-            scale: the scaler's factor, which is on the averages
+            scale: the GradScaler's factor, by which the averages are multiplied
 
         Returns True if all values are finite.
         """
@@ -87,8 +87,8 @@ class Encoded:
 class Encoder(Protocol):
     """Chooses the part of each bucket that is sent, from numbers that are equal on all ranks.
 
-    A step is encode() or pass_whole() for each bucket, then end_step() or cancel_step(). The other
-    parameters wait, and are zero in `.grad`.
+    A step is encode() or pass_whole() for each bucket, then end_step() or cancel_step(). Parameters
+    that are not sent wait, and are zero in `.grad`.
     """
 
     @property

@@ -15,8 +15,8 @@ from torch_hbmcomm.optimizers import Optimizer, watch_steps
 
 
 class UpdateSkipper:
-    """Hides the gradients of the parameters in `dropped` while an optimizer steps: with zeros,
-    weight decay and momentum would move them.
+    """Hides the gradients of the parameters in `dropped` while an optimizer steps. If it showed
+    zeros instead, weight decay and momentum would change these parameters.
 
     Args:
         optimizers: the optimizers of the model, whose step(closure) is refused. None: all in this
@@ -42,7 +42,7 @@ class UpdateSkipper:
                 "skip_update has to know which layers were dropped before the optimizer steps: "
                 "call backward() first, and step() without a closure"
             )
-        for parameter, gradient in self._hidden:  # by a step that raised
+        for parameter, gradient in self._hidden:  # hidden by a step that raised
             if parameter.grad is None:
                 parameter.grad = gradient
         self._hidden.clear()

@@ -1,5 +1,6 @@
-"""The passes of error feedback over flat tensors: csrc/error_feedback.h, and transpose_blocks() of
-csrc/low_rank.h, for the CPU's memory; elsewhere the same steps as operations of PyTorch's.
+"""The passes of error feedback over flat tensors. In the CPU's memory they are functions of
+csrc/error_feedback.h and, for transpose_blocks(), of csrc/low_rank.h. On other devices operations
+of PyTorch do the same.
 
 Elements are rounded as csrc/error_feedback.h says. The last bits of sums may differ, because each
 device adds in an order of its own.
@@ -47,7 +48,7 @@ def accumulate(
 def sums_of(tensors: Sequence[torch.Tensor], squares: bool = False) -> list[float]:
     """Return the L1 sums of flat tensors, or their L2 sums (of squares).
 
-    On the CPU, writes each element back; only the bits of NaNs and the sign of zeros may change.
+    On the CPU it also writes each element back: the bits of NaNs and the sign of zeros may change.
     """
     if tensors and tensors[0].is_cpu:
         # Three times as fast as PyTorch's norm.
@@ -83,7 +84,8 @@ def pack(
 def unpack(
     wire: torch.Tensor, buffer: torch.Tensor, begins: Sequence[int], counts: Sequence[int]
 ) -> bool:
-    """Spread the wire over the buffer, zero elsewhere. Returns True if all elements are finite."""
+    """Copy the parts of the wire to their ranges of the buffer, and set the other ranges to zero.
+    Returns True if all elements are finite."""
     if wire.is_cpu:
         finite: bool = native.load().error_feedback_unpack(wire, buffer, list(begins), list(counts))
         return finite
@@ -136,7 +138,7 @@ def transpose_blocks(copies: Sequence[tuple[torch.Tensor, torch.Tensor, int, int
 
 def finite(values: torch.Tensor) -> bool:
     """Return True if all elements of a flat tensor are finite. Rewrites them as sums_of() does."""
-    (size,) = sums_of([values])  # infinite, too, where the sum overflows float64
+    (size,) = sums_of([values])  # infinite, too, if the sum overflows float64
     return math.isfinite(size) or bool(values.isfinite().all())
 
 

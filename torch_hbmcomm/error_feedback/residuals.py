@@ -30,9 +30,9 @@ class Residuals:
     def __init__(self, dtype: torch.dtype | None = None, recoverable: bool = False) -> None:
         self._dtype = dtype
         self._recoverable = recoverable
-        self._rooms: dict[str, list[torch.Tensor]] = {}  # memory: one room, or two in turn
+        self._rooms: dict[str, list[torch.Tensor]] = {}  # memory: one, or two used alternately
         self._held: dict[str, torch.Tensor] = {}  # absent: zeros
-        self._changes: dict[str, torch.Tensor | None] = {}  # by this step; None: nothing is left
+        self._changes: dict[str, torch.Tensor | None] = {}  # of this step; None: all was packed
 
     @property
     def names(self) -> list[str]:
@@ -77,7 +77,7 @@ class Residuals:
     ) -> None:
         """Move factor * the accumulated residuals into `wire`, one name after another.
 
-        Only the errors of rounding to a narrower dtype stay.
+        Only the errors of rounding to a narrower dtype stay in the residuals.
 
         Args:
             parts: elements of each name, where the wire is too small for all; the parts of one name
@@ -189,9 +189,10 @@ def own_share(
 ) -> Share:
     """Choose this rank's share of its own state, or of all ranks' states.
 
-    Every state has the keys that both kinds of states have, and `keys`.
+    Every state must have the keys in _KEYS, and `keys`.
 
-    Saved residuals are dealt out to the ranks that there are now, so that their sum stays.
+    The saved states are distributed over the present ranks, so that the residuals' sum stays the
+    same.
 
     Raises ValueError for states of another model, rank or number of ranks.
     """

@@ -48,7 +48,7 @@ class StepHook(Protocol):
 class ErrorFeedbackState(HookState, ABC, Generic[Config]):
     """Base of LayerDropState and LowRankState, which document it.
 
-    hook_name: the hook that takes the state, as checkpoints have it.
+    hook_name: the name of the hook that takes the state, which checkpoints contain.
     """
 
     hook_name: ClassVar[str]
@@ -72,7 +72,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         self._averager = Averager(self._group, prepared[0][1], self.hook_name)
         self._encoder = self._new_encoder()
         self._statistics = Statistics()
-        self._undecided = False  # a step has run, and does not count yet
+        self._undecided = False  # a step has run, and _settle() must count or undo it
         self._finite = self._direct = True
         warn_if_little_can_wait(self._config, self._buckets.layers_of_model())
 
@@ -183,8 +183,8 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
     def _send(
         self, layers: BucketLayers, buffer: torch.Tensor, encoded: Encoded, wire_factor: float
     ) -> torch.futures.Future[torch.Tensor]:
-        """Pack whole parameters and the code at the bucket's beginning, and average them; then
-        spread them over the bucket, which is zero elsewhere."""
+        """Pack the whole parameters and the code at the bucket's beginning, and average that part.
+        Then copy the averages to their ranges of the bucket, and set all other ranges to zero."""
         whole, code = encoded.whole, encoded.code
         coded = () if code is None else code.parameters
         if self._skipper is not None:
@@ -214,7 +214,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
             if code is None:
                 finite = unpack(wire, buffer, begins, counts)
             else:
-                apart = wire.clone()  # the buffer, which begins with the wire, is written next
+                apart = wire.clone()  # the wire is the beginning of the buffer
                 coded_ranges = [layers.range_of(index) for index in coded]
                 finite = unpack_around(apart[:end], buffer, begins, counts, coded_ranges)
                 finite &= code.restore(apart[end:], buffer, scale)
@@ -229,8 +229,8 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     def _settle(self) -> None:
-        """Count the last step, or, when the scaler skipped it, undo it. Raises RuntimeError in the
-        middle of one."""
+        """Count the last step, or undo it if the scaler skipped it. Raises RuntimeError in the
+        middle of a backward()."""
         self._buckets.check_ended()
         self._buckets.check_orders()
         if not self._undecided:
@@ -252,7 +252,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
 
     def drain(self, optimizer: Optimizer | Sequence[Optimizer]) -> None:
         """Average the residuals over the ranks, and apply them by one more step of the optimizer,
-        or of several, which have all parameters of the model between them.
+        or of several optimizers that together have all parameters of the model.
 
         All ranks call it after the last step. It clears the residuals and the gradients.
 
@@ -291,9 +291,9 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         """Continue from a checkpoint, between two iterations; all ranks call it.
 
         Args:
-            state: this rank's; or a sequence of all ranks' states, of which there may have been
-                another number. Their residuals are handed out and added up, so that the sum over
-                the ranks stays.
+            state: this rank's; or a sequence of the states of all ranks that saved, whose number
+                may differ. Their residuals are distributed and added up, so that the sum over the
+                ranks stays the same.
 
         Raises ValueError for the state of another hook, model, rank or number of ranks; then
         nothing has changed.
@@ -325,8 +325,8 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         """Return this rank's counters.
 
         Since the start: `steps`; `gradient_bytes`, which DDP alone would have sent; `sent_bytes`,
-        all included; `sent_share` of the gradients' elements; `refused_steps`, which the scaler
-        skipped. In the last step: `layers`, and `sent_layers`, which were sent whole. Now:
+        decisions included; `sent_share` of the gradients' elements; `refused_steps`, which the
+        scaler skipped. In the last step: `layers`, and `sent_layers`, which were sent whole. Now:
         `waiting` parameters, their `mean_age` and `oldest_age` in steps, and `cache_norm`, the
         residuals' L2 norm. With layer dropping: `threshold` (-1: none).
         """
@@ -363,7 +363,7 @@ def run_hook(
 
 
 def _enabled(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
-    """Return the scaler; None for one that does nothing. Raises TypeError."""
+    """Return the scaler, or None if it is disabled. Raises TypeError."""
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
     return scaler if scaler is not None and scaler.is_enabled() else None

@@ -27,7 +27,7 @@ class _Counts:
 class Statistics:
     """Counts on one rank. end_step() adds a step's counts to the totals.
 
-    layers: in the last step. sent_layers: layers of which a parameter was sent whole in it.
+    layers: in the last step. sent_layers: those of which a parameter was sent whole in that step.
     """
 
     steps: int = 0
@@ -36,7 +36,7 @@ class Statistics:
     sent_layers: int = 0
     _total: _Counts = field(default_factory=_Counts)
     _step: _Counts = field(default_factory=_Counts)
-    _since: _Counts = field(default_factory=_Counts)  # line() was called last
+    _since: _Counts = field(default_factory=_Counts)  # since the last line()
 
     def begin_step(self) -> None:
         self.layers = self.sent_layers = 0

@@ -42,8 +42,9 @@ class LayerDrop(EncoderConfig):
             step loses the residuals' rounding errors
         fixed_threshold: used instead of one that is searched for
         target: "bytes": between two searches the threshold follows the bytes that were sent, so
-            that their mean is 1 - ratio of all. It also falls with a layer's age, so that few wait
-            to the limit. "paper": it stays, and more is sent, because residuals grow
+            that their mean is 1 - ratio of all. It also falls with a layer's age, so that few
+            layers wait until max_age. "paper": the threshold stays, and more is sent, because
+            residuals grow
         wire_dtype: for layer_drop_hook: torch.bfloat16: gradients of float32 are sent as bfloat16,
             and the rounding errors stay in the residuals
         skip_update: for layer_drop_hook: a layer that is dropped keeps its parameters and its

@@ -24,11 +24,11 @@ NO_THRESHOLD = -1.0
 
 # The feedback on bytes, a PI controller of the threshold's logarithm. With ResNet-50's layers, even
 # when gradients shrink by 2.3 % a step, the mean over 200 steps stays within a point of 1 - R
-# (papers/layer_drop/feedback.py). Without the integral it lags behind; larger gains send less
-# evenly.
+# (papers/layer_drop/feedback.py). Without the integral part the mean lags behind 1 - R. With larger
+# gains the bytes vary more from step to step.
 _PROPORTIONAL = 0.05
 _INTEGRAL = 0.005
-_MOST_DEBT = 10.0  # steps' budgets: where always-sent layers exceed the budget, nothing helps
+_MOST_DEBT = 10.0  # in budgets of a step: the debt's bound if always-sent layers exceed the budget
 
 
 def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
@@ -67,7 +67,7 @@ class DropRule:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._found: list[tuple[float, int]] = []  # of layers in this step: representative, size
+        self._found: list[tuple[float, int]] = []  # layers of this step: score, elements
         self._bytes = self._sent_bytes = 0
         self._next = dict(self._waited)
 
@@ -185,7 +185,7 @@ class DropRule:
         """Raise the threshold if more than the budget was sent, else lower it.
 
         A PI controller: `excess` is this step's part, and _debt the sum so far. The threshold stays
-        within a factor of 2 of the layers' scores, so that it returns soon.
+        within a factor of 2 of the layers' scores, so that it returns to them soon.
         """
         found = [score for score, _ in self._found if 0 < score < math.inf]
         if found:

@@ -19,13 +19,14 @@ from torch_hbmcomm.low_rank.rule import LowRankRule
 class BucketFactors:
     """The factors of one bucket's matrices, packed one after another, row by row.
 
-    Average `lefts` over the ranks; then choose(), take_out(), average the wire, restore().
+    The caller averages `lefts` over the ranks, and calls choose() and take_out(). It averages the
+    wire, and calls restore(). M, L, R, R' and w are as in rule.py.
 
     Args:
-        residuals: have accumulated the bucket
+        residuals: the bucket's gradients are already added to them
         factor: multiplies values on the wire
 
-    lefts: M R' of all matrices of a rank above 0.
+    lefts: factor * M R' of all matrices of a rank above 0.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class BucketFactors:
             for index, one in zip(self._matrices, found, strict=True)
         }
         self._bases: dict[int, torch.Tensor] = {}  # L of the chosen parameters
-        self._copies: dict[int, torch.Tensor] = {}  # of residuals; restore() writes over them
+        self._copies: dict[int, torch.Tensor] = {}  # of residuals; memory for restore()
         self.lefts = torch.empty(
             sum(rule.rank(matrix) * matrix.rows for matrix in self._matrices.values()),
             dtype=layers.wire,
@@ -82,8 +83,8 @@ class BucketFactors:
         return sum(self._matrices[i].columns * left.shape[1] for i, left in self._bases.items())
 
     def take_out(self, wire: torch.Tensor) -> None:
-        """Move w L Lᵀ M out of the residuals, w Lᵀ M into the wire. The errors of rounding to
-        the type of the wire stay in the residuals."""
+        """Subtract w L Lᵀ M from the residuals, and write factor * w Lᵀ M to the wire. The errors
+        of rounding to the wire's dtype stay in the residuals."""
         factor = self._factor * self._rule.relaxation
         values = [self._values[index] for index in self._bases]
         lefts = [left.to(one.dtype) for left, one in zip(self._bases.values(), values, strict=True)]
@@ -107,7 +108,7 @@ class BucketFactors:
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
         """Write w L Rᵀ into the bucket. Returns True if all elements are finite.
 
-        scale: the scaler's factor, which is on the averages
+        scale: the GradScaler's factor, by which the averages are multiplied
         """
         finite = passes.finite(wire)
         rights = [
@@ -165,7 +166,8 @@ def _split(wire: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.
 def _as_type(
     tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield the tensors, or, for a dtype unlike `like`'s, an empty one that is copied back."""
+    """Yield the tensors. If a tensor's dtype is not that of `like`, yield an empty one instead, and
+    copy it into the tensor at the end of the block."""
     given = [
         one if one.dtype == other.dtype else torch.empty_like(one, dtype=other.dtype)
         for one, other in zip(tensors, like, strict=True)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch_hbmcomm.error_feedback.config import EncoderConfig
 
-_RELAXATION = 1.2  # at most: beyond 1 it is _RELAXED of the part that is sent
+_RELAXATION = 1.2  # at most; below that the default is 1 + _RELAXED / (1 - R)
 _RELAXED = 0.02
-_DAMPING = 0.25  # grows from 0 along the first of these two ranges of R, and once more by the other
+_DAMPING = 0.25  # the default grows from 0 by this along each of the two ranges of R
 _DAMPED = (0.5, 0.8), (0.9, 0.95)
 
 
@@ -44,7 +44,7 @@ class LowRank(EncoderConfig):
     rank has ValueError or TypeError, and each other rank RuntimeError.
     """
 
-    min_numel: int = 64  # rank 1 has a quarter of such a matrix; a smaller one saves little
+    min_numel: int = 64  # rank 1 is a quarter of an 8 x 8 matrix; less would save little
     relaxation: float | None = None
     damping: float | None = None
 

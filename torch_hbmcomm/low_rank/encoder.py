@@ -22,7 +22,7 @@ class LowRankEncoder(LowRankRule):
 
     Args:
         parameters: the model's, by name
-        corrector, damper: get the directions that were sent
+        corrector, damper: adapt the optimizers' next step to the directions that were sent
     """
 
     squares = False
@@ -41,7 +41,7 @@ class LowRankEncoder(LowRankRule):
         self._warned: set[str] = set()  # overdue matrices that a warning has named
 
     def encode(self, bucket: Accumulated, averager: Averager) -> Encoded:
-        """Approximate each matrix that has a rank. Other parameters are sent whole, and so is a
+        """Approximate each matrix of a rank above 0. Other parameters are sent whole, and so is a
         matrix whose residual or left factor is not finite. A parameter whose gradient is zero on
         all ranks waits."""
         layers = bucket.layers

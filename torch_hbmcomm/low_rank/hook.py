@@ -37,7 +37,7 @@ class LowRankState(ErrorFeedbackState[LowRank]):
     model's group: it has the right factors and the parameters that are sent whole, packed at the
     bucket's beginning. Above R = 0.5 SGD's momentum is damped along the directions that were sent.
     Adam's second moment is corrected for gradients of several steps that arrive together. A matrix
-    of which too much waits goes whole.
+    is sent whole once too many of its gradients wait.
 
     Args:
         ddp: the model, without another hook. Its group may be of any CPU backend; parameters on an

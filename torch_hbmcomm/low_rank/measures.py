@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 SKETCHED = 4
-"""The numbers of a sketch: the more, the less its size is off by chance."""
+"""The numbers of a sketch. The more numbers, the less the size that they estimate is off by
+chance."""
 
 _MOST = 1e32
 """The largest finite number that is exchanged: the sum over a million ranks is still finite."""
@@ -32,8 +33,8 @@ class Measures:
     def pack(self) -> torch.Tensor:
         """Return the numbers as a flat float32 tensor.
 
-        Only matrices have energies and sketches, which cost a part of the budget. Clamps finite
-        numbers to _MOST, so that they stay finite.
+        It packs energies and sketches of matrices only, because each packed number takes a part of
+        the budget. Clamps finite numbers to _MOST, so that their sum over the ranks is finite.
         """
         numbers = [*self.residual_sums, *self.gradients]
         for energy, sketch in zip(self.energies, self.sketches, strict=True):

@@ -33,8 +33,8 @@ class MomentumDamper:
         watch_steps(self, before=MomentumDamper._damp, optimizers=optimizers)
 
     def add(self, parameter: torch.Tensor, matrix: Matrix, basis: torch.Tensor) -> None:
-        """Damp along an orthonormal basis, of columns as long as the matrix has rows, in the
-        parameter's next step."""
+        """Damp along `basis` in the parameter's next step. basis: orthonormal columns, each with as
+        many elements as the matrix has rows."""
         if self._part > 0:
             self._bases[id(parameter)] = matrix, basis
 
@@ -63,8 +63,8 @@ class SecondMomentCorrector:
     """Keeps Adam's second moment near its value without compression, before an optimizer steps.
 
     Gradients of several steps arrive together. Their square is larger than the sum of the
-    gradients' squares, and Adam's steps would be too small. So a part of that square counts. It
-    corrects optimizers with two `betas` that keep the moment as `exp_avg_sq`, such as AdamW.
+    gradients' squares, and Adam's steps would be too small. So only a part of that square counts.
+    Optimizers with two `betas` that keep the moment as `exp_avg_sq`, such as AdamW, are corrected.
 
     optimizers: the watched optimizers; None: all of this process.
     """
@@ -83,7 +83,7 @@ class SecondMomentCorrector:
     def _correct(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._parts or _refuses(optimizer):
             return
-        scale = getattr(optimizer, "grad_scale", None)  # a GradScaler's, of a fused optimizer
+        scale = getattr(optimizer, "grad_scale", None)  # set by a GradScaler for a fused optimizer
         unscale = 1.0 if scale is None else 1 / float(scale)
         for group in optimizer.param_groups:
             betas = group.get("betas", ())

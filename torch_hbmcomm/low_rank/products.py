@@ -57,12 +57,12 @@ def add_to_matrices(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: 
 def bases(lefts: Tensors) -> Tensors:
     """Return orthonormal columns that span each left's columns, by Householder's reflections.
 
-    Also for linearly dependent columns. REQUIRES: each left is finite, with at most as many columns
-    as rows.
+    The columns of a left may be linearly dependent. REQUIRES: each left is finite, with at most as
+    many columns as rows.
     """
     if _native(lefts):
-        # Not by torch.linalg.qr(): it takes longer in a hook, and MKL's version has hung when
-        # several threads called it together.
+        # torch.linalg.qr() takes longer in a hook, and with MKL it has hung when several threads
+        # called it together.
         found: Tensors = native.load().low_rank_bases(lefts)
         return found
     return [torch.linalg.qr(left).Q.contiguous() for left in lefts]

@@ -16,8 +16,9 @@ import torch
 from torch_hbmcomm.error_feedback import passes
 
 _NEXT = 2 / 3
-"""The energy that one more column is expected to take, in that of the last column: spectra fall. It
-also keeps two layers of equal worth from passing a column to and fro."""
+"""The energy expected of one more column, as a part of the last column's energy: each column takes
+less than the one before. A part below 1 also keeps two layers of equal worth from exchanging a
+column in every choice."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Matrix:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the whole."""
+        """The bytes of the whole matrix."""
         return self.width * self.rows * self.columns
 
     @property
@@ -48,7 +49,7 @@ class Matrix:
 
     @property
     def most(self) -> int:
-        """The largest rank that has fewer bytes than the whole; no rank above 0 may have."""
+        """The largest rank that has fewer bytes than the whole matrix; 0 if rank 1 has not."""
         return (self.rows * self.columns - 1) // (self.rows + self.columns)
 
     @property
@@ -146,10 +147,10 @@ def next_ranks(
     energies: Mapping[str, float],
     budget: float,
 ) -> dict[str, int]:
-    """Move each rank by at most one towards equal energy for the bytes of every last column.
+    """Change each rank by at most one, so that all last columns approach the same energy per byte.
 
-    The budget first gives rank 1 to matrices, in the order of energy for bytes; a matrix of rank 0
-    waits.
+    The budget first gives rank 1 to matrices, in descending order of energy per byte. A matrix that
+    gets rank 0 waits.
 
     Args:
         ranks: the ranks of the steps before; a missing matrix had rank 0, for example after a
@@ -160,7 +161,7 @@ def next_ranks(
         budget: bytes for all together
     """
     planned: dict[str, int] = {}
-    firsts: list[tuple[float, Matrix]] = []  # columns of matrices that have no other
+    firsts: list[tuple[float, Matrix]] = []  # first columns of their matrices
     others: list[tuple[float, Matrix]] = []
     for matrix in matrices:
         rank = min(ranks.get(matrix.name, 0), matrix.most)

@@ -7,8 +7,9 @@ L is an orthonormal basis of the mean over the ranks of M R'. Half of the column
 of the step before, and half are random. R is the mean of Mᵀ L. Each rank subtracts its own part,
 L Lᵀ M, from its residual: sent gradients and residuals add up to all gradients.
 
-Both are multiplied by a relaxation w, as in successive over-relaxation: the gradient becomes
-w L Rᵀ, and the residual M - w L Lᵀ M. With w > 1 the next gradients make up for the excess.
+The gradient and the subtracted part are multiplied by a relaxation w, as in successive
+over-relaxation: the gradient becomes w L Rᵀ, and the residual M - w L Lᵀ M. With w > 1 the next
+gradients make up for the excess.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _REPAY_STEPS = 50
 """Steps in which later budgets repay bytes beyond the budget; at most a whole budget in each."""
 
 _GRADIENT_DECAY = 0.9
-"""The weight of the steps before in the running mean of a gradient's magnitude, in each step."""
+"""The weight of all earlier steps in the running mean of a gradient's magnitude."""
 
 _SIZE_DECAY = 0.95
-"""The weight of the steps before in size_part()'s running sums: one step's sizes are noisy."""
+"""The weight of all earlier steps in size_part()'s running sums: one step's sizes are noisy."""
 
 _LEAST_PART = 0.01
 """The least that size_part() returns: Adam's steps grow tenfold at most."""
@@ -106,9 +107,9 @@ class LowRankRule:
     def _share(self) -> float:
         """The part of all bytes that this step is to send.
 
-        The first 1 / (1 - R) steps together send R of a gradient more, as much as a whole first
-        step would. A warm-up of the learning rate would hardly use a whole first step; spread over
-        more steps the bytes help less.
+        The first 1 / (1 - R) steps together send the part R of all bytes in addition, as much as
+        sending the first step whole would add. It is spread because a learning rate that warms up
+        hardly uses the first step. Spread over more steps, these bytes help less.
         """
         ratio = self._config.ratio
         early = round(1 / (1 - ratio))
@@ -307,7 +308,7 @@ class LowRankRule:
         budget = self._share * step.whole - step.fixed - self._owed / _REPAY_STEPS
         matrices = list(step.matrices.values())
         phase = self._steps % _CHOICE_STEPS
-        if phase != 1:  # the step after a choice still measures the ranks before
+        if phase != 1:  # the step after a choice measures the R of the ranks before it
             for name, energy in step.energies.items():
                 self._energies[name] += energy
         if not self._ranks:
