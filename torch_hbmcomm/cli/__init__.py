@@ -1,4 +1,4 @@
-"""The command `hbmcomm`: one file for each subcommand. It calls the library, never the reverse.
+"""The command `hbmcomm`: one file for each subcommand. The library never calls the command.
 
 A subcommand is imported on demand, and torch inside the commands that need it, so that
 `hbmcomm --help` and the start of `hbmcomm serve` are quick.

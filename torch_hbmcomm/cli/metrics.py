@@ -100,8 +100,8 @@ class Metrics:
 class _HttpServer(ThreadingMixIn, WSGIServer):
     """Answers each connection in a thread of its own.
 
-    There are at most 16, of 10 s each. A new connection closes the oldest one, so silent clients
-    do not block others.
+    At most 16 connections are open, each for at most 10 s. If 16 are open, a new connection closes
+    the oldest one, so silent clients do not block others.
     """
 
     daemon_threads = True
@@ -111,7 +111,7 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
 
     def __init__(self, address: Address) -> None:
         self._lock = Lock()
-        self._open: dict[socket.socket, float] = {}  # in the order of arrival, which is the value
+        self._open: dict[socket.socket, float] = {}  # times of arrival, ascending
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
         super().__init__((address.host, address.port), _Quiet)
@@ -136,7 +136,7 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
                 self._end(one)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Pass over a connection that broke."""
+        """Ignore a connection that broke."""
 
     def _end(self, connection: socket.socket) -> None:
         """Wake the connection's thread, which closes it."""
@@ -155,7 +155,7 @@ class _Box(Collector):
         self._server = server
 
     def describe(self) -> list[Metric]:
-        return []  # or the registry would collect to find out
+        return []  # without describe() the registry would call collect() at first
 
     def collect(self) -> Iterator[Metric]:
         stats = self._server.stats()
@@ -214,5 +214,5 @@ def _segment_labels(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _fingerprint(secret: str) -> str:
-    """Name a key or a session by its hash: to know the secret itself is to be let in."""
+    """Name a key or a session by its hash: the secret itself would admit readers of the metrics."""
     return hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()

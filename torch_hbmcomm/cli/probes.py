@@ -34,7 +34,7 @@ class Finding:
     """The result of a probe.
 
     value: for people.
-    data: the same for machines.
+    data: the same for programs.
     """
 
     name: str
@@ -254,7 +254,7 @@ PROBES: tuple[Callable[[], Finding], ...] = (
 
 
 def _extension() -> ModuleType:
-    """Raise ImportError also where torch is missing."""
+    """Return the native module. Raises ImportError, also if torch is missing."""
     native: ModuleType = importlib.import_module("torch_hbmcomm.native").load()
     return native
 

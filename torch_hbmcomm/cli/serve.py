@@ -143,13 +143,14 @@ def serve(
 
 
 def _metrics_address(text: str) -> Address:
-    from torch_hbmcomm.cli.metrics import Address  # imports an HTTP server
+    from torch_hbmcomm.cli.metrics import Address  # here, as it imports an HTTP server
 
     return Address.parse(text)
 
 
 def _wait_for_the_end() -> None:
-    """Return at the first of the signals, which are blocked; the next one ends the process."""
+    """Wait for a signal of _ENDING, which are blocked, and unblock them: the next one ends the
+    process."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_DFL)
     signal.sigwait(_ENDING)

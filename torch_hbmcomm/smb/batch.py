@@ -18,8 +18,8 @@ class Batch:
     awaited before the end of the block. The methods have the arguments of Segment's methods, after
     the segment.
 
-    A batch saves network latencies, and over shm the latencies of fetch_add and sums. Short reads
-    and writes over shm are copies, which gain nothing.
+    A batch saves network latencies; over shm it saves the latencies of fetch_add and sums. Short
+    reads and writes over shm are plain copies, which are no faster in a batch.
     """
 
     def __init__(self, native: _smb.Batch) -> None:

@@ -92,7 +92,7 @@ class Box(Closeable):
 
     @property
     def why_transport(self) -> str:
-        """The reasons for this transport, and against those before it."""
+        """The reason for this transport, and the reasons against the ones that were tried first."""
         return self._native.why_transport
 
     @property

@@ -1,5 +1,5 @@
-"""Objects that a with block closes, or else the end of the interpreter: no thread may outlive the
-interpreter, nor a socket file its box."""
+"""Objects that are closed at the end of a with block, or at the latest at the end of the
+interpreter. So no thread outlives the interpreter, and no socket file its box."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Future:
-    """The result of an operation, which is issued now or at the end of its batch."""
+    """The result of an operation, which is issued immediately or at the end of its batch."""
 
     def __init__(self, native: _smb.Future) -> None:
         self._native = native

@@ -1,4 +1,4 @@
-"""Finds the token of a box. Never on a command line, which every user can list.
+"""Finds the token of a box. It is never taken from a command line, which every user can list.
 
 The order is: the argument, HBMCOMM_TOKEN, the file HBMCOMM_TOKEN_FILE, and
 ~/.config/hbmcomm/token. An empty text means no token.
@@ -43,7 +43,7 @@ def find(token: str | None) -> Token:
         file = default_file()
     except RuntimeError:  # this user has no home directory
         return _NONE
-    return read(file) if os.path.exists(file) else _NONE  # False without permission, too
+    return read(file) if os.path.exists(file) else _NONE  # not without permission, either
 
 
 def find_or_create(token: str | None) -> Token:

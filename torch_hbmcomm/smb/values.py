@@ -14,7 +14,7 @@ Halves = tuple[int, int]  # of a key: high and low 64 bits
 
 _HALF = 64
 _MOST = (1 << 2 * _HALF) - 1
-_END = 1 << 63  # of addresses, and of signed 64-bit numbers
+_END = 1 << 63  # addresses and signed 64-bit numbers are less
 
 
 def key_of(key: int | str) -> int:
