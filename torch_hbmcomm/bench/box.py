@@ -1,7 +1,7 @@
 """The memory box on this machine: each operation by each transport, through the public client.
 
 Boxes and clients are processes of their own, which execute commands (peer.py). Nothing here needs
-PyTorch. The contenders of the box are in benchmarks/box of the repository: loops below Python,
+PyTorch. Contenders other than memcpy are in benchmarks/box of the repository: loops below Python,
 plain sockets, a triad, MPI and PyTorch's RPC.
 """
 
@@ -41,19 +41,19 @@ from torch_hbmcomm.sizes import KIB, MIB
 
 ROLE = "torch_hbmcomm.bench.box_peer"
 _SIZES = [64 * KIB * 4**power for power in range(7)]  # to 256 MiB
-_SEGMENTS = 6  # of the largest size: two clients' with their sources, and unreleased ones
+_SEGMENTS = 6  # of the largest size: two clients' segments and sources, and unreleased ones
 _DEVICES = Path("/sys/class/infiniband")
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32")
 LATENCY_BYTES = 4 * KIB
-LATENCY_SAMPLES = 500  # of a turn, in latency
+LATENCY_SAMPLES = 500  # of a turn, in the section latency
 
-_CLIENT_SEGMENT = 16 * MIB  # together, more than caches hold
+_CLIENT_SEGMENT = 16 * MIB  # all clients' segments together exceed the caches
 _CLIENT_CHUNK = MIB
 _CLIENT_ROUNDS = 3
 _CLIENT_OPERATIONS = {"read": ["read"], "write": ["write"], "read and write": ["read", "write"]}
-_CLIENTS_PER_WINDOW = 8  # more take longer: each needs its turns on few processors
-_LEAD = 0.1  # seconds from telling clients to their common start
+_CLIENTS_PER_WINDOW = 8  # more clients get a longer window: they share few processors
+_LEAD = 0.1  # seconds from the command to all clients until their common start
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class BoxPlan:
     largest: bytes of the largest read, write or accumulate.
     rounds: turns of each contender, and as many alone.
     lanes: connections of tcp.
-    threads: accumulate on the box.
+    threads: the number of threads that accumulate on the box.
     clients: how many work at a time, each for `window` seconds a round.
     megabits: rate of a slow link, each way, in Mbit/s, for a section that has one.
     store: a directory on the disk that stores are measured on; None: they are not.
@@ -87,7 +87,8 @@ class BoxPlan:
             raise ValueError("at least one client works at a time")
 
     def sizes(self, least: int, most: int = _SIZES[-1]) -> list[int]:
-        """Return sizes from `least` on by fours; the largest alone if that is smaller."""
+        """Return the sizes from `least` up, each four times the one before. If `largest` is less
+        than `least`, return it alone."""
         return [size for size in _SIZES if least <= size <= min(most, self.largest)] or [
             self.largest
         ]
@@ -140,7 +141,7 @@ def box(
 
 
 def timed_by(client: Peer, transport: str, action: str) -> Timed:
-    """Return a client's loop. action: as ClientPeer.run() takes it."""
+    """Return the loop of timed calls that a client runs. action: as in ClientPeer.run()."""
 
     def run(samples: int, calls: int) -> list[float]:
         found: list[float] = client.ask(
@@ -300,8 +301,8 @@ def measure_clients(
 def _together(
     clients: Sequence[Peer], transport: str, actions: Sequence[str], window: float
 ) -> list[int]:
-    """Let all clients work at the same time. Returns the bytes of each. Until all of them begin in
-    time, it tries again with more time before the start."""
+    """Let all clients work at the same time. Returns the bytes of each. If a client gets the
+    command after the start, all try again, with twice the time before the start."""
     lead = _LEAD
     while True:
         begin = time.monotonic() + lead

@@ -15,7 +15,7 @@ _ONE_AND_ONE_AND_A_HALF = {
     "float64": ("000000000000f03f", "000000000000f83f"),
     "float16": ("003c", "003e"),
     "bfloat16": ("803f", "c03f"),
-    "int32": ("01000000", "02000000"),  # added as a whole
+    "int32": ("01000000", "02000000"),  # 1 and 2: integers take the scale 1
 }
 """1 and 1.5 as little-endian elements, in hexadecimal digits."""
 
@@ -40,7 +40,7 @@ class ClientPeer:
     def connect(self, url: str, token: str, transport: Transport, lanes: int, size: int) -> None:
         self._boxes[transport] = smb.connect(url, token, transport, lanes)
         segment = self._boxes[transport].alloc(size, mode="create", temporary=True)
-        segment.buffer[:] = b"\1" * size  # every page has been written
+        segment.buffer[:] = b"\1" * size  # so that every page is written
         segment.write()
         self._segments[transport] = segment
 
@@ -53,13 +53,14 @@ class ClientPeer:
     def run(self, transport: str, action: str, samples: int, calls: int) -> list[float]:
         """Return the microseconds of a call, for each sample, as rounds.Timed does. Actions are
         read, write, memcpy read, memcpy write, fetch_add, "accumulate TYPE", and "add TYPE",
-        which brings the data to the box first."""
+        which first writes the source to the box."""
         return list(timed(self._action(transport, action))(samples, calls))
 
     def together(
         self, transport: str, actions: list[str], begin: float, seconds: float, chunk: int
     ) -> int | None:
-        """Take turns in actions on chunks, going round the segment, between two times.
+        """Perform the actions alternately on each chunk of the segment, again and again, from
+        `begin` on for `seconds`.
 
         Returns the bytes of the actions that ended in time; None if the command came too late to
         begin with the other clients.
@@ -122,8 +123,8 @@ class ClientPeer:
 
     @staticmethod
     def _on_chunk(segment: smb.Segment, action: str) -> Callable[[int, int], Any]:
-        """Return a function that acts on a number of bytes from an offset on. action: as in
-        `together`."""
+        """Return a function of an offset and a size, which performs the action on these bytes.
+        action: as in `together`."""
         if action == "read":
             return segment.read
         if action == "write":

@@ -11,8 +11,8 @@ class Buffers:
     """Tensors that are made on first use, and shared by all contenders that communicate from this
     kind of memory.
 
-    They hold zeros that were written, so that reducing in place never leaves the ordinary numbers
-    and no two pages are the kernel's one zero page.
+    They hold zeros, so that sums in place stay zero, and never become infinite or denormal. The
+    zeros were written, so that no page is the kernel's shared zero page.
 
     empty: `torch.empty`, `torch_hbmcomm.memory.empty`, or another function with their arguments.
     """

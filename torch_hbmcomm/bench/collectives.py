@@ -1,4 +1,4 @@
-"""The collectives against Gloo, MPI and others, in one set of ranks; each start in fresh processes.
+"""Measures collectives of hbm, Gloo, MPI and others in one set of ranks, and each one's startup.
 
 A size is the larger buffer of a rank, in bytes. That is the whole tensor of allreduce, broadcast,
 reduce and sendrecv, and either side of alltoall. It is the gathered side of allgather and gather,
@@ -7,7 +7,7 @@ sendrecv is a ping-pong of the pairs (0, 1), (2, 3), ...: one call is both ways;
 idles.
 
 "startup" is the time from nothing to the end of a first collective, in fresh processes that have
-imported torch. It and "barrier" have 0 bytes.
+imported torch. "startup" and "barrier" have the size 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ class Collective:
     divided: bool = False  # the larger buffer holds one equal share for each rank
 
     def bytes_near(self, asked: int, ranks: int, dtype: str) -> int:
-        """Return the least possible size from `asked` up."""
+        """Return the least possible size that is at least `asked`."""
         element: int = getattr(torch, dtype).itemsize
         step = element * (ranks if self.divided else 1)
         return -(-asked // step) * step
@@ -148,7 +148,7 @@ class CollectivesPlan:
         return [cell for collective in self.collectives for cell in self._cells(collective)]
 
     def _cells(self, collective: Collective) -> list[Cell]:
-        """Return the cells of a collective. Sizes that round to the same possible one come once."""
+        """Return the cells of a collective, one for all sizes that bytes_near() makes equal."""
         if not collective.default_sizes:
             return [Cell(collective.name, self.dtypes[0], 0)]
         sizes = collective.default_sizes if self.sizes is None else self.sizes
@@ -160,8 +160,8 @@ class CollectivesPlan:
         return list(dict.fromkeys(found))
 
     def unavailable(self) -> dict[str, str]:
-        """Return the contenders that cannot run here, and why. Takes a while: some are compiled
-        first."""
+        """Return the contenders that cannot run here, and why. Takes a while: to find out, some
+        contenders are compiled."""
         found = {}
         for contender in self.contenders:
             if set(contender.dtypes).isdisjoint(self.dtypes):

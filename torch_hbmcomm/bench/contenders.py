@@ -1,7 +1,7 @@
 """The contenders: backends of torch.distributed, called through its public functions.
 
-The first that takes part is the one that the others are compared with. To measure another one,
-implement `Contender` and give it to collectives.py, as benchmarks/collectives does.
+All are compared with the first contender that takes part. To measure another contender, implement
+`Contender` and give it to collectives.py, as benchmarks/collectives does.
 """
 
 import os
@@ -25,12 +25,14 @@ Call = Callable[[], object]
 
 
 class Contender(ABC):
-    """One way of doing collectives. It is pickled to each rank; its calls come in this order.
+    """One way of doing collectives. It is pickled to each rank.
+
+    Its methods are called in the order in which they are declared here.
 
     name: as in the command line and in every report.
     about: a description in a line.
     zero_copy: True: buffers come from `torch_hbmcomm.memory`; False: plain tensors.
-    reference: True: does not do the whole job, and shows the cost of the rest.
+    reference: True: does only a part of the job, and shows the cost of that part.
     dtypes: the supported element types.
     """
 
@@ -90,8 +92,8 @@ def node_level(chosen: str | None) -> Iterator[None]:
 
 @cache
 def group_of_all(backend: str, node: str | None = None) -> dist.ProcessGroup:
-    """Return the group of all ranks over a backend, one for each kind. All ranks ask for the same
-    ones in the same order."""
+    """Return the group of all ranks over a backend; the first call for a backend and node makes it.
+    All ranks make the same calls in the same order."""
     with node_level(node):
         group: dist.ProcessGroup = dist.new_group(backend=backend)
         return group
@@ -140,7 +142,7 @@ class Hbm(TorchBackend):
     def __init__(self, name: str, about: str, zero_copy: bool = False, node: str | None = None):
         super().__init__(name, about, "hbm")
         self.zero_copy = zero_copy
-        self.starts = zero_copy or node is not None  # plain tensors start alike
+        self.starts = zero_copy or node is not None  # the startup with plain tensors is the same
         self._node = node
 
     def why_unavailable(self) -> str | None:
@@ -241,8 +243,8 @@ def _sendrecv(group: dist.ProcessGroup, buffers: Buffers) -> Call:
 
 
 def ping_pong(rank: int, ranks: int, send: Call, receive: Call) -> Call:
-    """Return a message there and back within the pairs of ranks (0, 1), (2, 3), ...; an odd last
-    rank does nothing."""
+    """Return a call that sends a message there and back within the pairs of ranks (0, 1), (2, 3),
+    ...; an odd last rank does nothing."""
     if rank ^ 1 >= ranks:
         return lambda: None
     first, second = (receive, send) if rank % 2 else (send, receive)

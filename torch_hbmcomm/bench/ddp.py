@@ -2,8 +2,9 @@
 
 A step is zero_grad, forward, backward with gradients averaged, and SGD. Two more things are
 measured: the same step without communication (`no_sync`), and the allreduce of the gradients alone.
-"Communication adds" is the first difference; its quotient by the allreduce shows the part of the
-communication that the backward pass hides.
+"Communication adds" is the time of the step less its time without communication. Divided by the
+time of the allreduce alone, it is the part of the communication that the backward pass does not
+hide.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from torch_hbmcomm.bench.result import (
 from torch_hbmcomm.bench.rounds import Samples, Timed, timed
 from torch_hbmcomm.sizes import MIB
 
-# Backend, HBMCOMM_NODE, and the allocator of the buffers of the allreduce alone.
+# The backend, the value of HBMCOMM_NODE, and the allocator of the buffers for ALLREDUCE.
 CONTENDERS: dict[str, tuple[str, str | None, Callable[..., torch.Tensor]]] = {
     "hbm": ("hbm", None, memory.empty),
     "hbm-mpi": ("hbm", OVER_MPI, torch.empty),
@@ -134,7 +135,7 @@ def _measure(
 def _measure_model(
     model: Model, contenders: Sequence[str], rounds: int
 ) -> dict[tuple[str, str], Samples]:
-    """Measure one model. A contender is alone in rounds of its own phases."""
+    """Measure one model. A contender is measured alone in rounds that have only its own phases."""
     everyone = {contender: _phases(model, contender) for contender in contenders}
     found = take_turns(
         {

@@ -1,8 +1,8 @@
 """The contender MPI, through mpi4py, on plain memory.
 
-It communicates in place wherever MPI has an in-place form of the same job, which is faster;
-reduce_scatter's would overwrite its input, and alltoall's goes through buffers of MPI's own. The
-ranks have no mpiexec: their world is the one that a group over MPI forms.
+It communicates in place, which is faster, if MPI has an in-place form of the same job. Two such
+forms are not used: reduce_scatter's would overwrite its input, and alltoall's goes through buffers
+of MPI's own. No mpiexec starts the ranks: the MPI world is formed by a group of hbm over MPI.
 """
 
 import importlib.util
@@ -96,7 +96,7 @@ def _sendrecv(mpi: Any, world: Any, buffers: Buffers) -> Call:
 
 
 def _of_root(world: Any, buffers: Buffers) -> Any:
-    """Return all shares on the root, None elsewhere."""
+    """Return the array of all shares on the root, of one rank's share elsewhere."""
     return (buffers.whole if world.Get_rank() == 0 else buffers.share).numpy()
 
 

@@ -21,7 +21,7 @@ from typing import IO, Any
 _START_SECONDS = 180  # importing PyTorch may take long; a failed start is noticed earlier
 _ANSWER_SECONDS = 180
 _END_SECONDS = 10
-_LEAVE_SECONDS = 2  # until a peer ends whose parent is gone, even in a wait
+_LEAVE_SECONDS = 2  # until a peer without a parent ends, even if it waits
 
 
 class PeerFailed(RuntimeError):
@@ -62,7 +62,7 @@ class Peer:
         return answer["result"]
 
     def close(self) -> None:
-        """Close the connection, by which the peer ends."""
+        """Close the connection, which ends the peer."""
         self._lines.close()
 
     def _failed(self, how: str) -> PeerFailed:
@@ -80,7 +80,7 @@ def peers(
     """Start the peers of one command, in the order of their ranks; they end with the context.
 
     role: the module that they run.
-    launcher: the words before the command: of another namespace, or of several ranks.
+    launcher: the words before the command, to run it in another namespace or as several ranks.
     arguments: the module's arguments, in sys.argv from 2 on.
     """
     with ExitStack() as stack:
@@ -145,7 +145,8 @@ def _tail(log: Path) -> str:
 def obey(actor: object, rank: int = 0) -> None:
     """Run the peer's end: call the methods of `actor` for the parent, until the parent closes.
 
-    Soon afterwards the process ends even if `actor` is at work, as in a wait for another peer.
+    _LEAVE_SECONDS after that the process ends even if `actor` is at work, for example in a wait for
+    another peer.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])

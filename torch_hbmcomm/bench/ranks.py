@@ -49,7 +49,8 @@ def launch(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[An
 
 
 def join() -> None:
-    """Make the control group: barriers and the lengths of turns, never timed."""
+    """Make the default group, which is never timed. It serves barriers, and makes the lengths of
+    turns equal on all ranks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
 
@@ -83,7 +84,7 @@ def slowest(of_ranks: Sequence[Samples]) -> Samples:
 
 
 def barrier() -> None:
-    """Wait for all ranks, so that the time of one rank's imports counts nowhere."""
+    """Wait for all ranks, so that no rank's imports are part of another rank's time."""
     store, rank, ranks = next(rendezvous("env://"))
     store.set(f"bench/arrived/{rank}", "")
     store.wait([f"bench/arrived/{peer}" for peer in range(ranks)])
@@ -98,8 +99,8 @@ def seconds_after_barrier(action: Callable[[], object]) -> float:
 
 
 def with_progress(cells: Sequence[T]) -> Iterable[T]:
-    """Yield the cells, with progress on rank 0's terminal. It is drawn between cells alone: a
-    thread that draws would be measured."""
+    """Yield the cells, with a progress bar on rank 0's terminal. The bar is drawn only between
+    cells, because a thread that draws it would take time from the measured calls."""
     terminal = Console(stderr=True)
     hidden = dist.get_rank() != 0 or not terminal.is_terminal
     return track(cells, auto_refresh=False, console=terminal, transient=True, disable=hidden)

@@ -42,7 +42,7 @@ from torch_hbmcomm.bench.summary import Summary
 from torch_hbmcomm.version import __version__
 
 _ALONE = "alone_"  # prefix of the figures of rounds without the other contenders
-_WORSE = 1.1  # the interleaved time over the time alone: more than noise
+_WORSE = 1.1  # interleaved time over time alone: a larger quotient is no noise
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Section:
     """A part of a run.
 
     about: a description in a line.
-    measure: measures by the plan. Raises Unavailable, or PeerFailed when one of ours fails.
+    measure: measures by the plan. Raises Unavailable, or PeerFailed if a process of hbm's fails.
     streams: how many times its bytes an operation moves through memory, for a section that is shown
     in GB/s; 0: shown as times.
     columns: the table's columns after the contenders, by heading: functions of a row.
@@ -242,8 +242,8 @@ def run(
 ) -> Result:
     """Measure the sections that `plan.sections` names; a section that is Unavailable is left out.
 
-    Calls `progress` before each step, from no other thread. `plan` is a dataclass. Raises
-    PeerFailed when a process of ours fails.
+    Calls `progress` before each step, in the calling thread. `plan` is a dataclass. Raises
+    PeerFailed if a process of hbm's fails.
     """
     findings = Findings(progress)
     chosen = {name: section for name, section in sections.items() if name in plan.sections}
@@ -272,7 +272,8 @@ def run(
 
 @contextmanager
 def left_out_if_it_fails(who: str, findings: Findings, ours: bool = False) -> Iterator[None]:
-    """Note Unavailable or PeerFailed as the cause for `who`, instead of raising, unless `ours`."""
+    """If the block raises Unavailable or PeerFailed, record it as the cause for `who` in
+    `findings`. With `ours` (hbm's own contender), let it raise instead."""
     try:
         yield
     except (Unavailable, PeerFailed) as error:

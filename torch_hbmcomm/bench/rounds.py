@@ -26,8 +26,8 @@ _SLOW = 100_000  # nanoseconds
 
 Timed = Callable[[int, int], Sequence[float]]
 """A loop that takes a number of samples, and the calls in each. Returns, for each sample, the
-microseconds that a call took. A call that does not count comes first: it brings buffers and
-threads back to work."""
+microseconds that a call took. Before the samples it makes one untimed call, to warm up buffers and
+threads."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ def interleave(
         alone: the contenders also measured alone, for `rounds` turns; None: all, if there are
             several
         barrier: called before each turn; ranks that measure together meet there
-        agree: makes one number, equal on all ranks, from each rank's
+        agree: takes each rank's number, and returns a number that is equal on all ranks
         most_samples: the most samples of a turn
     """
     turns = {name: _turn(found, barrier, agree, most_samples) for name, found in contenders.items()}
