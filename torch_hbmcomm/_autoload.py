@@ -31,7 +31,7 @@ def register() -> None:
     known = "hbm" in backend.backend_list
     if not known:
         backend.register_backend("hbm", _create, extended_api=True, devices=["cpu"])
-    # register_backend() would make hbm the default backend of an accelerator that has none yet.
+    # Set directly: register_backend() would make hbm the default of an accelerator without one.
     backend.backend_capability["hbm"] = _devices()
     if known:
         return

@@ -69,8 +69,8 @@ class AsyncState(HookState, Closeable):
 
     Every `resync_every` steps the source publishes its parameters with the totals applied in them.
     The other ranks take both at the beginning of a step, if there is a new version, without
-    waiting. Every 20 steps, this kept Adam's replicas within 1e-2. A version is some steps old when
-    it is taken; so if there is hardly any drift, it adds drift. Buffers are each rank's own.
+    waiting. With resync_every=20 this kept Adam's replicas within 1e-2. A version is some steps old
+    when it is taken; so if there is hardly any drift, it adds drift. Buffers are each rank's own.
 
     **Checkpoints** come from one rank, the source, after a step of its optimizer: the model's, the
     optimizer's and this state's state_dict(). On resuming every rank loads the same file; the

@@ -155,7 +155,7 @@ class _Box(Collector):
         self._server = server
 
     def describe(self) -> list[Metric]:
-        return []  # without describe() the registry would call collect() at first
+        return []  # without describe() the registry would call collect() to learn names
 
     def collect(self) -> Iterator[Metric]:
         stats = self._server.stats()

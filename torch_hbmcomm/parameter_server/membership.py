@@ -160,7 +160,8 @@ class MembershipTable:
         return [entry for entry in self._used() if entry.state == WorkerState.ACTIVE]
 
     def notice_deaths(self) -> None:
-        """Check whether one other worker, each in turn, is alive; at most once a second."""
+        """Check at most once a second whether another worker is alive, each in turn. A dead worker
+        no longer counts."""
         now = time.monotonic()
         if now < self._next_check:
             return
@@ -219,7 +220,8 @@ class MembershipTable:
         self._write(index, WorkerCell.STATE, WorkerState.JOINING, worker=True)
         end = self._read(0, JobCell.END)
         if end <= index:
-            self._segment.fetch_add(JobCell.END * _CELL, index + 1 - end)  # END may get too large
+            # If several workers add together, END includes unused entries too, which readers skip.
+            self._segment.fetch_add(JobCell.END * _CELL, index + 1 - end)
         return index, life
 
     def _may_lead(self, index: int) -> bool:

@@ -134,7 +134,7 @@ class AsyncLayerDrop:
 
 
 def layers_in(tensors: Sequence[TensorSpec], transfer: str | None, drop: LayerDrop) -> list[Layer]:
-    """Return one layer of all tensors that are always sent, if any, then the layers to drop.
+    """Return one layer of all tensors always sent, if any, then the layers that may be dropped.
 
     Buffers are always sent. Members are indices of `tensors`; constants are in no layer.
 

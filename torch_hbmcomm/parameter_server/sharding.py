@@ -99,8 +99,8 @@ class JobSegments:
             ) from error
 
     def free(self) -> None:
-        """Free the attachments. Does nothing if a box is closed: its group has ended, and the
-        attachments with it."""
+        """Free the attachments. Does nothing if a box is closed, as when its group has ended: the
+        attachments have ended with the connection."""
         if not self.ended:
             self._attached.close()
 

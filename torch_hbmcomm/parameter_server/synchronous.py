@@ -215,9 +215,9 @@ class SyncParameterServer:
         The server loads its `state`. The other ranks take the server's weights and buffers, and
         read only "drop" of their own state. A worker whose state has no "drop" has no residuals.
 
-        The number of workers may differ from the run that saved the checkpoint. Then "drop" must be
-        a sequence of all former workers' "drop", on every worker. The residuals are distributed
-        over the workers, and their sum stays the same.
+        The number of workers may differ from the run that saved the checkpoint. If it differs,
+        "drop" must be a sequence of all former workers' "drop", on every worker. The residuals are
+        distributed over the workers, and their sum stays the same.
 
         If one rank cannot load, every rank raises, and no rank has loaded anything.
 

@@ -43,7 +43,7 @@ def find(token: str | None) -> Token:
         file = default_file()
     except RuntimeError:  # this user has no home directory
         return _NONE
-    return read(file) if os.path.exists(file) else _NONE  # not without permission, either
+    return read(file) if os.path.exists(file) else _NONE  # no permission: none
 
 
 def find_or_create(token: str | None) -> Token:
