@@ -122,8 +122,8 @@ def _warn_of_gloo() -> None:
 
 
 def _stays(device: str) -> bool:
-    """Return True if Gloo stays the backend of this device type, as of this machine's GPUs: a type
-    other than "cpu" that the machine has, or that PyTorch has no module for."""
+    """Return True if Gloo stays the backend of this device type, as of this machine's GPUs. Gloo
+    keeps each type, except "cpu", of which the machine has a device or PyTorch no module."""
     module = getattr(torch, device, None)
     return device != "cpu" and (module is None or module.device_count() > 0)
 

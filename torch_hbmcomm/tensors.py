@@ -106,8 +106,8 @@ class Orders:
     def check_bucket(self, name: str, parameter: torch.Tensor, part: torch.Tensor) -> None:
         """Check the order of the parameter's part of a bucket, which has not been averaged yet.
 
-        Raises ValueError if the part equals the gradient only in another order. The order may be
-        another one because DDP chose it in its constructor, and keeps it until it rebuilds buckets.
+        Raises ValueError if the part equals the gradient only in another order. DDP chooses the
+        order in its constructor, and keeps that order until it rebuilds its buckets.
         """
         shape, strides, order = self._known[name]
         gradient = parameter.grad

@@ -44,9 +44,9 @@ class AsyncState(HookState, Closeable):
     The boxes hold the running total of each parameter's gradients. For each bucket the hook adds
     this rank's gradients to the totals. It returns all gradients added since this rank took last,
     its own included, divided by the group's size. So every rank applies every gradient exactly
-    once, and in training no rank waits for another. (DDP lets the ranks meet when it is made and,
-    to arrange its buckets, at the beginning of the second iteration.) A thread of the state's own
-    exchanges buckets with the boxes during backward().
+    once, and in training no rank waits for another. (DDP itself makes all ranks meet twice: in its
+    constructor, and at the beginning of the second iteration, to arrange its buckets.) A thread of
+    the state's own exchanges buckets with the boxes during backward().
 
     **Rules for the script**: apply the ``.grad`` of a backward() by one step of the optimizer
     before the model's next forward(), and clear it before the next backward(). To accumulate over
@@ -54,10 +54,10 @@ class AsyncState(HookState, Closeable):
     ``ddp.join()`` is not needed, and refused.
 
     **Precision**: gradients are sent as float32 (float64 as float64, half types widened). Totals
-    are float64 and never rebased: that would need a time that all ranks agree on. An addition to a
-    total of T gradients of one size is off by at most 2**-53 * T of one gradient: after 10**9
-    additions, by as much as float32 rounds each. The error of rounding a result to the gradient's
-    dtype comes with the next result.
+    are float64, and are never set back to zero: that would need a time that all ranks agree on. If
+    all gradients have one size, an addition to a total of T gradients is off by at most 2**-53 * T
+    of one gradient. After 10**9 additions that is as much as float32 rounds each gradient. The
+    error of rounding a result to the gradient's dtype is corrected in the next result.
 
     **Drift**: ranks apply the same gradients at different times and in different sums. Under plain
     SGD the replicas still agree to rounding once each has applied everything. Under other rules, or

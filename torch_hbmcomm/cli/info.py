@@ -22,7 +22,6 @@ def info(
     pid: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Show what is on this machine, and how each was found.
-
     Exit status: 0 when the backend hbm can work here, 1 when it cannot.
     """
     if pid is not None:

@@ -38,7 +38,7 @@ class Accumulated:
 
 
 class Code(Protocol):
-    """Parameters of a bucket that are sent as fewer numbers than they have.
+    """Parameters of a bucket that are sent as fewer numbers than their elements.
 
     The numbers of all ranks are averaged, so a code must be linear in the residuals once the ranks
     have agreed on it.

@@ -27,7 +27,7 @@ class _Counts:
 class Statistics:
     """Counts on one rank. end_step() adds a step's counts to the totals.
 
-    layers: in the last step. sent_layers: those of which a parameter was sent whole in that step.
+    layers: in the last step. sent_layers: layers with a parameter that was sent whole in that step.
     """
 
     steps: int = 0

@@ -1,7 +1,7 @@
 """Layer-wise dropping with error feedback (Lee et al. 2020).
 
-decision.py says which layers are sent, under DDP and at a parameter server. encoder.py applies that
-to a bucket of DDP's; torch_hbmcomm/error_feedback does the rest.
+decision.py decides which layers are sent, under DDP and at a parameter server. encoder.py applies
+the decisions to a bucket of DDP's. torch_hbmcomm/error_feedback does the rest.
 """
 
 from torch_hbmcomm.layer_drop.config import LayerDrop

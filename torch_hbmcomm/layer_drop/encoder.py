@@ -1,4 +1,4 @@
-"""Sends some layers of a bucket whole, and nothing of the others."""
+"""Chooses the layers of a bucket that are sent whole; nothing is sent of the other layers."""
 
 from __future__ import annotations
 

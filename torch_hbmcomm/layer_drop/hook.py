@@ -35,9 +35,9 @@ class LayerDropState(ErrorFeedbackState[LayerDrop]):
     A bucket takes two allreduces: a synchronous one of the layer sums, 16 bytes for each parameter,
     and an asynchronous one of the sent layers.
 
-    **The threshold** is for the whole model, but a bucket is decided before later buckets exist. So
-    it is found from the scores of one step, every `every` steps, and used from the next step on.
-    Until the first threshold is found, everything is sent.
+    **The threshold** is for the whole model, but the layers of a bucket are decided before later
+    buckets exist. So, every `every` steps, it is found from the scores of one step, and used from
+    the next step on. Until the first threshold is found, everything is sent.
 
     Clipping after backward() clips sums of gradients: a layer that waited is as large as the
     gradients of several steps together.

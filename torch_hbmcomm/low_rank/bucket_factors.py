@@ -166,8 +166,8 @@ def _split(wire: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.
 def _as_type(
     tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield the tensors. If a tensor's dtype is not that of `like`, yield an empty one instead, and
-    copy it into the tensor at the end of the block."""
+    """Yield the tensors. If `like` has another dtype, yield an empty tensor of it instead, whose
+    elements are copied back at the end of the block."""
     given = [
         one if one.dtype == other.dtype else torch.empty_like(one, dtype=other.dtype)
         for one, other in zip(tensors, like, strict=True)

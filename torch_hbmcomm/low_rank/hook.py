@@ -32,10 +32,11 @@ class LowRankState(ErrorFeedbackState[LowRank]):
     each matrix of residuals, and each subtracts its own part; the rest waits (Vogels et al. 2019;
     rule.py). Nothing is lost: sent gradients and residuals add up to all gradients.
 
-    A bucket takes three allreduces. Two use a communicator of this state's own, and the hook waits
-    for them: they have the left factors, and the numbers that choose the ranks. The third uses the
-    model's group: it has the right factors and the parameters that are sent whole, packed at the
-    bucket's beginning. Above R = 0.5 SGD's momentum is damped along the directions that were sent.
+    A bucket takes three allreduces. The first two average the left factors, and the numbers that
+    choose the matrices' ranks. They use a communicator of this state's own, and the hook waits for
+    them. The third uses the model's group: it averages the right factors and the parameters that
+    are sent whole, packed at the bucket's beginning. Above R = 0.5 SGD's momentum is damped along
+    the directions that were sent.
     Adam's second moment is corrected for gradients of several steps that arrive together. A matrix
     is sent whole once too many of its gradients wait.
 

@@ -49,7 +49,7 @@ class Matrix:
 
     @property
     def most(self) -> int:
-        """The largest rank that has fewer bytes than the whole matrix; 0 if rank 1 has not."""
+        """The largest rank that has fewer bytes than the whole matrix; 0: not even rank 1 has."""
         return (self.rows * self.columns - 1) // (self.rows + self.columns)
 
     @property

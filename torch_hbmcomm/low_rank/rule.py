@@ -8,7 +8,7 @@ of the step before, and half are random. R is the mean of Mᵀ L. Each rank subt
 L Lᵀ M, from its residual: sent gradients and residuals add up to all gradients.
 
 The gradient and the subtracted part are multiplied by a relaxation w, as in successive
-over-relaxation: the gradient becomes w L Rᵀ, and the residual M - w L Lᵀ M. With w > 1 the next
+over-relaxation. The gradient becomes w L Rᵀ, and the residual M - w L Lᵀ M. With w > 1 the next
 gradients make up for the excess.
 """
 

@@ -128,7 +128,7 @@ class ParameterServer:
         self._arrived: Sequence[Shard] = ()  # shards of the last such exchange, not applied yet
         self._steps = self._refused = 0
         self._unsent = 0  # steps since the last exchange
-        self._pending = False  # the model has unsent changes
+        self._pending = False  # True: the model has unsent changes
         self._seconds = 0.0  # in exchanges, as step() sees them
         self._ended = ""  # the call or error after which methods are refused
         self._loaded = False

@@ -311,8 +311,8 @@ class BoundedExchange:
         return self._exchange.pulled_bytes + versions
 
     def _changed_besides(self, shards: Sequence[Shard]) -> list[Shard]:
-        """Return the shards that other workers changed since the last call, except those of layers
-        in `shards`."""
+        """Return the shards that other workers changed since the last call, except shards whose
+        layer is in `shards`."""
         if self._versions is None:
             return []
         layers = self._versions.changed() - {shard.layer for shard in shards}

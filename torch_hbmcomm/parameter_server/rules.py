@@ -26,7 +26,8 @@ class Rule(ABC):
     """
 
     reads_first: ClassVar[bool]
-    """True: fresh weights are read before the delta is computed. False: after it was added."""
+    """True: fresh weights are read before the delta is computed. False: after the delta was added
+    to the weights."""
 
     @abstractmethod
     def scale(self, kind: str, workers: int) -> float:

@@ -44,7 +44,8 @@ class Gradients:
         self._batches = 0
 
     def add(self, changed: str | None) -> None:
-        """Add the gradients of a step; the first ones by reference.
+        """Add the gradients of a step to the sums. A parameter's first gradient is kept by
+        reference: to add more steps, call release() before the next backward pass.
 
         changed: the error, if the model is not as it was: the next round raises it, and nothing is
         added until then
@@ -141,7 +142,7 @@ class GradientGather:
         """Send the parameters that each worker alone chooses."""
         everything = range(len(self._parameters))
         batches = agreed.batches
-        if agreed.call == SyncCall.FLUSH:  # a gradient weighs as in earlier updates
+        if agreed.call == SyncCall.FLUSH:  # the divisor of an update by these workers
             batches = len(agreed.workers) * self._config.push_every
         if self._group.rank() not in agreed.workers:
             chosen = [False] * len(everything)

@@ -55,16 +55,17 @@ class SyncParameterServer:
     An update equals one of single-process training on the batches of all workers together. The
     server averages their gradients, in the order of the ranks, and runs its own optimizer.
 
-    A parameter that has a gradient on some workers counts as zeros on the others; a parameter
-    without any gradient is left alone. Only updated parameters are sent back. A worker's own .grad
-    stays as it is, and the server's holds the average afterwards: zero .grad before the next
-    backward pass. To clip the average, register a step hook with the server's optimizer.
+    If a parameter has a gradient on some workers only, the other workers count as zeros. A
+    parameter without any gradient is not updated, and only updated parameters are sent back. A
+    worker's own .grad stays as it is, and the server's .grad holds the average afterwards: zero
+    .grad before the next backward pass. To clip the average, register a step hook with the server's
+    optimizer.
 
     When a gradient is not finite on any worker, the update is left out on all ranks and counted as
     "refused"; the first one is warned of.
 
-    With `drop` every worker sends only the layers that it chooses, and counts as zeros in the other
-    layers. It adds unsent gradients up for later, except the gradients of refused updates.
+    With `drop` every worker sends only the layers that it chooses. In the other layers it counts as
+    zeros, and adds their gradients up for later, except the gradients of refused updates.
 
     Workers may take different numbers of steps: a closed worker brings nothing to later averages.
     Until they close, workers call step() and pull() in the same order. Between two of these calls
