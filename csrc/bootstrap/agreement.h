@@ -1,8 +1,8 @@
 // A step of group formation that finds the facts which hold on all ranks.
 //
-// It takes one key of the store, a counter. The last rank to arrive needs one question. A rank that
-// waits for others for 200 ms (kNamelessWait) writes a key of its own, so that errors can name the
-// missing ranks.
+// The step uses one key of the store, a counter, to which each rank adds. The answer to its own
+// addition tells the last rank the result. A rank that has waited for others for 200 ms
+// (kNamelessWait) writes a key of its own, so that errors can name the missing ranks.
 //
 // Threads: as in gather.h.
 #pragma once
@@ -16,9 +16,9 @@ namespace hbm::bootstrap {
 
 inline constexpr int kMostFacts = 2;
 
-// Counts this rank, and the facts that hold on it: bits 0 to kMostFacts - 1. Does not wait for
-// other ranks. Returns the result of held_by_all() if this rank is the last to arrive, else
-// nothing. Every rank calls it once for each `step`.
+// Adds this rank to the step's counter, with the facts that hold on it: bits 0 to kMostFacts - 1 of
+// `facts`. Does not wait for other ranks. Returns the result of held_by_all() if this rank is the
+// last to arrive, else nothing. Every rank calls it once for each `step`.
 std::optional<unsigned> vouch(const Participant& participant, const std::string& step,
                               unsigned facts);
 
@@ -27,7 +27,8 @@ std::optional<unsigned> vouch(const Participant& participant, const std::string&
 // missing ranks, Error(kDeath) naming a rank that has died before all arrived.
 unsigned held_by_all(const Participant& participant, const std::string& step);
 
-// Keeps every rank that has not completed the step from completing it. Called once for each `step`.
+// Sets the step's counter to a number that ranks cannot reach. A rank that has not completed the
+// step can then never complete it. Called once for each `step`.
 void spoil(const Participant& participant, const std::string& step);
 
 }  // namespace hbm::bootstrap

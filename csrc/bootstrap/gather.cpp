@@ -71,8 +71,9 @@ void leave_record(const Participant& participant, const std::string& step,
   if (found != record) throw_claimed(participant, found);
 }
 
-// Aborts the group formation. Both keys are needed: ranks that wait read no record twice, and a
-// rank that arrives late, and finds all records, does not wait.
+// Aborts the group formation, by two keys. A rank that waits may have read this rank's record, and
+// reads no record twice, so it finds the reason under end_key(). A rank that arrives late finds all
+// records and does not wait, so it finds the reason in this rank's record.
 void abort_with(const Participant& participant, char kind, const std::string& why) {
   const auto until = std::chrono::steady_clock::now() + kStoreAnswerTimeout;
   try {
@@ -261,10 +262,11 @@ void throw_claimed(const Participant& participant, const std::string& record) {
   const std::string both = rank + " is taken by " + process_name(holder) + ", and " +
                            process_name(own_claim()) + " has come as the same rank" + cause;
   try {
-    // Ranks that wait see the abort. A rank with all records does not wait; the count stops it.
+    // A rank that waits sees the abort. A rank that has all records no longer waits: the spoilt
+    // counter stops it.
     if (abort_formation(participant, both)) spoil(participant, kFirstCount);
-    // A rank that has passed the count notices neither key. Its group may consist of ranks of two
-    // jobs, unless its job has another id than this process' job.
+    // A rank that has passed kFirstCount notices neither key. It gets a report that its group may
+    // consist of ranks of two jobs. Jobs with different ids need none: ranks compare the ids.
     if (!has_ended(holder) && !is_another_job(holder.job, job_id()))
       report_to_formed(participant, both);
   } catch (const Error& unreachable) {
@@ -392,7 +394,7 @@ void AbortWatcher::check() {
   }
   if (now < next_ || now >= participant_.deadline) return;
   next_ = now + std::max(kAbortCheckPeriod, kAbortCheckPeriodPerRank * participant_.size);
-  // Until the deadline, as for the keys: a slow store does not abort the formation.
+  // The store has until the deadline to answer, so a slow store does not abort the formation.
   require_not_aborted(participant_, std::max(participant_.deadline, now + kStoreAnswerTimeout));
 }
 

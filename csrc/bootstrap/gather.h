@@ -30,8 +30,8 @@ struct Participant {
   std::shared_ptr<RankWatch> watch = nullptr;  // null: deaths are not detected
 
   // The keys of the first step contain the ranks' numbers in the job.
-  std::string first_prefix = {};       // of its keys; empty: `prefix`
-  std::vector<uint64_t> members = {};  // each rank's number in the job; empty: the same
+  std::string first_prefix = {};       // of the first step's keys; empty: `prefix`
+  std::vector<uint64_t> members = {};  // each rank's number in the job; empty: its rank
 
   // The steps that this rank has begun, for remove_steps(). Null: not recorded.
   std::shared_ptr<std::set<std::string>> steps = nullptr;
@@ -66,8 +66,9 @@ std::vector<int> everyone(int size);
 //
 // An exception of own_text() is published too. It is thrown here after the other ranks have
 // arrived, or after kLastRecordTimeout. On the other ranks it becomes Error(kUnavailable): "rank 2
-// of ... cannot take part: " and its text. A step may run within own_text() of another step: the
-// error of a third rank keeps its text.
+// of ... cannot take part: " and its text. An Error(kDeath) is thrown here immediately and not
+// published, because every rank detects deaths itself. own_text() may run another step. If that
+// step throws the error of a third rank, this error is published with its text unchanged.
 //
 // Throws Error(kTimeout) naming the missing ranks, Error(kDeath) naming a rank that has died before
 // all arrived.
@@ -83,7 +84,7 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
 // (bootstrap/claim.h). gather() throws Error(kMismatch) if another process has claimed the rank.
 inline constexpr const char* kFirstStep = "rendezvous";
 
-// The first step that counts (bootstrap/agreement.h).
+// The first step that uses a counter (bootstrap/agreement.h).
 inline constexpr const char* kFirstCount = "calls";
 
 // Aborts the group formation for all ranks, unless it has ended: ranks that wait throw
@@ -94,22 +95,23 @@ bool abort_formation(const Participant& participant, const std::string& why);
 // Throws the reason if another rank has aborted the group formation.
 void require_not_aborted(const Participant& participant, KeyValue::Deadline deadline);
 
-// Throws Error(kMismatch): another process, which has written this record of the first step, has
-// claimed this rank. Aborts the group formation for the other ranks, which cannot tell the two
-// processes apart.
+// Throws Error(kMismatch): another process has claimed this rank, by writing `record` in the first
+// step. Aborts the group formation for the other ranks, which cannot tell the two processes apart.
 [[noreturn]] void throw_claimed(const Participant& participant, const std::string& record);
 
-// Throws as throw_claimed() does, unless this process or its is_predecessor() has written the
-// record.
+// Throws as throw_claimed() does if the writer of `record` is neither this process nor its
+// predecessor (is_predecessor()).
 void require_own_claim(const Participant& participant, const std::string& record);
 
 // Runs `act`, a part of a group formation. An exception other than a death or a network error
 // aborts the formation on every rank. A rank that waits in a step throws soon. A rank that has not
-// read this rank's record of the first step finds the reason in the record. Deaths, and the end of
-// the store, are seen by each rank itself; a network error mostly follows one of these.
+// read this rank's record of the first step finds the reason in the record. A death or a network
+// error aborts nothing. Each rank detects deaths and the end of the store itself, and most network
+// errors follow from one of these.
 void run_in_formation(const Participant& participant, const std::function<void()>& act);
 
-// Watches for the end of the group formation while this rank waits in a step.
+// A rank that waits in a step calls check() repeatedly. check() throws if a rank of `among` has
+// died, or if another rank has aborted the group formation.
 class AbortWatcher {
  public:
   // REQUIRES: `participant` and `among` outlive this object.
@@ -126,8 +128,9 @@ class AbortWatcher {
 };
 
 // Waits, until `until` at most, for the text that `rank` publishes in a step, and returns it.
-// Returns nothing at `until`, if `rank` cannot continue, or if any rank is known to have died:
-// gather() names the dead rank. A store that does not answer throws at the participant's deadline.
+// Returns nothing at `until`, or if `rank` has published a problem. Also returns nothing if any
+// rank has died: a later gather() throws that death. A store that does not answer throws at the
+// participant's deadline.
 std::optional<std::string> await_published(const Participant& participant, const std::string& step,
                                            int rank, KeyValue::Deadline until);
 

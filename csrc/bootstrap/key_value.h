@@ -20,7 +20,7 @@ namespace hbm::bootstrap {
 // An unanswered question to the store. The text names the store.
 struct StoreError : Error {
   using Error::Error;
-  bool was_removed = false;  // the store was a file, now removed; other users may live
+  bool was_removed = false;  // the store was a file, now removed; the other ranks may live
 };
 
 // The process that serves a store. The store ends with that process.
@@ -64,9 +64,9 @@ class KeyValue {
 };
 
 // Calls `found` repeatedly until it returns true; returns false at the deadline. `found` asks a
-// store, and may wait for the answer until `answer_by`. A store that does not answer throws at
-// `answer`, or a second after the deadline if that is later. Runs `check` between the calls; an
-// exception of `check` ends the wait.
+// store, and throws if the store does not answer by `answer_by`: the latest of `deadline`, `answer`
+// and a second after the question. Runs `check` between the calls. An exception of `check` ends the
+// wait; if it is an Error, only after one more call of `found`, which may return true.
 bool await_answer(const std::function<bool(KeyValue::Deadline answer_by)>& found,
                   KeyValue::Deadline deadline, const std::function<void()>& check = {},
                   KeyValue::Deadline answer = {});
@@ -75,7 +75,8 @@ bool await_answer(const std::function<bool(KeyValue::Deadline answer_by)>& found
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
                 const std::function<void()>& check = {}, KeyValue::Deadline answer = {});
 
-// Waits as await_answer() does for the value of a key, and returns it; nothing at the deadline.
+// Waits as await_answer() does for the value of a key, and returns the value; nothing at the
+// deadline.
 std::optional<std::string> await_value(KeyValue& store, const std::string& key,
                                        KeyValue::Deadline deadline,
                                        const std::function<void()>& check = {},
@@ -102,8 +103,8 @@ class PrefixedKeyValue final : public KeyValue {
   const std::string prefix_;
 };
 
-// A store whose user runs a check while an answer is outstanding. After a quarter of a second
-// (kFirstStoreSilence) without an answer, runs `check`, then asks again and waits twice as long,
+// A view of a store that runs `check` while an answer is outstanding: after a quarter of a second
+// (kFirstStoreSilence) without an answer. Then it asks again and waits twice as long, and so on
 // until the deadline. `check` throws to end the wait.
 class WatchedKeyValue final : public KeyValue {
  public:

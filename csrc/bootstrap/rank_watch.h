@@ -28,13 +28,14 @@ class RankWatch {
   // for the publication of the death (200 ms at most).
   virtual void check(const std::vector<int>& ranks) = 0;
 
-  // Returns the dead ranks for the text of an error that follows from a death: ". Rank 0 (pid 4711
-  // on host) has died". Empty if no rank has died. Waits briefly for proof.
+  // Returns the dead ranks for the text of an error that may follow from a death: ". Meanwhile rank
+  // 0 (pid 4711 on host) has died". Empty if no rank has died. Waits briefly for proof.
   virtual std::string deaths() = 0;
 
   // Reports to the processes of a group, which may have been formed, that a second process has come
-  // as one of its ranks. `first`: the process_id() of its rank 0. `prefix`: of its keys.
-  // `mailboxes`: the mailbox_id() of its ranks. Waits 200 ms at most. Never throws.
+  // as one of its ranks, and the reason `why`. `first`: the process_id() of the group's rank 0.
+  // `prefix`: of the group's keys. `mailboxes`: the mailbox_id() of each of its ranks. Waits 200 ms
+  // at most. Never throws.
   virtual void tell_claimed_twice(const std::string& /*first*/, const std::string& /*prefix*/,
                                   const std::vector<std::string>& /*mailboxes*/,
                                   const std::string& /*why*/) noexcept {}

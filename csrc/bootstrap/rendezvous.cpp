@@ -98,10 +98,10 @@ void set_prefixes(Participant& participant, long rendezvous) {
   participant.prefix = participant.first_prefix + std::to_string(participant.members.front()) + "/";
 }
 
-// Finds the first rendezvous in which this rank has no record, and sets the prefixes. A store may
-// outlive a group (torchrun's agent keeps one for the whole job): the n-th rendezvous of one rank
-// is the n-th of the others. Throws if another process has left a record as this rank, unless
-// torchrun restarted the rank.
+// Finds the first rendezvous in which this rank has no record, and sets the prefixes. Rendezvous
+// are numbered because a store may outlive a group: torchrun's agent keeps one for the whole job.
+// The n-th rendezvous of one rank is the n-th of the others. Throws if another process has left a
+// record as this rank, unless torchrun has restarted that process as this one.
 void find_rendezvous(Participant& participant) {
   const auto own_key = [&](long rendezvous) {
     set_prefixes(participant, rendezvous);
@@ -211,7 +211,7 @@ std::string environment(const char* name) {
 
 std::string inode_of(const char* path) {
   struct stat found{};
-  stat(path, &found);  // zeros if there is none
+  stat(path, &found);  // st_ino stays 0 if it fails
   return std::to_string(found.st_ino);
 }
 
@@ -247,7 +247,8 @@ std::string start_of(long pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
   std::getline(file, text);
-  // The name, in parentheses, may have spaces of its own; the start is the 20th word behind it.
+  // The program's name, in parentheses, may contain spaces and parentheses. The start time is the
+  // 20th word after it.
   std::istringstream words(text.substr(std::min(text.rfind(')') + 1, text.size())));
   std::string word;
   for (int number = 0; number < 20 && words >> word; ++number) {
@@ -292,7 +293,7 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
   find_rendezvous(participant);
   std::vector<Member> members;
   run_in_formation(participant, [&] { members = exchange_records(participant, self); });
-  // Each rank detects differences itself.
+  // These errors abort nothing, because each rank detects the same differences itself.
   require_equal(members, &Member::version, "the version of torch_hbmcomm", group);
   require_equal(members, &Member::staging_bytes,
                 "staging_bytes (the option, or HBMCOMM_STAGING_BYTES)", group);
@@ -318,7 +319,8 @@ void fail_early(std::shared_ptr<KeyValue> store, int rank, const std::vector<uin
       find_rendezvous(participant);
       run_in_formation(participant, [&] { throw Error(ErrorKind::kUnavailable, why); });
     }
-    // A process outside of the group cannot count its formations, so this assumes the first.
+    // A process outside of the group cannot count the group's formations in the store. So it aborts
+    // the first.
     set_prefixes(participant, 1);
     abort_formation(participant,
                     "rank " + std::to_string(rank) + " of " + group + " cannot take part: " + why);

@@ -36,7 +36,7 @@ struct Member {
   std::string version;           // of torch_hbmcomm
   std::string staging_bytes;     // the option
   std::string transport;         // transport_name()
-  std::string parameter_server;  // the kind. These four are equal on all ranks
+  std::string parameter_server;  // "none", "auto" or "addresses". These four are equal on all ranks
 
   std::string job;  // job_id(): equal on all ranks with a job id
 
@@ -49,9 +49,9 @@ struct Member {
   std::string network_namespace;  // in which its abstract Unix sockets are visible
   std::string forced_node;        // HBMCOMM_NODE_ID: forces ranks of one machine onto several nodes
 
-  // For communicator/shm/local_peers.h; empty where it is not used.
-  std::string segment;   // the segment that it offers: unique within the process
-  std::string listener;  // the socket on which it accepts them
+  // For communicator/shm/local_peers.h; empty if the rank does not look for local peers.
+  std::string segment;   // the segment that the rank offers: a name unique within the process
+  std::string listener;  // the socket on which the rank accepts local peers
 
   // For communicator/connect/oversubscription.h: the usable CPUs, the CPU quota, and the most ranks
   // of one machine in any of its groups.
@@ -91,9 +91,9 @@ struct Rendezvous {
 // every rank, as in gather().
 //
 // `store` is the group's own. Ranks may meet in it repeatedly: the n-th rendezvous of one rank is
-// the n-th of the others. `watch` meets the ranks as they arrive, rank 0 first, so that the death
-// of a rank that has introduced itself is detected. `members_in_job` are the ranks' numbers in the
-// job; empty: the same numbers.
+// the n-th of the others. Calls met() of `watch` for each rank as it arrives, rank 0 first, so that
+// the death of a rank that has introduced itself is detected. `members_in_job` are the ranks'
+// numbers in the job; empty: the same numbers.
 //
 // Throws Error(kTimeout) naming the missing ranks. Throws Error(kMismatch) if fields differ that
 // must be equal, or another process has come as this rank.

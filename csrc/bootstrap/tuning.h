@@ -10,8 +10,8 @@ namespace hbm::bootstrap {
 
 // -- Questions to the store
 
-// The time that the store has for an answer after the deadline of the wait that asks. It is the
-// only time for the questions of a rank that ends the group's formation.
+// The least time that the store has for an answer, also when the wait that asks is at its deadline.
+// A question of a rank that ends the group's formation has this time alone.
 // Below: the rank waits for the answer.
 // Above: the question fails: the store does not answer.
 // Measure: `pytest tests/python/failures/test_store_connection.py`
@@ -29,7 +29,8 @@ inline constexpr std::chrono::microseconds kFirstQuestionPause{50};
 // Measure: `python -m benchmarks.scaling`
 inline constexpr std::chrono::microseconds kLongestQuestionPause{10'000};
 
-// The longest pause for each key of a question: all ranks ask at the same time.
+// The longest pause for each key of a question. It grows with the keys because all ranks ask at the
+// same time.
 // Below: a smaller value floods the store with the questions of a thousand ranks.
 // Above: a larger value delays the formation of a large group.
 // Measure: `python -m benchmarks.scaling`
@@ -100,21 +101,21 @@ inline constexpr size_t kMembersNamedSingly = 16;
 // --gtest_filter=Rendezvous.FailureInALaterStepEndsOtherWaits`
 inline constexpr std::chrono::milliseconds kAbortCheckPeriod{200};
 
-// The least such period for each rank of the group.
+// The least kAbortCheckPeriod for each rank of the group.
 // Below: a smaller value floods the store with the questions of a thousand ranks.
 // Above: a larger value delays the error in a large group.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr std::chrono::milliseconds kAbortCheckPeriodPerRank{1};
 
-// The time for a failing rank to write its record and for the others to read it: the store may end
-// with its process.
-// Below: the rank waits until all have their records.
+// The time in which a failing rank writes its record and waits for the other ranks: the store may
+// end with this rank's process, and then no rank can read the reason.
+// Below: the rank waits until all ranks have written their records.
 // Above: the rank raises its error.
 // Measure: `rendezvous_test --gtest_filter=Rendezvous.ProblemOfOneRankReachesAll`
 inline constexpr std::chrono::seconds kLastRecordTimeout{5};
 
 // The time in which the store may give the cause of a rank's death: the rank may have aborted the
-// formation before.
+// formation before it died.
 // Below: the rank waits for the cause.
 // Above: the error names the death alone.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py`
@@ -136,7 +137,7 @@ inline constexpr std::chrono::milliseconds kNamelessWait{200};
 // Measure: `agreement_test --gtest_filter=Agreement.DoesNotNameARankThatJustArrived`
 inline constexpr std::chrono::milliseconds kCountedRankTimeout{1000};
 
-// The period in which those keys are asked for.
+// The period in which a rank asks for the keys of the counted ranks.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays the error.
 // Measure: `agreement_test --gtest_filter=Agreement.DoesNotNameARankThatJustArrived`
