@@ -107,7 +107,7 @@ inline constexpr std::chrono::milliseconds kAbortCheckPeriod{200};
 // Measure: `python -m benchmarks.scaling`
 inline constexpr std::chrono::milliseconds kAbortCheckPeriodPerRank{1};
 
-// The time in which a failing rank writes its record and waits for the other ranks: the store may
+// The time in which a failing rank writes its record and waits for the other ranks. The store may
 // end with this rank's process, and then no rank can read the reason.
 // Below: the rank waits until all ranks have written their records.
 // Above: the rank raises its error.

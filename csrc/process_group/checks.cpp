@@ -106,7 +106,7 @@ void check_writable(const at::Tensor& tensor) {
 void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument) {
   std::vector<Extent> extents;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    // A tensor that is not contiguous goes through a contiguous copy.
+    // A tensor that is not contiguous is not checked: the operation uses a contiguous copy of it.
     if (tensors[i].numel() > 0 && tensors[i].is_contiguous()) {
       extents.push_back(extent_of(tensors[i], i));
     }

@@ -1,5 +1,5 @@
 // The chunks of a large collective on tensors of an accelerator. While one chunk is reduced, the
-// next is copied to the host and the last is copied back.
+// next chunk is copied to the host, and the previous one back to the device.
 //
 // Every rank must cut into the same chunks, so the chunks depend only on values that are equal on
 // all ranks: the lengths, the type and HBMCOMM_DEVICE_CHUNK_BYTES.
@@ -29,11 +29,12 @@ class Chunks {
   Chunks() = default;
 
   // Makes chunks of `chunk_bytes` to 1.5 times as much, counting all streams together. From 16
-  // streams on, chunks are several times as large. Makes one chunk of less than two `chunk_bytes`.
+  // streams on, chunks are several times as large, because a chunk takes one copy for each stream.
+  // Makes one chunk if the streams have less than two chunks' bytes.
   Chunks(const EqualStreams& streams, size_t element, size_t chunk_bytes) : count_(streams.count) {
     constexpr size_t kLine = 64;
     const size_t bytes = streams.count * streams.number * element;
-    chunk_bytes *= std::max<size_t>(1, streams.number / kStreamsPerDeviceChunk);  // a copy for each
+    chunk_bytes *= std::max<size_t>(1, streams.number / kStreamsPerDeviceChunk);
     if (bytes < 2 * chunk_bytes) return;
     const size_t wanted = bytes / chunk_bytes;
     const size_t line = std::max<size_t>(1, kLine / element);
@@ -62,8 +63,8 @@ class Chunks {
     return found;
   }
 
-  // Returns the number of a chunk's operations. It includes the length of the whole stream if there
-  // are several chunks.
+  // Returns the operation number that each chunk of collective `number` has. If there are several
+  // chunks, it includes the length of the whole stream, in which the ranks must agree.
   communicator::OperationNumber sequence(uint64_t number) const {
     return {number, number_ == 1 ? 0 : static_cast<uint64_t>(count_)};
   }

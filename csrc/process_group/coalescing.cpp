@@ -115,7 +115,8 @@ bool ProcessGroupHbm::with_batch(const Use& use) {
   return true;
 }
 
-// Only this thread adds and removes its batch, so it always reads its own change of the count.
+// Returns true if the calling thread has a batch. Only that thread adds and removes the batch, so
+// its relaxed load of the count sees its own change.
 bool ProcessGroupHbm::coalescing() {
   if (batch_count_.load(std::memory_order_relaxed) == 0) return false;
   const std::lock_guard lock(coalescing_mutex_);

@@ -222,8 +222,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
   });
 }
 
-// Returns the tensors of the root's list, one for each rank, each as large as this rank's; empty on
-// other ranks.
+// Returns the root's list of tensors, one for each rank; an empty list on other ranks. Throws if a
+// tensor of the list differs from `own`, this rank's tensor, in its type or number of elements.
 std::vector<at::Tensor> ProcessGroupHbm::root_list(
     const std::vector<std::vector<at::Tensor>>& lists, int root, const char* operation,
     const char* argument, const at::Tensor& own) const {

@@ -18,9 +18,9 @@
 
 namespace hbm::process_group {
 
-// The sends of a group whose input is not on the host yet, in the order of issue. Messages of one
-// rank to another with one tag are matched in the order of sending. So a send with its input on the
-// host waits for earlier sends.
+// The sends of a group that have not begun, in the order of issue, from the first whose input is
+// on a device. Messages of one rank to another with one tag are matched in the order of sending. So
+// a send whose input is on the host waits until all earlier sends have begun.
 class SendOrder {
  public:
   // A send's position in the order, from its construction until release() or destruction.
@@ -53,8 +53,8 @@ class DeviceOperation final : public progress::Operation {
   // Makes a chunk's operation when the operation of the previous chunk is done.
   using MakeChunk = std::function<communicator::OperationPtr(size_t index)>;
 
-  // Makes a message. `transfer` is null for a send without tensors on a device that waits for
-  // earlier sends. `position` is the position of a send, else default-made.
+  // Makes a message. `transfer` is null for a send from host memory, which only waits for earlier
+  // sends. `position` is the position of a send; default-made for a receive.
   DeviceOperation(communicator::OperationPtr operation, std::shared_ptr<DeviceTransfer> transfer,
                   SendOrder::Position position);
   // Makes a collective. Throws the exceptions of make(0).
@@ -78,12 +78,12 @@ class DeviceOperation final : public progress::Operation {
   bool begin_on_host();
 
   const MakeChunk make_;
-  communicator::OperationPtr operation_;  // of the chunk; null: make_() threw
+  communicator::OperationPtr operation_;  // of the current chunk; null: make_() threw
   std::string described_;                 // of the previous chunk
   const std::shared_ptr<DeviceTransfer> transfer_;
   SendOrder::Position position_;
   size_t chunk_ = 0;
-  bool begun_ = false;  // the chunk's operation
+  bool begun_ = false;  // the current chunk's operation
 };
 
 }  // namespace hbm::process_group

@@ -11,13 +11,13 @@ namespace hbm::process_group {
 namespace {
 
 void queue_one(const at::Tensor& to, const at::Tensor& from) {
-  // A copy to the host would resolve lazy conjugation and negation on the host immediately, before
-  // the bytes have arrived.
+  // Resolves lazy conjugation and negation on the device. The copy would resolve them on the host
+  // immediately, before the bytes have arrived.
   to.copy_(from.resolve_conj().resolve_neg(), /*non_blocking=*/true);
 }
 
-// Queues the copies of chunk `index`. Tensors with gaps are copied with chunk `with_gaps`. Autograd
-// and inference mode do not affect the copies.
+// Queues the copies of chunk `index`. Tensors with gaps are copied whole, with chunk `with_gaps`.
+// Autograd and inference mode do not affect the copies.
 void queue(const Copies& copies, const c10::Stream& stream, const Chunks& chunks, size_t index,
            size_t with_gaps) {
   const c10::StreamGuard guard(stream);
@@ -56,7 +56,7 @@ bool are_over(const std::vector<c10::Event>& events) {
 class UnfreedHostCopies {
  public:
   static UnfreedHostCopies& of_process() {
-    static auto* const left = new UnfreedHostCopies;  // outlives its users
+    static auto* const left = new UnfreedHostCopies;  // never destroyed: threads may use it at exit
     return *left;
   }
 

@@ -59,7 +59,8 @@ class DeviceResult {
   // allocated until that stream is done with it. REQUIRES: the operation is done.
   void block_current_stream() const;
 
-  // As block_current_stream(), for a failed operation: its first chunks may be in flight.
+  // As block_current_stream(), for a failed operation, whose first chunks may still be on their way
+  // to the device. Ignores the errors of a lost device.
   void block_after_error() const noexcept;
 
   // Returns true when the copies to the device are complete, or the device is lost. Returns false
@@ -80,7 +81,7 @@ class DeviceResult {
 
   const c10::Stream stream_;
   std::vector<AddressRange> written_;
-  std::optional<c10::Event> event_;  // behind the copies to the device; none: there are none
+  std::optional<c10::Event> event_;  // behind the copies to the device; empty: none are queued
   std::vector<at::Tensor> allocated_;
   std::atomic<bool> ended_{false};  // release in end(), after event_; acquire in finished()
 };
@@ -95,7 +96,8 @@ class DeviceTransfer {
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to_host, Copies to_device,
                  Prepare prepare, Chunks chunks);
   // Makes the copies late: calls `to_host` when the operation begins, and `to_device` when it is
-  // done. The copies of `to_device` write to tensors that were allocated for them on that stream.
+  // done. The copies of `to_device` write to tensors that were allocated on the stream of the
+  // copies to the device.
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, MakeCopies to_host, MakeCopies to_device);
   ~DeviceTransfer() { release(); }
 
@@ -111,9 +113,9 @@ class DeviceTransfer {
 
   const Chunks& chunks() const noexcept { return chunks_; }
 
-  // Enters the transfer among the collectives of the group, in the order of issue. Starts the
-  // copies to the host now. They start later if they depend on the tensor's contents, or read
-  // memory that an earlier collective has still to write.
+  // Starts the copies to the host now, except in two cases. Their sizes depend on the tensor's
+  // contents, or they read memory that an earlier collective has still to write: then
+  // start_to_host() starts them. REQUIRES: collectives call it in the order of issue.
   void issue();
 
   // Queues the copies to the host, behind the results that the group has queued so far. Does

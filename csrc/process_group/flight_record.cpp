@@ -33,7 +33,7 @@ std::string reader_name(const FlightRecord::Issued& issued, int rank) {
 
 int64_t now_ns() noexcept {
   timespec now{};
-  clock_gettime(CLOCK_REALTIME_COARSE, &now);  // to some ms, at a fifth of the cost
+  clock_gettime(CLOCK_REALTIME_COARSE, &now);  // precise to some ms, at a fifth of the cost
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
@@ -174,7 +174,8 @@ std::string FlightRecord::write() const {
       const Issued& issued = entry.issued;
       const bool message = is_message(issued);
       const auto sequence = static_cast<int64_t>(issued.sequence);
-      // Collectives run in the order of issue, messages all together.
+      // A collective begins when all earlier collectives are finished; a message begins
+      // immediately.
       const bool begun = message || entry.finished || started == completed;
       if (!message) {
         entered = sequence;

@@ -12,7 +12,8 @@
 namespace hbm::process_group {
 namespace {
 
-// Rounds up to four sizes for each power of two, so that cached blocks fit more host copies.
+// Rounds up to one of four sizes between two powers of two, so that a cached block fits more host
+// copies.
 size_t block_bytes(size_t bytes) {
   const size_t step = std::bit_ceil(bytes) / 8;
   return (bytes + step - 1) / step * step;
@@ -70,8 +71,9 @@ HostCopyMemory::Block HostCopyMemory::make(size_t bytes) {
   return {};
 }
 
-// Unpins a block before it frees it. free() may give the pages back to the kernel, and a later
-// block at this address then has other pages. The device would still copy to the old ones.
+// Unpins each block before freeing it. free() may give the pages back to the kernel, and a later
+// block at this address then has other pages. If the old pages were still pinned, the device would
+// copy to them.
 void HostCopyMemory::release_cached() {
   const std::lock_guard lock(mutex_);
   for (const auto& [bytes, data] : cached_) {

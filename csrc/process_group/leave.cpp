@@ -1,5 +1,5 @@
 // The end of a group: the ranks pass a last barrier, and one rank removes the group's keys from the
-// store. If the process ends, the group stays as it is.
+// store. A group that still exists when its process ends does neither.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -21,8 +21,8 @@
 namespace hbm::process_group {
 
 // Passes a last barrier. Returns true if all ranks have arrived. MPI delivers a message only while
-// its sender calls MPI, so no rank may end earlier. Waits for late ranks for kPartingTimeout at
-// most.
+// its sender calls MPI, so a rank that ended before the barrier might leave its messages
+// undelivered. Waits for late ranks for kPartingTimeout at most.
 bool ProcessGroupHbm::part() {
   if (queue_->broken()) return false;
   if (size_ == 1) return true;
@@ -70,8 +70,8 @@ void ProcessGroupHbm::remove_keys() {
   participant.store->remove(MonitoredBarrier::keys_of(participant, barriers_));
 }
 
-// Leaves everything to the end of the process (base/process_end.h). Parked threads still use these
-// objects, and destroying a callback now would take Python's lock.
+// Keeps the group's objects until the process has ended (base/process_end.h). Parked threads still
+// use these objects, and destroying a callback now would take Python's lock.
 void ProcessGroupHbm::leave_all() {
   struct Left {
     communicator::connect::GroupConnection connection;
@@ -81,7 +81,7 @@ void ProcessGroupHbm::leave_all() {
     std::map<std::thread::id, CoalescedBatch> batches;
   };
   static std::mutex mutex;
-  static auto* const all = new std::vector<Left>;  // for leak checkers
+  static auto* const all = new std::vector<Left>;  // static: leak checkers see a reference to it
   const std::lock_guard lock(mutex);
   all->push_back({connection_, queue_, p2p_queue_, device_streams_, std::move(batches_)});
 }

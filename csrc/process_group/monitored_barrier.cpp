@@ -190,8 +190,9 @@ MonitoredBarrier::Verdict MonitoredBarrier::await_publication(int decider) const
                   "died");
 }
 
-// Waits for one rank. Returns the missing rank: `rank`, or, unless the error names all missing
-// ranks, another rank that will never arrive. Throws DecidedElsewhere.
+// Waits for `rank`. Returns nothing when it has arrived, and `rank` if it is missing. If the error
+// names only one rank, may return another rank instead that will never arrive. Throws
+// DecidedElsewhere if another rank has published the verdict.
 std::optional<int> MonitoredBarrier::await_rank(int rank) const {
   const auto check = [&] {
     if (participant_.store->has({verdict_key()}, answer_by())) throw DecidedElsewhere();
@@ -212,8 +213,8 @@ std::optional<int> MonitoredBarrier::await_rank(int rank) const {
   return rank;
 }
 
-// Throws if a needed rank has died or left. Rank 0 needs all other ranks, unless its verdict names
-// all missing ranks. Other ranks need rank 0.
+// Throws if a needed rank has died or left. Every other rank needs rank 0. Rank 0 needs all other
+// ranks; it needs none if its verdict is to name all missing ranks.
 void MonitoredBarrier::require_needed() const {
   std::vector<int> needed{0};
   if (participant_.rank == 0) {
@@ -250,7 +251,8 @@ bool MonitoredBarrier::has_arrived(int rank) const {
   return participant_.store->has({key_of(rank)}, answer_by());
 }
 
-// Returns the deadline for an answer of the store. A barrier without time left still waits briefly.
+// Returns the deadline for an answer of the store. It is at least a second from now, also if the
+// barrier has no time left.
 bootstrap::KeyValue::Deadline MonitoredBarrier::answer_by() const {
   return std::max(participant_.deadline,
                   std::chrono::steady_clock::now() + bootstrap::kStoreAnswerTimeout);
@@ -262,7 +264,7 @@ std::string MonitoredBarrier::key_of(int rank) const {
   return participant_.prefix + std::to_string(rank);
 }
 
-// "rank 2 (pid 4711 on host) has died, rank 3 (pid 4712 on host) has destroyed the group"
+// Returns "rank 2 (pid 4711 on host) has died, rank 3 (pid 4712 on host) has destroyed the group".
 std::string MonitoredBarrier::describe(const Gone& gone) const {
   std::string text;
   const auto add = [&](int rank, const char* fate) {

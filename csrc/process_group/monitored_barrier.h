@@ -1,8 +1,9 @@
 // A barrier that names the missing ranks. It goes over the store, so it can name ranks even when
 // MPI is stuck, and it does not change the group.
 //
-// The ranks agree on one verdict, because the store orders the claims to decide. Rank 0 claims when
-// all other ranks have arrived, and each rank claims at its own deadline.
+// All ranks get one verdict: the first rank that claims the decision in the store publishes it.
+// Rank 0 claims the decision when it knows that all ranks have arrived, or that one never will. Any
+// rank claims it at its own deadline.
 //
 // Threads: any; each thread passes a barrier of its own.
 #pragma once
@@ -21,14 +22,14 @@ namespace hbm::process_group {
 
 class MonitoredBarrier {
  public:
-  // Makes the group's `number`-th barrier, from 1. `participant` has `timeout` from now as its
-  // deadline. REQUIRES: `peers` outlives the barrier.
+  // Makes the group's `number`-th barrier, from 1. REQUIRES: the deadline of `participant` is
+  // `timeout` from now; `peers` outlives the barrier.
   MonitoredBarrier(bootstrap::Participant participant, uint64_t number,
                    const communicator::Peers& peers, std::chrono::milliseconds timeout,
                    bool wait_all_ranks);
 
-  // Returns the keys that a group's `number`-th barrier leaves in the store; of 0: none. Rank 0
-  // removes them when all ranks have arrived at the next barrier.
+  // Returns the keys that a group's `number`-th barrier leaves in the store; none for number 0.
+  // Rank 0 removes them when all ranks have arrived at the next barrier.
   static std::vector<std::string> keys_of(const bootstrap::Participant& participant,
                                           uint64_t number);
 

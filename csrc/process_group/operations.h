@@ -18,7 +18,7 @@ struct OperationKind {
   const char* word() const { return name + sizeof("hbm:") - 1; }
 };
 
-// In static storage: a Call and its flight record keep the address.
+// The kinds are in static storage, because a Call and its flight record keep their addresses.
 namespace operations {
 
 using c10d::OpType;

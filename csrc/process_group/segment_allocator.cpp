@@ -65,8 +65,9 @@ SegmentAllocator& allocator_of(const std::shared_ptr<memory::SharedSegment>& seg
   return *allocator;
 }
 
-// raw_allocate() requires that a block's address is its context. So the deleter asks the segment
-// whether it contains the block. Segments of the process are never destroyed.
+// raw_allocate() requires that the context of a DataPtr is its address, so the context cannot name
+// the segment. Instead the deleter asks the segment whether it contains the block. Segments of the
+// process are never destroyed.
 class CpuAllocator final : public c10::Allocator {
  public:
   CpuAllocator(std::shared_ptr<memory::SharedSegment> segment, c10::Allocator* previous)

@@ -18,7 +18,7 @@
 namespace hbm::process_group {
 
 // Returns an uninitialised, contiguous CPU tensor. Throws Error(kExhausted). REQUIRES: `segment` is
-// never destroyed, as process_segment(). The same holds for segment_allocator().
+// never destroyed, as a result of process_segment(). segment_allocator() requires the same.
 at::Tensor tensor_in(const std::shared_ptr<memory::SharedSegment>& segment, at::IntArrayRef shape,
                      at::ScalarType type);
 

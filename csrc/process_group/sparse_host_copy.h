@@ -1,9 +1,10 @@
 // A sparse COO tensor of an accelerator and its host copy, for an allreduce.
 //
 // A sparse tensor consists of two dense tensors, indices and values, which are copied unchanged.
-// The host coalesces, so the device needs no operator for sparse tensors. The host knows their
-// lengths, which may change with every operation on the tensor. So the lengths are read when the
-// operation begins, after earlier operations. The sum gets new memory at the end, as on the CPU.
+// The host coalesces, so the device needs no operator for sparse tensors. The host knows the
+// lengths of the two, which may change with every operation on the sparse tensor. So the lengths
+// are read when the allreduce begins, after earlier operations. The sum gets new memory at the end,
+// as on the CPU.
 //
 // Threads: made by the issuing thread; the progress thread calls the members.
 #pragma once

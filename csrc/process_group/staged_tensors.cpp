@@ -36,7 +36,8 @@ const at::Tensor& StagedTensors::keep(at::Tensor tensor) {
   return kept_.back();
 }
 
-// Keeps a contiguous, uninitialised tensor of that shape and type on the host.
+// Keeps, and returns, a contiguous, uninitialised tensor on the host, with the shape and type of
+// `tensor`.
 const at::Tensor& StagedTensors::keep_host_copy(const at::Tensor& tensor) {
   return keep(streams_ ? streams_->host_copy(tensor)
                        : at::empty_like(tensor, at::MemoryFormat::Contiguous));

@@ -36,7 +36,8 @@ class StagedTensors {
   std::vector<communicator::Source> inputs(const std::vector<at::Tensor>& tensors);
   std::vector<communicator::Sink> outputs(const std::vector<at::Tensor>& tensors);
 
-  // Packs all `tensors` (of one type), one after the other, into one buffer, as in_place().
+  // As in_place_times(), for all `tensors` (of one type), copied into one buffer one after the
+  // other.
   communicator::Sink packed(const std::vector<at::Tensor>& tensors, double factor);
 
   // As input() and in_place(), with every element multiplied by `factor` before the operation
@@ -48,9 +49,9 @@ class StagedTensors {
   // tensor on the host.
   std::shared_ptr<SparseHostCopy> sparse(const at::Tensor& tensor);
 
-  // Makes the copies between the device and the host copies; null for tensors on the host. Called
-  // once, before take_hooks(), which then omits them. REQUIRES: each tensor holds whole `streams`
-  // if these are equal.
+  // Returns the transfer that makes the copies between the device and the host copies; null for
+  // tensors on the host. Called once, before take_hooks(), whose hooks then omit these copies.
+  // REQUIRES: each tensor holds whole streams, if `streams` are equally long.
   std::shared_ptr<DeviceTransfer> take_transfer(const EqualStreams& streams);
 
   // Returns hooks that make the copies and keep all tensors alive until the operation is done.
@@ -75,7 +76,8 @@ class StagedTensors {
   std::shared_ptr<SparseHostCopy> sparse_;
 };
 
-// Returns the streams of `parts`, one for each rank. They may be cut if all are as long as `own`.
+// Returns the streams of `parts`, one for each rank. They may be cut into chunks if all are as long
+// as `own`.
 EqualStreams equal_streams(const std::vector<at::Tensor>& parts, const at::Tensor& own);
 
 const void* offset(const void* data, size_t bytes);

@@ -44,7 +44,7 @@ struct PrefixReader : c10d::PrefixStore {
   }
 };
 
-// Removes the PrefixStores, and returns their prefix of keys.
+// Replaces `store` by the store inside its PrefixStores. Returns the prefix that they give to keys.
 std::string strip_prefixes(StorePointer& store) {
   std::string prefix;
   while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
@@ -107,7 +107,8 @@ StoreName name_of(c10d::Store& store) {
   return {"the c10d store", "it raised an error", "it is stuck"};
 }
 
-// Reads a private member without an accessor in PyTorch: an explicit instantiation may name it.
+// Reads a private member for which PyTorch has no accessor. C++ lets an explicit instantiation name
+// a private member.
 bool has_server(const c10d::TCPStore& store);
 template <auto Server>
 struct ServerReader {
@@ -267,10 +268,10 @@ class StoreConnection final : public bootstrap::KeyValue {
       to_do.notify_all();
     }
 
-    // Returns the store for the next call. Called by the thread alone. A FileStore is never cloned:
-    // waiting callers hold no lock of it, and cloning writes to the file, which a kill might cut
-    // short. Opening the clone of a TCPStore may take minutes. Waits for it as long as PyTorch's
-    // connection answers and no group is being formed.
+    // Returns the store for the next call. Called by the thread alone. A FileStore is never cloned.
+    // A caller that waits in it holds no lock, so a clone would gain nothing; and cloning writes to
+    // the file, which a kill might cut short. The clone of a TCPStore may take minutes to open.
+    // Waits for the clone only while PyTorch's connection answers and no group is being formed.
     StorePointer connection() {
       if (!is_tcp) return original;
       std::unique_lock lock(mutex);
@@ -320,7 +321,8 @@ class StoreConnection final : public bootstrap::KeyValue {
       log::debug("no second connection to " + name.store + ": " + cause_of(error));
     }
 
-    // Throws if the store is gone. One question at a time: other code may hold the original.
+    // Throws if the store is gone. Does nothing while an earlier question has no answer: other code
+    // may block the original for long.
     void ask_original() {
       if (asking.exchange(true)) return;
       const auto ask = [self = shared_from_this()] {

@@ -21,22 +21,16 @@ inline constexpr size_t kSegmentTensorBytes = size_t{64} << 10;
 
 // The least host copy of a device tensor that is placed in the segment, in pinned memory.
 // Unit: bytes
-// Below: the host copy is in PyTorch's memory: ranks copy little then, and a block takes whole
-// pages.
-// Above: from the value on, other ranks read the host copy without a further one.
+// Below: the host copy is in PyTorch's memory: the ranks copy few bytes, and a block of the segment
+// would take whole pages.
+// Above: from the value on, other ranks read the host copy without copying it.
 // Measure: `python -m benchmarks.gpu`
 inline constexpr size_t kPinnedHostCopyBytes = size_t{64} << 10;
 
-// The chunk of a collective on device tensors, unless HBMCOMM_DEVICE_CHUNK_BYTES names another. It
-// takes 0.16 ms on PCIe 4.0 x16 (25 GB/s). To queue a copy, to see its event and to meet the other
-// ranks costs 10 to 20 us. Filling and draining the pipeline takes a chunk each.
-// Unit: bytes
-// Below: under two chunks, the collective is not cut.
-// Above: the collective is cut: the copies of a chunk overlap with the reduction of the next.
-// Measure: `python -m benchmarks.gpu`
-inline constexpr size_t kDeviceChunkBytes = size_t{4} << 20;
-
-// The least chunk that HBMCOMM_DEVICE_CHUNK_BYTES may name.
+// The chunk of a collective on device tensors, unless HBMCOMM_DEVICE_CHUNK_BYTES names another. The
+// copy of a chunk takes 0.16 ms on PCIe 4.0 x16 (25 GB/s). It costs another 10 to 20 us to queue a
+// copy, to see its event and to meet the other ranks. The pipeline takes the time of one chunk to
+// fill, and of one chunk to drain.
 // Unit: bytes
 // Below: the group is refused.
 // Above: from the value on, the group uses the chunk.
@@ -44,8 +38,8 @@ inline constexpr size_t kDeviceChunkBytes = size_t{4} << 20;
 // test_chunk_bytes_that_make_no_sense`
 inline constexpr int64_t kLeastDeviceChunkBytes = 4 << 10;
 
-// The streams of a device collective for which a chunk grows by its own size: a chunk takes one
-// copy for each stream.
+// The number of streams of a device collective for which a chunk grows by its own size. Chunks grow
+// because a chunk takes one copy for each stream.
 // Unit: streams
 // Below: up to twice the value, a chunk has its own size.
 // Above: from twice the value on, a chunk grows by its size for each multiple.
@@ -81,7 +75,7 @@ inline constexpr std::chrono::milliseconds kLeastHeartbeatTimeout{3000};
 // Measure: `pytest tests/python/collectives/test_bad_input.py -k test_wrong_environment`
 inline constexpr std::chrono::seconds kHeartbeatTimeoutLimit{1'000'000'000};
 
-// The last operations of a group that its flight record has.
+// The number of a group's latest operations that its flight record holds.
 // Unit: operations
 // Below: a smaller value loses the operation that one rank never issued.
 // Above: a larger value takes more memory for each group.
@@ -90,14 +84,14 @@ inline constexpr size_t kRecordedOperations = 64;
 
 // -- The store
 
-// The time for opening a second connection to the store, or for an answer on PyTorch's connection,
-// before PyTorch's connection is asked, or asked again.
+// The time that a group waits for its second connection to the store before it asks PyTorch's
+// connection for a sign of life. It then waits as long for the answer, and repeats both.
 // Below: the group waits for the second connection.
 // Above: PyTorch's connection is asked for a sign of life; if it is gone, the wait ends.
 // Measure: `pytest tests/python/failures/test_store_connection.py`
 inline constexpr std::chrono::milliseconds kStoreOpenTimeout{200};
 
-// The delay after the second connection could not be made.
+// The time from a failed try to make the second connection until the next try.
 // Below: questions go through PyTorch's connection.
 // Above: from the value on, the next question tries to make the second connection.
 // Measure: `pytest tests/python/failures/test_store_connection.py`
@@ -109,10 +103,10 @@ inline constexpr std::chrono::milliseconds kStoreReopenDelay{10'000};
 // Measure: `pytest tests/python/failures/test_store_keys.py`
 inline constexpr std::chrono::milliseconds kKeyRemovalTimeout{200};
 
-// The time in which the rank that has claimed to decide on a monitored barrier has to publish its
-// verdict. It does so immediately, unless it is stopped.
-// Below: the other ranks wait for its verdict.
-// Above: the error says that this rank is stopped or has died.
+// The time that other ranks give the rank that has claimed the decision on a monitored barrier to
+// publish its verdict. A rank that runs publishes the verdict immediately.
+// Below: the other ranks wait for the verdict.
+// Above: the error says that the deciding rank is stopped or has died.
 // Measure: `pytest tests/python/failures/test_deaths_at_monitored_barrier.py`
 inline constexpr std::chrono::seconds kVerdictTimeout{10};
 
