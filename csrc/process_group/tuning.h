@@ -32,6 +32,13 @@ inline constexpr size_t kPinnedHostCopyBytes = size_t{64} << 10;
 // copy, to see its event and to meet the other ranks. The pipeline takes the time of one chunk to
 // fill, and of one chunk to drain.
 // Unit: bytes
+// Below: under two chunks, the collective is not cut.
+// Above: the collective is cut: the copies of a chunk overlap with the reduction of the next.
+// Measure: `python -m benchmarks.gpu`
+inline constexpr size_t kDeviceChunkBytes = size_t{4} << 20;
+
+// The least chunk that HBMCOMM_DEVICE_CHUNK_BYTES may name.
+// Unit: bytes
 // Below: the group is refused.
 // Above: from the value on, the group uses the chunk.
 // Measure: `pytest tests/python/accelerator/test_accelerator_chunks.py -k
