@@ -43,7 +43,7 @@ using reference::set_real;
 
 template <class T>
 double combined_real(double target, double source, const Formula& formula) {
-  // volatile: each result is rounded on its own.
+  // volatile, so that the product is rounded before it is added.
   const volatile T product = static_cast<T>(formula.scale) * static_cast<T>(source);
   if (formula.combine == Combine::kAssign) return product;
   const volatile T sum = static_cast<T>(target) + product;
@@ -182,7 +182,8 @@ TEST(Accumulate, UsesTheChosenKernels) {
   EXPECT_EQ(target[2], 18);
 }
 
-// 1 + 2^-24 is a tie of float32, and 2^-52 more is not, which float64 alone sees.
+// 1 + 2^-24 is halfway between two numbers of float32. With 2^-52 more, which only float64 can
+// hold, the sum is above the middle.
 TEST(Accumulate, IsComputedInTheWiderType) {
   float target = 1;
   const double source = std::ldexp(1, -24) + std::ldexp(1, -52);

@@ -68,7 +68,8 @@ class Conversation {
     checks_.clear();
   }
 
-  // A rank serves the others only as long as it drives, so none ends before the others.
+  // Ends this rank's part. A rank moves the data of other ranks only while it drives operations, so
+  // the barrier keeps each rank until all have finished.
   void part() {
     finish();
     barrier();
@@ -107,7 +108,7 @@ class Conversation {
     return speaker_.memory[index % speaker_.memory.size()];
   }
 
-  // Elements of a message, when an operation brings `messages` of them.
+  // Returns a random number of elements for a message. `messages` of them have most_bytes at most.
   size_t count(size_t messages = 1) {
     const size_t most = speaker_.most_bytes / messages;
     size_t bytes = speaker_.sizes[shared_() % speaker_.sizes.size()];
@@ -139,7 +140,7 @@ class Conversation {
     return made;
   }
 
-  // The elements that rank `from` has for rank `to` in this operation.
+  // Returns the elements that rank `from` has for rank `to` in the current operation.
   Bytes words(size_t from, size_t to, size_t count) const {
     return pattern(seed_ + from * 1009 + to * 1'000'003, count, dtype_);
   }
@@ -306,8 +307,8 @@ class Conversation {
   }
   int new_tags() { return first_tag_ = (first_tag_ + kMessages) % (1000 * kMessages); }
 
-  // Messages to the next rank; the receives are issued in order or, each with a tag of its own, in
-  // reverse, before or after the sends.
+  // Each rank sends messages to the next rank. The receives are issued before or after the sends,
+  // and in the order of the sends or, each with a tag of its own, in reverse.
   void ring() {
     if (speaker_.size == 1) return;
     const int first_tag = new_tags();
@@ -363,7 +364,7 @@ class Conversation {
   std::vector<Check> checks_;
   int first_tag_ = 0;
 
-  // The type of the operation that is being said.
+  // The type of the current operation.
   Dtype dtype_{};
   ReduceOp op_{};
   int root_ = 0;

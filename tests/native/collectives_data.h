@@ -19,7 +19,7 @@ namespace hbm::communicator {
 
 using Bytes = std::vector<std::byte>;
 
-// Memory for a tensor, from wherever its rank likes to have it.
+// Allocates memory for a tensor. Each kind of memory has such a function.
 using Allocate = std::function<std::shared_ptr<std::byte>(size_t bytes)>;
 
 inline std::shared_ptr<std::byte> private_memory(size_t bytes) {
@@ -29,7 +29,7 @@ inline std::shared_ptr<std::byte> private_memory(size_t bytes) {
 // Elements in the middle of a block, with guards around them.
 class Tensor {
  public:
-  // `shift`: elements by which it is moved from the block's start.
+  // `shift`: elements by which the tensor is moved from the block's start.
   Tensor(const Allocate& allocate, size_t count, Dtype dtype, size_t shift)
       : count_(count),
         bytes_(count * element_size(dtype)),
@@ -81,8 +81,8 @@ inline constexpr std::array kSpokenOps = {ReduceOp::kSum, ReduceOp::kAvg, Reduce
                                           ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kBand,
                                           ReduceOp::kBor, ReduceOp::kBxor};
 
-// Any bits; of float32 and float64, numbers between 0.5 and 2, whose sums and products round
-// differently in another order.
+// Returns random elements. For float32 and float64 they are numbers between 0.5 and 2, whose sums
+// and products round differently in another order. For other types they have any bits.
 inline Bytes pattern(uint64_t seed, size_t count, Dtype dtype) {
   uint64_t state = seed * 0x9E3779B97F4A7C15 + 1;
   const auto next = [&state] {  // splitmix64

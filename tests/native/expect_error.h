@@ -1,4 +1,4 @@
-// Errors that tests look at.
+// Checks of errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace hbm {
 
-// The message of an error; "no error" if there is none.
+// Returns the message of an error; "no error" if there is none.
 inline std::string text_of(const std::exception_ptr& error) {
   try {
     if (error) std::rethrow_exception(error);
@@ -22,7 +22,8 @@ inline std::string text_of(const std::exception_ptr& error) {
   return "no error";
 }
 
-// Expects an hbm::Error of a kind, whose message has every one of some parts.
+// Expects that `action` throws an hbm::Error of the kind, whose message contains every one of
+// `parts`.
 inline void expect_error(ErrorKind kind, std::initializer_list<std::string> parts,
                          const std::function<void()>& action) {
   try {

@@ -16,8 +16,8 @@
 
 namespace hbm::progress {
 
-// The script of a fake operation, shared by a test and the operation that it gave to a queue. The
-// plain members are set before that, or read once the request is done.
+// The script of a fake operation, shared by a test and the operation. The test sets the plain
+// members before it gives the operation to a queue, or reads them once the request is done.
 struct Script {
   std::string name = "operation";
   bool self_sufficient = false;
@@ -80,7 +80,7 @@ class FakeOperation final : public Operation {
   }
 
  private:
-  // One thread at a time.
+  // Expects that no other thread is in a call of the operation.
   class Call {
    public:
     explicit Call(FakeOperation& operation) : operation_(operation) {
@@ -107,7 +107,7 @@ inline std::shared_ptr<Script> script(std::string name, bool self_sufficient = f
   return made;
 }
 
-// Complete at the first poll().
+// Returns the script of an operation that is complete at the first poll().
 inline std::shared_ptr<Script> ready_script(std::string name, bool self_sufficient = false) {
   auto made = script(std::move(name), self_sufficient);
   made->ready = true;

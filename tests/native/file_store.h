@@ -25,7 +25,7 @@ class FileStore final : public bootstrap::KeyValue {
   // `directory` exists, and is the same for all processes.
   explicit FileStore(std::filesystem::path directory) : directory_(std::move(directory)) {}
 
-  // A reader sees the old value or the new one: the file appears by a rename.
+  // A reader sees the old value or the new one, because the file gets its name by a rename.
   void set(const std::string& key, const std::string& value, Deadline /*deadline*/) override {
     const std::filesystem::path draft = file(key + "." + std::to_string(gettid()) + ".draft");
     std::ofstream(draft, std::ios::binary) << value;
@@ -63,7 +63,8 @@ class FileStore final : public bootstrap::KeyValue {
   }
 
  private:
-  // Held by one process (or thread) at a time; the kernel takes it back from a dead one.
+  // One process (or thread) holds the lock at a time. The kernel releases the lock of a dead
+  // process.
   class Lock {
    public:
     explicit Lock(const std::filesystem::path& path)
@@ -80,7 +81,8 @@ class FileStore final : public bootstrap::KeyValue {
     int descriptor_;
   };
 
-  // Keys have slashes and other signs; the file's name has its bytes in hexadecimal instead.
+  // Returns the file of a key. A key may contain slashes, so the file's name is the key's bytes in
+  // hexadecimal.
   std::filesystem::path file(const std::string& key) const {
     std::string name;
     for (const char c : key) {

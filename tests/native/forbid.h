@@ -15,7 +15,7 @@
 
 namespace hbm {
 
-// Makes a system call fail with EPERM in this thread from now on. False where seccomp does not
+// Makes a system call fail with EPERM in this thread from now on. Returns false if seccomp does not
 // work.
 inline bool forbid(long call) {
   std::array<sock_filter, 4> program = {{
@@ -30,7 +30,7 @@ inline bool forbid(long call) {
   return syscall(call, 0, 0, 0, 0, 0, 0) != 0 && errno == EPERM;
 }
 
-// Tries it in a child.
+// Returns true if forbid() works. Tries it in a child process.
 inline bool can_forbid(long call) {
   const pid_t child = fork();
   if (child == 0) _exit(forbid(call) ? 0 : 1);

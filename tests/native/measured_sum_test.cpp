@@ -50,7 +50,7 @@ std::vector<Case> cases() {
 
 template <class T>
 double added(double before, double gradient, double factor) {
-  // volatile: each result is rounded on its own.
+  // volatile, so that the product is rounded before it is added.
   const volatile T product = static_cast<T>(factor) * static_cast<T>(gradient);
   const volatile T sum = static_cast<T>(before) + product;
   return sum;

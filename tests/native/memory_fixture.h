@@ -22,10 +22,11 @@
 #include "memory/topology.h"
 
 #if defined(__SANITIZE_THREAD__)
-// Around a fork memkind's jemalloc locks all its mutexes, more than ThreadSanitizer can follow. In
-// the child it makes them again without a call that ThreadSanitizer knows. So ThreadSanitizer
-// ignores memkind, and the last unlock, a tail call out of memkind's fork handler. Then it misses
-// that memkind orders the owners of a block; the next owner first touches its pages.
+// Around a fork, memkind's jemalloc locks all its mutexes: more than ThreadSanitizer can follow. In
+// the child, jemalloc makes the mutexes again without a call that ThreadSanitizer knows. So the
+// first line makes ThreadSanitizer ignore memkind, and the second the last unlock, which is a tail
+// call out of memkind's fork handler. ThreadSanitizer then no longer sees that memkind orders the
+// owners of a block. The third line ignores the access that shows it: the next owner's touch().
 extern "C" const char* __tsan_default_suppressions() {
   return "called_from_lib:libmemkind.so\n"
          "mutex:__run_postfork_handlers\n"
@@ -40,7 +41,7 @@ inline constexpr size_t kMiB = 1024 * kKiB;
 inline constexpr size_t kGiB = 1024 * kMiB;
 inline const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
-// Sanitizers take their shadow memory from the same address space.
+// False under sanitizers: they take their shadow memory from this process' address space.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSpaceIsOurs = false;
 #else
@@ -54,7 +55,8 @@ inline bool is_strict(Policy policy) {
   return policy == Policy::kBind || policy == Policy::kInterleave;
 }
 
-// The body's failures fail the test; so does a signal, such as the kernel's kill for memory.
+// Runs `body` in a child process. The test fails if `body` fails, or if a signal ends the child,
+// such as the kernel's kill for lack of memory.
 inline void in_child(const std::function<void()>& body) {
   std::fflush(stdout);
   const pid_t child = fork();
@@ -77,7 +79,7 @@ inline void with_hbm(const std::function<void()>& body) {
   });
 }
 
-// Runs the body with no HBM named. Skips on a machine that has some: there is no way to hide it.
+// Runs the body with no HBM named. Skips the test on a machine with HBM, which cannot be hidden.
 inline void without_hbm(const std::function<void()>& body) {
   in_child([&] {
     unsetenv("MEMKIND_HBW_NODES");
@@ -91,10 +93,10 @@ inline uint64_t bytes_anywhere(const void* address, size_t bytes) {
   return sum;
 }
 
-// A request that the node cannot meet, however little of it is in use.
+// Returns a number of bytes that node 0 cannot give, even if none of its memory is in use.
 inline size_t too_much() { return MemInfo::of_node(0).bytes("MemTotal"); }
 
-// The address space in use.
+// Returns the bytes of address space in use.
 inline uint64_t mapped_bytes() {
   uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;

@@ -39,7 +39,8 @@ inline bool is_narrow(Dtype dtype) {
   return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat8E4M3FN;
 }
 
-// The ranks of each node in their order, then the nodes in theirs. Each stage rounds.
+// Returns the expected result of a reduction: of the ranks of each node, in their order, and then
+// of the nodes' results, in the nodes' order. Each of the two stages rounds.
 inline Bytes reduced_over(const std::string& layout, const std::vector<Bytes>& inputs, size_t count,
                           Dtype dtype, ReduceOp op) {
   const auto nodes = nodes_of(layout);

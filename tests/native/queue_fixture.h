@@ -83,7 +83,8 @@ class UnorderedQueueTest : public QueueTest {
   UnorderedQueueTest() : QueueTest(OperationQueue::Order::kUnordered) {}
 };
 
-// Looks now and then, without driving anything; false when it did not come true in a minute.
+// Checks `condition` repeatedly, and drives no operation. Returns false if it does not become true
+// within a minute.
 inline bool eventually(const std::function<bool()>& condition) {
   const Clock::time_point limit = Clock::now() + kLong;
   while (!condition()) {

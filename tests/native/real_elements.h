@@ -14,7 +14,7 @@ namespace hbm::reference {
 inline constexpr Dtype kReals[] = {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32,
                                    Dtype::kFloat64};
 
-// A real number, which a double holds whatever its type.
+// Returns element `i` as a double, which holds every number of every real type.
 inline double get_real(const void* from, size_t i, Dtype dtype) {
   switch (dtype) {
     case Dtype::kFloat16:

@@ -48,7 +48,8 @@ class Format {
     const double magnitude = std::fabs(value);
     const size_t codes = magnitudes_.size();
     const double last_step = magnitudes_[codes - 1] - magnitudes_[codes - 2];
-    // The largest magnitude has an odd code where overflow is not saturation: a tie goes beyond it.
+    // Without saturation, the largest magnitude has an odd code. So a number halfway between it and
+    // the next step beyond is rounded up, and overflows.
     if (overflow_ == Overflow::kSaturate ? magnitude >= magnitudes_.back()
                                          : magnitude >= magnitudes_.back() + last_step / 2) {
       if (overflow_ == Overflow::kSaturate) return (codes - 1) | sign;
@@ -213,7 +214,7 @@ void reduce_floats(void* dst, const Call& call, size_t lanes, Decode decode, Enc
         next[part] = decode(get<Stored>(call.sources[k], i + part));
       }
       if (lanes == 2 && call.op == ReduceOp::kProduct) {
-        // volatile: each product is rounded on its own.
+        // volatile, so that each product is rounded before it is added.
         const volatile T rr = value[0] * next[0], ii = value[1] * next[1];
         const volatile T ri = value[0] * next[1], ir = value[1] * next[0];
         value[0] = canonical<T>(rr - ii);

@@ -9,7 +9,8 @@
 
 namespace hbm {
 
-// A directory that goes with the test; "/tmp" for the names of sockets, which must be short.
+// A directory that the destructor removes. For sockets, whose names must be short, `where` is
+// "/tmp".
 class Scratch {
  public:
   explicit Scratch(const std::filesystem::path& where = std::filesystem::temp_directory_path()) {

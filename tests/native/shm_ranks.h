@@ -68,7 +68,7 @@ struct NodeRank {
   std::exception_ptr run(OperationPtr collective, std::chrono::milliseconds timeout = kTimeout);
   std::exception_ptr transfer(OperationPtr operation, std::chrono::milliseconds timeout = kTimeout);
 
-  // Becomes a dead process to the others: takes no further part.
+  // Makes this rank a dead process in the view of the other ranks. Ends the rank's work.
   void die();
 
   TestNode& node;

@@ -70,7 +70,7 @@ class FakeHandler final : public server::RequestHandler {
       return joining;
     }
     ++joined;
-    // Listeners only hold a session, so anything will do.
+    // Listeners only hold the session and call nothing of it, so any object will do.
     const auto session = std::make_shared<std::byte>();
     joining.session = {session, reinterpret_cast<server::Session*>(session.get())};
     joining.id = join.session ? join.session : protocol::random_id();

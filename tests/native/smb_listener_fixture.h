@@ -75,7 +75,7 @@ inline void expect_served(const Box& box) {
   EXPECT_EQ(joined(box.tcp())->ask(Opcode::kPing).header.status, Status::kOk);
 }
 
-// A test of both ways in.
+// A test that runs over the Unix socket and over TCP.
 class StreamListenerTest : public testing::TestWithParam<protocol::Address (Box::*)() const> {
  protected:
   protocol::Address address(const Box& box) const { return (box.*GetParam())(); }

@@ -115,7 +115,7 @@ class RawClient final : private protocol::FrameReceiver {
     }
   }
 
-  // The next frame. Throws Error(kNetwork) when the box closes the connection.
+  // Returns the next frame. Throws Error(kNetwork) when the box closes the connection.
   Frame next() {
     const protocol::Deadline deadline = soon();
     while (frames_.empty()) {
@@ -141,7 +141,7 @@ class RawClient final : private protocol::FrameReceiver {
     return reply;
   }
 
-  // True once the box has closed; frames that come before are dropped.
+  // Waits until the box closes the connection, and drops the frames that come before.
   bool closed() {
     try {
       for (;;) next();

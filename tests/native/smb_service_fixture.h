@@ -91,7 +91,7 @@ class Caller {
     return start(opcode, body).get();
   }
 
-  // All replies so far have come.
+  // Returns the numbers of the next request, which confirm all replies so far.
   protocol::Sequence next() {
     ++number_;
     return {number_, number_ - 1};

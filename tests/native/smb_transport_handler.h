@@ -62,7 +62,7 @@ class TransportHandler final : public server::RequestHandler {
     }
   }
 
-  // In the opposite order.
+  // Sends the held answers, the latest first.
   void answer_held() {
     const std::lock_guard lock(mutex_);
     hold_answers = false;

@@ -4,9 +4,9 @@
 // streams use the other mapping. A freed block is overwritten by the stream of its allocation. It
 // is allocated again immediately, unless other streams were recorded as its users.
 //
-// Pinned host memory is counted. Freeing it, or taking the pin away, while a copy of a stream uses
-// it is a violation, which is counted too; the block is then kept. So is a copy to pinned memory
-// that another copy uses, queued before that one is over.
+// Pinned host memory is counted, and so are two violations. The first is to free or unpin a block
+// that a copy of a stream uses; the block is then kept. The second is to queue a copy to pinned
+// memory that an earlier copy still uses.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -21,10 +21,10 @@ namespace late {
 
 inline constexpr int kDevices = 2;
 
-// The address at which streams reach `device_address`.
+// Returns the address at which streams access `device_address`.
 std::byte* by_stream(const void* device_address);
 
-// The device that has this address; -1 for none.
+// Returns the device that has this address; -1 if none has.
 int device_of(const void* address);
 
 c10::Allocator* device_allocator();
@@ -33,7 +33,7 @@ c10::Allocator* pinned_allocator();
 // Makes the block wait for `stream` before it is given out again.
 void record_use(const void* device_address, const c10::Stream& stream);
 
-// A copy of a stream that uses host memory is queued, or over.
+// Called when a copy of a stream that uses host memory is queued, and when the copy is over.
 void begin_use_of_host(const void* address, size_t bytes, bool writes);
 void end_use_of_host(const void* address, size_t bytes);
 
@@ -47,13 +47,14 @@ struct PinnedCounts {
   int64_t registered = 0;      // blocks of others that are pinned
 };
 PinnedCounts pinned_counts();
-// Allocations and registrations of pinned memory while `device` was the calling thread's current.
+// Returns the number of allocations and registrations of pinned memory by threads whose current
+// device was `device`.
 int64_t pinned_under(int device);
 
-// The next allocations and registrations of pinned memory fail, while `fails`.
+// From now on, allocations and registrations of pinned memory fail if `fails` is true.
 void fail_pinned(bool fails);
 
-// Pins memory that exists, as cudaHostRegister does: 0, or 1 if it fails.
+// Pins existing memory, as cudaHostRegister does. Returns 0, or 1 if it fails.
 extern "C" int lateHostRegister(void* block, size_t bytes, unsigned flags);
 extern "C" int lateHostUnregister(void* block);
 

@@ -39,26 +39,26 @@ c10::Stream stream_from_pool(c10::DeviceIndex device);
 
 void enqueue(const c10::Stream& stream, std::function<void()> task);
 
-// Marks the place behind all that `stream` has been given.
+// Returns a moment that `stream` reaches after all tasks that it has been given.
 std::shared_ptr<Moment> record(const c10::Stream& stream);
 // Makes `stream` wait for the moment.
 void block(const c10::Stream& stream, std::shared_ptr<Moment> moment);
 
-// The calling thread waits for the device. Counted.
+// Makes the calling thread wait for the device, and counts the wait.
 void synchronize(const c10::Stream& stream);
 void synchronize(const Moment& moment);
 void synchronize(c10::DeviceIndex device);
 int64_t synchronizations();
 
-// How long a stream sleeps at most before a task; it sleeps before half of them.
+// Sets the longest sleep of a stream before a task. Streams sleep before half of their tasks.
 void set_longest_delay(std::chrono::microseconds delay);
 
-// The stream begins no further task until release().
+// Keeps the stream from beginning a task until release().
 void hold(const c10::Stream& stream);
 void release(const c10::Stream& stream);
 
-// The copies between the device and the host, in one direction. A stream that comes to a copy waits
-// until it is allowed.
+// Direction of the copies between the device and the host. A stream that reaches a copy waits in
+// await_copy() until allow_copies() allows the copy.
 enum class Direction { kToHost, kToDevice };
 void await_copy(Direction direction);
 void count_copy(Direction direction);
@@ -66,7 +66,7 @@ int64_t copies(Direction direction);  // completed copies
 // Allows `more` copies beyond the completed ones; negative: all.
 void allow_copies(Direction direction, int64_t more);
 
-// The stream pretends to record a graph.
+// Makes the stream pretend that it records a graph.
 void set_capturing(const c10::Stream& stream, bool capturing);
 bool is_capturing(const c10::Stream& stream);
 
