@@ -28,7 +28,7 @@ Participant participant(const std::shared_ptr<FakeStore>& store, int rank, int s
   return {store, "p/", rank, size, "group g", std::chrono::steady_clock::now() + kPatience};
 }
 
-// Each rank on a thread of its own: act(rank).
+// Runs act(rank) for each rank, on a thread of its own.
 void on_threads(int size, const std::function<void(int)>& act) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) ranks.emplace_back(act, rank);
@@ -42,7 +42,7 @@ TEST(Agreement, KeepsFactsThatHoldOnEachRank) {
     std::vector<unsigned> facts;
     unsigned expected = (1U << kMostFacts) - 1;
     for (int rank = 0; rank < size; ++rank) {
-      // Mostly all of them, so that sometimes they hold on all.
+      // On most ranks all facts hold, so that sometimes a fact holds on all ranks.
       facts.push_back(random() % 8 == 0 ? random() % (1U << kMostFacts) : (1U << kMostFacts) - 1);
       expected &= facts.back();
     }
@@ -85,7 +85,7 @@ TEST(Agreement, NamesTheRanksThatDidNotCome) {
   });
 }
 
-// Rank 2 never arrives, and rank 0's time is over before rank 1 has written its key.
+// Rank 2 never arrives, and rank 0's deadline passes before rank 1 has written its key.
 TEST(Agreement, DoesNotNameARankThatJustArrived) {
   const auto store = std::make_shared<FakeStore>();
   std::atomic<int> vouched{0};

@@ -98,7 +98,7 @@ TEST(Arrivals, SurviveTheOwnersCloseOfADescriptor) {
   EXPECT_EQ(sleep(arrivals, milliseconds(900)), progress::Slept::kWoken);
 }
 
-// As where a program closes all descriptors that it does not know.
+// Some programs close all descriptors that they do not know.
 TEST(Arrivals, DoNotWakeAfterTheirDescriptorWasClosed) {
   Arrivals arrivals;
   const Watched connection;

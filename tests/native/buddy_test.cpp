@@ -86,7 +86,8 @@ TEST_P(RandomBuddy, AgreesWithTheModel) {
   Model model(shape);
   std::mt19937_64 random = test_random();
   for (int step = 0; step < 4000; ++step) {
-    // Waves, so that it is at times nearly full and at times nearly empty.
+    // Fills and empties the allocator in waves, so that it is nearly full at times, and nearly
+    // empty at others.
     const bool filling = step / 300 % 2 == 0;
     if (model.count() == 0 || random() % 4 < (filling ? 3 : 1)) {
       const uint64_t bytes = random() % (2 * shape.largest >> (random() % 12));

@@ -101,7 +101,8 @@ TEST_F(ControlGroup, QuotaOfVersion1) {
   EXPECT_EQ(cores("9:cpuset:/\n3:cpu,cpuacct:/a/b\n0::/\n"), 1);
 }
 
-// Less than one processor is one that is halted now and then.
+// A quota of less than one processor counts as one, because the kernel halts that one processor for
+// a part of the time.
 TEST_F(ControlGroup, QuotaOfPartOfAProcessor) {
   file("cpu.max", "5000 100000");
   EXPECT_EQ(cores("0::/../docker/x\n"), 1);

@@ -64,7 +64,8 @@ TEST(Copy, PartsOfALargeCopyAreCorrect) {
   }
 }
 
-// Wherever in a line it begins and ends, and whichever way a turn goes.
+// For every start and end within a cache line, and for both kinds of stores, of which each turn
+// takes one.
 TEST(Copy, ToPeersIsWholeInEveryTurn) {
   std::mt19937_64 random = test_random();
   std::vector<uint8_t> from(96 << 10);
@@ -89,14 +90,14 @@ TEST(Copy, PrefersAKindOnceTwoPairsAgree) {
   };
   CachePreference preference;
   EXPECT_FALSE(record(preference, 160, 45));  // between chiplets
-  EXPECT_FALSE(record(preference, 40, 45));   // one was off
+  EXPECT_FALSE(record(preference, 40, 45));   // an outlier
   EXPECT_FALSE(record(preference, 160, 45));
   EXPECT_TRUE(record(preference, 160, 45));
   for (int pair = 0; pair < 100; ++pair) EXPECT_TRUE(record(preference, 160, 45));
-  EXPECT_TRUE(record(preference, 80, 45));  // hardly better: it stays
+  EXPECT_TRUE(record(preference, 80, 45));  // less clear: the kind stays
   EXPECT_TRUE(record(preference, 40, 45));  // an outlier
   EXPECT_TRUE(record(preference, 160, 45));
-  EXPECT_TRUE(record(preference, 40, 45));  // within one
+  EXPECT_TRUE(record(preference, 40, 45));  // within one chiplet
   EXPECT_FALSE(record(preference, 40, 45));
   for (int pair = 0; pair < 100; ++pair) EXPECT_FALSE(record(preference, 80, 45));
 }
@@ -105,7 +106,7 @@ TEST(Copy, UsesNonTemporalStoresFromHalfTheCache) {
   const std::filesystem::path caches =
       std::filesystem::path(testing::TempDir()) / ("caches-" + std::to_string(getpid()));
   EXPECT_EQ(non_temporal_bytes_of(caches),
-            kNonTemporalFromAtMostBytes);  // the kernel does not tell
+            kNonTemporalFromAtMostBytes);  // the kernel does not give the size
   std::filesystem::create_directories(caches / "index3");
   const std::vector<std::pair<std::string, size_t>> cases = {
       {"16384K\n", size_t{8} << 20},

@@ -121,7 +121,7 @@ class LocalPeer {
   const pid_t pid_;
 };
 
-// Rank 0 of three: rank 1 is on another node, rank 2 on its own.
+// Rank 0 of three. Rank 1 is on another node, rank 2 on rank 0's node.
 struct Watched {
   std::shared_ptr<ToldStore> store = std::make_shared<ToldStore>();
   LocalPeer rank_2;
@@ -186,8 +186,8 @@ TEST(FailureMonitor, ErrorNamesADepartedRank) {
   group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
 }
 
-// Looks once, between the store's answer to "has that rank left" and the failure log, which is read
-// next.
+// Checks the group's operation once: after the store has answered whether a rank has left, and
+// before the monitor reads the failure log, which it does next.
 class LookBetween {
  public:
   // `before` is called before the first answer.
@@ -226,8 +226,8 @@ class LookBetween {
       std::make_shared<State>();  // a late answer may outlive this
 };
 
-// A check that knows of rank 1's leaving, and not yet of its entry in the failure log, finds no
-// error: the cause comes first.
+// A check that knows that rank 1 has left, but not yet rank 1's entry in the failure log, finds no
+// error. A later check throws the cause that the entry gives.
 TEST(FailureMonitor, ErrorHasADepartedRanksCause) {
   Watched group({1});
   const LookBetween look(group, kRank1Left, [&] {
@@ -284,7 +284,7 @@ TEST(FailureMonitor, DoesNotQueryAClosedStore) {
   EXPECT_EQ(*questions, 0);
 }
 
-// Rank 0 serves the store: it has left once the two others ask no more, or one of them has died.
+// Rank 0 serves the store. So it has left only when each of the two others has left or has died.
 TEST(FailureMonitor, StoreServerLeavesLast) {
   Watched group({}, bootstrap::StoreServer::kThisProcess);
   std::atomic<bool> has_left = false;

@@ -119,7 +119,7 @@ TEST(Heap, ThrowsBeyondTheNodesMemory) {
   });
 }
 
-// memkind's size classes are a quarter apart there.
+// memkind's size classes would round such blocks up by as much as a quarter.
 TEST(Heap, LargeBlocksAreMappedAtExactlyTheirPages) {
   with_hbm([] {
     constexpr size_t kSlack = 2 * kMiB;  // for other mappings during the test

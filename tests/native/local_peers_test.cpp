@@ -48,7 +48,7 @@ struct Explorer {
   explicit Explorer(const ForkedRank& forked)
       : Explorer(std::make_shared<FileStore>(forked.directory), forked.rank, forked.size) {}
 
-  // Meets the others, and explores. `hold` is called before.
+  // Meets the other ranks, calls `hold`, and explores.
   LocalPeers explore(const std::function<void()>& hold = [] {}) {
     PeerListener listener;
     const auto rendezvous = bootstrap::meet(store, rank, size, "group g", in(patience), [&] {
@@ -303,7 +303,7 @@ TEST(Explore, NamesARankKilledInProgress) {
     const auto explore = [&step](const ForkedRank& forked) {
       Explorer rank(forked);
       rank.patience = milliseconds(3000);
-      rank.is_reachable = step != "calls1" || rank.rank != 3;  // or they do without that step
+      rank.is_reachable = step != "calls1" || rank.rank != 3;  // else ranks omit step "calls1"
       if (rank.rank == 1) rank.store = std::make_shared<DeadlyStore>(rank.store, step);
       try {
         rank.explore();
@@ -319,7 +319,7 @@ TEST(Explore, NamesARankKilledInProgress) {
   }
 }
 
-// Leaves no room.
+// Allocates blocks until the segment has no room.
 void fill(SharedSegment& segment) {
   for (size_t bytes = kSegmentBytes; bytes > 0; bytes /= 2) {
     try {

@@ -68,7 +68,7 @@ TEST(Minifloat, BFloat16) {
     for (uint32_t rest :
          {0x0000u, 0x7FFFu, 0x8000u, 0x8001u, static_cast<uint32_t>(random() & 0xFFFF)}) {
       const float value = float_of(code << 16 | rest);
-      if (std::isnan(value)) continue;  // round_bfloat16() knows the canonical one alone
+      if (std::isnan(value)) continue;  // round_bfloat16() takes only the canonical NaN
       ASSERT_EQ(round_bfloat16(value) >> 16, reference::encode_bfloat16(value));
     }
   }

@@ -139,7 +139,7 @@ TEST(MpiFailure, LateRankIsHarmless) {
     const progress::Clock::time_point limit = progress::Clock::now() + kTimeout;
     if (rank.rank == 1) {
       EXPECT_TRUE(bootstrap::await_keys(store, {"over"}, limit));
-      EXPECT_FALSE(early.run(allreduce(early, {}, data)));  // the other's data lay ready
+      EXPECT_FALSE(early.run(allreduce(early, {}, data)));  // the other rank's data had arrived
     } else {
       expect_error(ErrorKind::kTimeout, {"missing ranks: 1"},
                    early.run(allreduce(early, {}, data), kShort));

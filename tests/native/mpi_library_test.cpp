@@ -96,7 +96,7 @@ TEST(MpiLibrary, ErrorNamesALibraryWithoutPmi1) {
   });
 }
 
-// MPICH's own answer is to end the process.
+// MPICH itself would end the process.
 TEST(MpiLibrary, PmixOnlyLauncherDoesNotStartMpich) {
   const auto launched = [] {
     World::launched(std::chrono::steady_clock::now() + std::chrono::seconds(10));

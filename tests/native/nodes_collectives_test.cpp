@@ -40,7 +40,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, NodesCollectives,
                          testing::Values("ab", "abc", "aab", "aabb", "abab", "aaab", "abbb", "abcc",
                                          "aaabb", "abcabc", "aabbccdd", "abcdefgh"));
 
-// Elements over the whole range of a type, so that a node's sum leaves it.
+// Returns elements over the whole range of a type, so that the sum of a node's elements is outside
+// of the range.
 template <class Element>
 std::vector<Element> any_elements(size_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -49,7 +50,7 @@ std::vector<Element> any_elements(size_t count, uint64_t seed) {
   return made;
 }
 
-// The means of `count` elements over the ranks, whose elements `seed` tells.
+// Returns the means of `count` elements over the ranks, whose elements are drawn from `seed`.
 template <class Element>
 std::vector<Element> means(uint64_t seed, size_t ranks, size_t count) {
   std::vector<__int128> sums(count);
@@ -64,7 +65,7 @@ std::vector<Element> means(uint64_t seed, size_t ranks, size_t count) {
   return found;
 }
 
-// The reductions with AVG of `each` elements a rank, which go by leaders.
+// Runs the reductions with AVG, in which leaders add the sums of nodes, on `each` elements a rank.
 template <class Element>
 void take_means(NodesTalk& talk, const ForkedRank& rank, Dtype dtype, size_t each, uint64_t seed) {
   SCOPED_TRACE(std::string(dtype_name(dtype)) + ", " + std::to_string(each));
@@ -119,7 +120,7 @@ TEST_P(NodesMeans, OfIntegersAreExactAndUseLeaders) {
 INSTANTIATE_TEST_SUITE_P(Layouts, NodesMeans,
                          testing::Values("abc", "aabb", "abab", "aaab", "aaabb", "aabbcc"));
 
-// A broadcast to one other node is answered beyond 64 KiB.
+// If there is one other node, it answers a broadcast of more than 64 KiB.
 TEST(NodesBroadcast, IsCorrectAroundTheAnswerLimit) {
   for (const std::string layout : {"ab", "aabb"}) {
     mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
@@ -140,7 +141,7 @@ TEST(NodesBroadcast, IsCorrectAroundTheAnswerLimit) {
   }
 }
 
-// However much sockets take: a link's queue that overflows loses packets.
+// The root waits, even if its sockets take all data: a link's queue that overflows loses packets.
 TEST(NodesBroadcast, ToANodeThatHasNotComeWaits) {
   setenv("UCX_TLS", "tcp,self", 1);
   mpi::run_ranks(2, [](const mpi::Rank& rank) {

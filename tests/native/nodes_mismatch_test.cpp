@@ -76,8 +76,8 @@ bool tells_of_a_difference(const std::exception_ptr& error) {
   return text_of(error).find("disagree") != std::string::npos;
 }
 
-// The last ranks, from `first` on, differ. A rank that only sends may have its error in the next
-// collective.
+// The last ranks, from `first` on, differ. A rank that only sends may get its error only in the
+// next collective.
 void disagree(const Difference& difference, const std::string& layout, int first) {
   mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
     SCOPED_TRACE(difference.name);
@@ -204,7 +204,7 @@ TEST(NodesMismatch, OfRootsFailsByTheNextBarrier) {
   each_count("ab", {"broadcast", "scatter"}, ends_by_the_next_barrier);
 }
 
-// The ranks compare an answered block with its answer, also if it is much longer.
+// The ranks compare an answered block with its answer, also if the block is much longer.
 TEST(NodesMismatch, OfLargeBroadcastsRootsFailsOnBoth) {
   mpi::run_ranks(2, [](const mpi::Rank& rank) {
     RootsTalk talk(rank, "ab", "broadcast", kSome);
@@ -213,8 +213,8 @@ TEST(NodesMismatch, OfLargeBroadcastsRootsFailsOnBoth) {
   });
 }
 
-// A rank that is alone on its node, and only sends or receives as a root, cannot learn of another
-// root: docs/design/messages.md.
+// A rank that is alone on its node, and only sends or receives as a root, cannot learn that another
+// rank names another root: docs/design/messages.md.
 TEST(NodesMismatch, OfReceivingRootsEndsAtTheTimeout) {
   each_count("ab", {"reduce", "gather"}, [](RootsTalk& talk) {
     expect_error(ErrorKind::kTimeout, {"timed out", "with root"},

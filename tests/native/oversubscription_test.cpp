@@ -93,7 +93,7 @@ TEST(ProcessorDemand, HasTheRanksAndTheProcessorsOfOneMachine) {
   EXPECT_FALSE(processor_demand({0, 1, 2, 3}, bound).oversubscribed());
 }
 
-// Two ranks of a control group share its quota; ranks of two groups have both.
+// Two ranks of one control group share its quota. Ranks of two control groups have both quotas.
 TEST(ProcessorDemand, HasNoMoreProcessorsThanItsControlGroupsLeave) {
   const auto with_quotas = [](const std::vector<std::string>& quotas) {
     std::vector<Member> members;

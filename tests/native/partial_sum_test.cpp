@@ -38,7 +38,7 @@ TEST(PartialSum, KeepsTheSignWhenItWidens) {
   EXPECT_EQ(words, (std::vector<uint32_t>{0, 255}));
 }
 
-// Towards zero, and over one of the sources, which is wider.
+// The averages are rounded towards zero, and overwrite one of the sources, whose type is wider.
 TEST(PartialSum, AverageMayReplaceASource) {
   constexpr size_t kCount = 10'007;
   std::vector<int16_t> one(kCount), other(kCount);

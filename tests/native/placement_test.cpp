@@ -23,7 +23,8 @@ using Nodes = std::map<int, uint64_t>;
 
 constexpr size_t kBytes = 9 * kMiB;
 
-// Memory of which a part is written, the last page of it by another process where it is shared.
+// Returns memory of which a part is written. If it is shared, another process has written the last
+// page.
 char* partly_written(bool shared) {
   const int file = memfd_create("segment", MFD_CLOEXEC);
   EXPECT_EQ(ftruncate(file, kBytes), 0);

@@ -36,7 +36,7 @@ class Client {
               static_cast<ssize_t>(text.size()));
   }
 
-  // The next line, without its end.
+  // Returns the responder's next line, without the newline.
   std::string hear() const {
     std::string line;
     for (char c = 0; read(socket_, &c, 1) == 1 && c != '\n';) line += c;

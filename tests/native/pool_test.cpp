@@ -48,7 +48,7 @@ uint64_t held_bytes(int fd) {
   return static_cast<uint64_t>(file.st_blocks) * 512;
 }
 
-// Pages in /proc/self/maps that anything may access there.
+// Returns true if this process can read the byte at `address`.
 bool is_accessible(const std::byte* address) {
   int ends[2];
   EXPECT_EQ(pipe(ends), 0);
@@ -58,7 +58,7 @@ bool is_accessible(const std::byte* address) {
   return readable;
 }
 
-// A file on a disk, of bytes of one value, without a name.
+// Returns a file on a disk without a name, filled with `value`.
 Descriptor file_of(uint64_t bytes, char value) {
   std::string name = std::filesystem::temp_directory_path() / "pool_test_XXXXXX";
   Descriptor file(mkostemp(name.data(), O_CLOEXEC));
@@ -107,7 +107,7 @@ TEST(Pool, LargeBlocksCanHaveHugePages) {
 
 TEST(Pool, CapacityCountsPagesAndNotRanges) {
   const auto pool = Pool::create(options(8 * kPage));
-  const auto first = pool->allocate(5 * kPage);  // of 8 pages of addresses
+  const auto first = pool->allocate(5 * kPage);  // takes 8 pages of addresses
   EXPECT_EQ(pool->stats().largest_free, 3 * kPage);
   expect_error(ErrorKind::kExhausted, {"the pool holds", "are in use"},
                [&] { pool->allocate(4 * kPage); });

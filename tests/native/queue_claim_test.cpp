@@ -103,8 +103,8 @@ TEST_F(QueueTest, AbortReachesAWaitingClaimedOperation) {
   EXPECT_GT(wakes_, 0);
 }
 
-// A poll with progress may have copied megabytes. Without oversubscription the queue first polls
-// many times.
+// Without oversubscription, a queue polls many times before it checks for an abort. But a poll with
+// progress may have copied megabytes, so after such a poll the queue checks soon.
 TEST(Queue, AbortEndsAClaimedOperationThatProgresses) {
   std::atomic<bool> woken = false;
   const auto queue =

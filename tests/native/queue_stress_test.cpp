@@ -29,7 +29,7 @@ class QueueStress : public QueueTest, public testing::WithParamInterface<Operati
  protected:
   QueueStress() : QueueTest(GetParam()) {}
 
-  // One operation, handed in and waited for in one of the ways that there are.
+  // Issues one operation, and waits for it, in a random one of the possible ways.
   void one(std::mt19937_64& random) {
     const auto request =
         submit(random_script(random), random() % 3 == 0 ? Mode::kSync : Mode::kAsync);
@@ -75,7 +75,7 @@ class QueueStress : public QueueTest, public testing::WithParamInterface<Operati
 
   std::atomic<int> callbacks_due_ = 0;
   std::atomic<int> callbacks_ = 0;
-  std::mutex mutex_;  // guards tickets_ until the threads are joined
+  std::mutex mutex_;  // guards requests_ until the threads are joined
   std::vector<RequestPtr> requests_;
 };
 

@@ -363,12 +363,12 @@ TEST(Backoff, PollsLessAfterWaitsThatSlept) {
     return Slept::kTimedOut;
   });
   int pauses = pauses_before_a_sleep(backoff, sleeps);
-  EXPECT_LT(pauses, 1000);  // than where nothing ends a sleep
+  EXPECT_LT(pauses, 1000);  // fewer than if nothing could end a sleep
   for (int wait = 0; wait < 20; ++wait) {
     backoff.reset();
     pauses = pauses_before_a_sleep(backoff, sleeps);
   }
-  EXPECT_LE(pauses, 10);  // fewer where the thread has lost its processor, never more
+  EXPECT_LE(pauses, 10);  // still fewer if the thread has lost its processor
 }
 
 TEST(Backoff, SleepsAgainAfterAPartialWakeup) {
@@ -435,7 +435,7 @@ TEST(Backoff, SleepsAloneIfNothingEndsASleep) {
     return Slept::kNoWakeup;
   });
   auto longest = Clock::duration::zero();
-  // A pause that yields may be long, too.
+  // A pause that only yields may be long, too, so this also waits for a sleep.
   for (int i = 0; i < 10'000 && (longest < milliseconds(1) || sleeps == 0); ++i) {
     const Clock::time_point start = Clock::now();
     backoff.pause();

@@ -36,7 +36,7 @@ std::vector<Dtype> reducible_dtypes() {
 
 using Bytes = std::vector<std::byte>;
 
-// Random bits half of the time; else numbers near 1, of which sums and products stay finite.
+// Returns random bits half of the time; else numbers near 1, whose sums and products stay finite.
 Bytes random_elements(Dtype dtype, size_t count, std::mt19937_64& random) {
   Bytes bytes(count * element_size(dtype));
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
@@ -110,8 +110,8 @@ class ReduceTest : public testing::TestWithParam<Target> {
  protected:
   static constexpr std::byte kGuard{0xA5};
 
-  // Compares one call with the reference. A destination is the source of that number; from n on it
-  // is an array of its own. `shift` bytes put every array off its alignment.
+  // Compares one call with the reference. A destination below `n` is the source of that number;
+  // from `n` on, it is an array of its own. `shift` bytes move every array off its alignment.
   void check(size_t n, size_t count, ReduceOp op, const std::vector<size_t>& destinations,
              size_t shift = 0) {
     const auto [kernels, dtype] = GetParam();
@@ -265,7 +265,7 @@ TEST_P(KernelsTest, AverageOf64BitIntegersIsExact) {
       (U{UINT64_MAX, UINT64_MAX / 3}));
 }
 
-// The sums of nodes, which come in 128 bits.
+// The sums of nodes have 128 bits.
 TEST_P(KernelsTest, AverageOfPartialSumsIsExact) {
   const std::vector<__int128> sums = {static_cast<__int128>(INT64_MIN) * 3,
                                       static_cast<__int128>(INT64_MAX) * 3};
@@ -332,7 +332,8 @@ TEST_P(KernelsTest, ScalesIntegersTowardsZeroWithinRange) {
   EXPECT_EQ(scaled<uint64_t>(kernels, UINT64_MAX, kUnsigned, -1), 0u);
 }
 
-// Random elements and factors, above a block and in place: every target gives the baseline's bits.
+// Scales more than a block of random elements by random factors, also in place. Every instruction
+// set gives the baseline's bits.
 TEST_P(KernelsTest, ScaleAgreesWithBaseline) {
   std::mt19937_64 random = test_random();
   for (Dtype dtype : reducible_dtypes()) {

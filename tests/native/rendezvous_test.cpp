@@ -1,4 +1,4 @@
-// The rendezvous of the ranks of a group in the store, before anything else is there.
+// The rendezvous of a group's ranks in the store, the first step of group formation.
 #include "bootstrap/rendezvous.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ Member member() {
   return made;
 }
 
-// Each rank on a thread of its own: act(rank).
+// Runs act(rank) for each rank, on a thread of its own.
 void on_ranks(int size, const std::function<void(int)>& act) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) ranks.emplace_back(act, rank);
@@ -157,7 +157,7 @@ TEST(Rendezvous, FailureInALaterStepEndsOtherWaits) {
   });
 }
 
-// Sees nothing.
+// Detects no death.
 class Bystander final : public RankWatch {
  public:
   void met(int /*rank*/, const Member& /*member*/) override {}
@@ -166,7 +166,7 @@ class Bystander final : public RankWatch {
   std::string deaths() override { return {}; }
 };
 
-// Ctrl-C, once and at the first opportunity.
+// Stands for one Ctrl-C, at the first check for it.
 struct Interrupted : std::exception {};
 std::atomic<bool> interrupts{false};
 std::exception_ptr interrupt_once() {
@@ -359,7 +359,7 @@ TEST(Claim, RefusesTheStoreOfAnEndedJob) {
                     meet(store, rank, later, "group g", in(kPatience), member);
                     ADD_FAILURE() << "rank " << rank << " of " << later << " met a job of the past";
                   } catch (const Error& error) {
-                    if (rank > 1) return;  // the refused ranks tell it
+                    if (rank > 1) return;  // only ranks 0 and 1 find records of the ended job
                     const std::string text = error.what();
                     EXPECT_NE(text.find("which has ended: the store holds the keys of another job"),
                               std::string::npos)

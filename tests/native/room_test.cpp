@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The answer when no file can be opened; nothing if it took one.
+// Returns shared_room() while no file can be opened; nothing if it needed a file.
 std::optional<uint64_t> room_without_files(uint64_t bytes) {
   set_limit(RLIMIT_NOFILE, 0);
   std::optional<uint64_t> room;
@@ -32,7 +32,8 @@ std::optional<uint64_t> room_without_files(uint64_t bytes) {
 TEST(Room, IsWithinTheControlGroups) { EXPECT_LE(machine_room(), group_limit().bytes); }
 
 TEST(Room, SmallRequestsShareOneQuery) {
-  // UBSan opens a pipe to look at the first object of a class, for which no file is left below.
+  // UBSan opens a pipe to inspect the first object of a class. Below, no descriptor is left for the
+  // pipe, so an Error is made here.
   ASSERT_EQ(Error(ErrorKind::kUnavailable, "none").kind(), ErrorKind::kUnavailable);
   in_child([] {
     std::optional<uint64_t> again;

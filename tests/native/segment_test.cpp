@@ -333,9 +333,9 @@ TEST(SharedSegment, AForkedChildMayDestroyIt) {
 }
 
 // memkind's records are private to each process, so forks at any time leave the parent's heap
-// intact. The child never waits for a lock that a thread held at the fork. In the child of a
-// process with threads glibc's malloc works. AddressSanitizer's malloc, before GCC 13, waits for
-// ever if a thread was in it.
+// intact. The child never waits for a lock that a thread held at the fork. glibc's malloc works in
+// the child of a process with threads. AddressSanitizer's malloc does not before GCC 13: it waits
+// for ever if another thread was in malloc at the fork.
 TEST(SharedSegment, ForksWhileThreadsAllocate) {
 #if defined(__SANITIZE_ADDRESS__)
   constexpr bool kChildHasMalloc = false;

@@ -138,7 +138,8 @@ TEST(PeerTransfers, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
   EXPECT_EQ(phases(128 * kKiB, 4 * kMiB, OpCode::kAlltoall), 32u);
 }
 
-// Much of a rank's own is copied while it waits, and the rest at the end, whoever comes late.
+// A rank copies its part for itself: much of it while the rank waits for others, and the rest at
+// the end. The copy is right whichever rank is late.
 TEST(PeerTransfers, CopyWhatIsForTheRankItselfWhoeverIsLate) {
   constexpr size_t kBytes = (size_t{5} << 20) / 2 + 13;
   for (int late = 0; late < 3; ++late) {

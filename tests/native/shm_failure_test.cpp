@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Twenty times the time to the error that docs/failures.md promises.
+// Twenty times the time within which docs/failures.md promises an error.
 constexpr milliseconds kPrompt{2000};
 
 constexpr size_t kLarge = 100'000;  // elements: many chunks
@@ -40,14 +40,14 @@ class Moment {
   std::atomic<Clock::rep> at_{0};
 };
 
-// One of five attempts takes its slowest rank less than kPrompt.
+// Expects that in one of five attempts the slowest rank takes less than kPrompt.
 void expect_prompt(const std::function<milliseconds()>& attempt) {
   milliseconds time = kPrompt;
   for (int i = 0; i < 5 && time >= kPrompt; ++i) time = attempt();
   EXPECT_LT(time, kPrompt);
 }
 
-// In rank 0 a receive from rank 1, in others a barrier.
+// Runs a receive from rank 1 on rank 0, and a barrier on other ranks. Returns the error.
 std::exception_ptr receive_or_barrier(NodeRank& rank) {
   if (rank.rank > 0) return rank.run(rank.collectives->barrier(1));
   const auto source = std::make_shared<int>(kAnyRank);
@@ -88,7 +88,7 @@ TEST(NodeFailure, AnAlltoallIsNeverSelfSufficient) {
   });
 }
 
-// A stream of a gibibyte would keep an abort waiting.
+// A poll that copied a gibibyte would delay an abort.
 TEST(NodeFailure, ALongTransferIsMovedInSlices) {
   constexpr size_t kCount = (size_t{40} << 20) / sizeof(float);
   TestNode node({.size = 2, .segment_bytes = size_t{84} << 20});
@@ -122,7 +122,7 @@ TEST(NodeFailure, ALongTransferIsMovedInSlices) {
   EXPECT_EQ(other, std::vector<float>(kCount, 3.0f));
 }
 
-// Members share the copies of a gather: its root does not make all of them.
+// The root of a gather need not make all copies: a sender copies from its segment to the root's.
 TEST(NodeGather, SenderWritesSegmentDataToTheRoot) {
   constexpr size_t kBytes = kLarge * sizeof(float);
   for (const bool in_segment : {false, true}) {
@@ -306,7 +306,7 @@ TEST(NodeFailure, ALateRankHarmsThoseWhoGaveUp) {
       while (!rank.shm_group->failed()) std::this_thread::sleep_for(milliseconds(1));
       auto error = rank.run(sum(1));
       if (count == 100) {
-        EXPECT_FALSE(error) << text_of(error);  // the other's data lay ready
+        EXPECT_FALSE(error) << text_of(error);  // the other rank's data had arrived
         error = rank.run(sum(2));
       }
       expect_error(ErrorKind::kPeer, {"timed out after 50 ms", "missing ranks: 1"}, error);

@@ -69,8 +69,8 @@ std::shared_ptr<ShmGroup> make_shm_group(TestNode& node, int rank) {
                       [own](std::byte* block) { own->free(block); }});
 }
 
-// Makes a queue as a process group has it: a failed collective fails for all, a failed transfer
-// alone.
+// Makes a queue as a process group has it. A failed collective fails the group; a failed send or
+// receive fails alone.
 std::shared_ptr<progress::OperationQueue> make_queue(progress::OperationQueue::Order order,
                                                      bool oversubscribed,
                                                      const std::shared_ptr<ShmGroup>& shm_group) {

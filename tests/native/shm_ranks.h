@@ -68,7 +68,8 @@ struct NodeRank {
   std::exception_ptr run(OperationPtr collective, std::chrono::milliseconds timeout = kTimeout);
   std::exception_ptr transfer(OperationPtr operation, std::chrono::milliseconds timeout = kTimeout);
 
-  // Makes this rank a dead process in the view of the other ranks. Ends the rank's work.
+  // Makes this rank a dead process in the view of the other ranks. REQUIRES: the rank calls nothing
+  // afterwards.
   void die();
 
   TestNode& node;

@@ -413,7 +413,7 @@ TEST(NodeTransfers, WithoutRoomToStageFailAlone) {
       return;
     }
     expect_error(ErrorKind::kExhausted, {"no room"}, [&] { send(rank, data, 1); });
-    // So does one that is given up after it could not begin.
+    // A send that is cancelled after it could not begin fails alone, too.
     const OperationPtr late =
         rank.collectives->send({data.data(), data.size()}, Dtype::kFloat32, 1, kTag);
     expect_error(ErrorKind::kExhausted, {"no room"}, [&] { late->begin(); });

@@ -28,9 +28,9 @@ namespace {
 constexpr uint64_t kPlenty = std::numeric_limits<uint64_t>::max();
 
 struct Machine {
-  uint64_t nodes = kPlenty;         // room on the HBM nodes
-  int questions = 0;                // after this number of queries;
-  uint64_t nodes_before = kPlenty;  // room before that
+  uint64_t nodes = kPlenty;  // room on the HBM nodes after the first `questions` queries
+  int questions = 0;
+  uint64_t nodes_before = kPlenty;  // room on the HBM nodes in the first `questions` queries
   uint64_t all = kPlenty;           // room on the machine
 };
 Machine machine;

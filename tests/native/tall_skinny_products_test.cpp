@@ -55,7 +55,8 @@ class TallSkinnyProductsTest : public testing::TestWithParam<const Kernels*> {
 
   const TallSkinnyProducts& tall_skinny() const { return GetParam()->tall_skinny; }
 
-  // A part that several calls compute, from any allowed begins, has the bits of the whole.
+  // Computes a part of a product by several calls, each from a multiple of `step` on. The result
+  // must have the bits of a single call's.
   void in_pieces(TallSkinnyProducts::Part part, const TallSkinnyProduct& product, size_t all,
                  size_t step) {
     for (size_t begin = 0; begin < all;) {
@@ -185,7 +186,8 @@ TEST_P(TallSkinnyProductsTest, DividesAVectorByItsNorm) {
   EXPECT_EQ(zeros, Floats(20));
 }
 
-// Columns are orthonormal, and each of the given ones is a sum of them.
+// Expects that the columns of `basis` are orthonormal, and that each column of `given` is a linear
+// combination of them.
 void expect_basis(const Floats& basis, const Floats& given, size_t rows, size_t rank) {
   const auto dot = [rows](const float* a, const float* b) {
     double sum = 0;

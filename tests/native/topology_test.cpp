@@ -112,7 +112,7 @@ TEST(Topology, FindsHbmByBandwidth) {
   });
 }
 
-// The kernel's folder of NUMA nodes, made up of files.
+// An imitation of the kernel's directory of NUMA nodes, made of files.
 TEST(Topology, FollowsMemkindAndTheKernelOnHbmNodes) {
   const Scratch scratch;
   const auto may_have = [&] { return may_have_hbm(scratch / "nodes"); };
@@ -185,7 +185,7 @@ TEST(Bind, StaysWithinTheCpusAllowed) {
   });
 }
 
-// hwloc stands in a machine of four nodes with four cores each for the real one.
+// hwloc shows an invented machine, of four nodes with four cores each, instead of the real one.
 TEST(Bind, SpreadsRanksOverNodes) {
   in_child([] {
     setenv("HWLOC_SYNTHETIC", "Package:1 Group:4 [NUMANode] Core:4 PU:2", 1);

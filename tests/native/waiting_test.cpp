@@ -1,5 +1,5 @@
-// A wait spins, or sleeps immediately. A preemption is a pause between two readings of the clock,
-// so a sleep stands for a preemption.
+// A wait spins, or sleeps immediately. SpinBudget takes a pause between two readings of the clock
+// for a preemption, so the tests sleep to imitate a preemption.
 #include "base/waiting.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ TEST(SpinBudget, IsSpentAfterLosingTheProcessor) {
 TEST(SpinBudget, LaterWaitsSleepImmediatelyForAWhile) {
   wait_until_it_pays();
   bool pays = true;
-  // A processor that is away between the loss and the question hides the answer: ask again.
+  // If the thread loses its processor again before the question, spinning may pay again: retry.
   for (int attempt = 0; attempt < 10 && pays; ++attempt) {
     SpinBudget budget;
     lose_the_processor(budget, milliseconds(20));

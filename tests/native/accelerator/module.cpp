@@ -74,7 +74,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& stream) const override { synchronize(stream); }
   void synchronizeDevice(c10::DeviceIndex device) const override { synchronize(device); }
-  // Without `override`: older releases of PyTorch have no such question.
+  // Without `override`, because older releases of PyTorch lack this function.
   bool isStreamCapturing(const c10::Stream& stream) const {
     TORCH_CHECK(tells_of_captures, "the test accelerator does not tell of captures");
     return is_capturing(stream);
@@ -152,7 +152,7 @@ PYBIND11_MODULE(late_accelerator, module) {
   module.def("tell_of_captures", [](bool tell) { tells_of_captures = tell; });
   module.def("lose", [] { lost = true; });
   module.def("fail_pinned", &fail_pinned);
-  // As a device that cannot pin memory: before the first operation on one.
+  // Makes the device one that cannot pin memory. Called before the first operation on a device.
   module.def("pin_nothing", [] {
     pins = false;
     fail_pinned(true);

@@ -60,7 +60,8 @@ class View {
   bool negative_;
 };
 
-// Keeps no tensor: that is the allocators' business.
+// Queues a task on the current stream. The task keeps no tensor alive, because the allocators must
+// keep the memory that a stream uses.
 template <class Task>
 void enqueue_for(const at::Tensor& tensor, Task task) {
   enqueue(current_stream(tensor.device()), [task = std::move(task)] {
