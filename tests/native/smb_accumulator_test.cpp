@@ -47,7 +47,7 @@ constexpr kernels::Formula kFormulas[] = {
     {Dtype::kFloat64, Dtype::kFloat32, Combine::kAdd, -0.3},
 };
 
-// accumulate_test has every pair of types; these have every ratio of widths.
+// accumulate_test has every pair of types. The types here have every ratio of widths.
 TEST_P(AccumulatorTest, AppliesFormulasToRanges) {
   storage::SessionRecord& session = this->session(1);
   const uint64_t size = 3 << 20;
@@ -110,7 +110,7 @@ TEST_P(AccumulatorTest, ForgetsTheOldestOutcomes) {
   EXPECT_EQ(session.outcome(2)->value, 1);
 }
 
-// Every client adds 1 to random ranges, and counts its additions to each element.
+// Every client adds 1 to random ranges, and counts its own additions to each element.
 TEST_P(AccumulatorTest, OverlappingOperationsLoseNothing) {
   constexpr uint64_t kCount = 400'000, kClients = 4, kOperations = 40;
   const auto target = segment(1, kCount * 8), ones = segment(2, kCount * 8);

@@ -14,8 +14,8 @@ namespace {
 constexpr uint64_t kSize = 1 << 20;
 constexpr uint64_t kBytes = 300;
 
-// Changes a request or a reply, in the third record: the first is the alloc, the second a write of
-// zeros.
+// Changes a request or a reply in the third record of its direction. The first record is of the
+// alloc, the second of a write of zeros.
 class AuthenticationRelay : public testing::Test {
  protected:
   void expect_broken_by(const std::function<std::vector<Bytes>(const Bytes& record)>& change,

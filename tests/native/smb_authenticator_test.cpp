@@ -30,7 +30,7 @@ MacKey random_key() {
   return key;
 }
 
-// The same by another interface of OpenSSL.
+// Returns the tag that Authenticator should make, by another interface of OpenSSL.
 Tag gmac(const MacKey& key, uint64_t number, const Bytes& bytes) {
   std::array<unsigned char, 12> nonce{};
   std::memcpy(nonce.data(), &number, sizeof(number));

@@ -66,7 +66,7 @@ TEST_P(SmbConformance, AccumulateConverts) {
   std::iota(floats.begin(), floats.end(), 0.0f);
   client->write(wide, 0, bytes_of(doubles), kCount * sizeof(double));
   client->write(narrow, 0, bytes_of(floats), kCount * sizeof(float));
-  // Elements 3 and up of the one by elements 1 and up of the other, and back.
+  // Adds elements of `narrow` from 1 on to elements of `wide` from 3 on, and then back.
   client->accumulate(wide, narrow,
                      {.dtype = Dtype::kFloat64,
                       .source_dtype = Dtype::kFloat32,
@@ -128,7 +128,7 @@ TEST_P(SmbConformance, NoUpdateIsLost) {
       std::vector<int64_t> ones(kBytes / 8, 1);
       client->write(source, 0, bytes_of(ones), kBytes);
       for (int round = 0; round < kRounds; ++round) {
-        // Shifted against each other, so that ranges overlap in part.
+        // The clients' ranges are shifted against each other, so that they overlap in part.
         const uint64_t offset = 8 * static_cast<uint64_t>(each);
         client->accumulate(target, source,
                            {.dtype = Dtype::kInt64, .bytes = kBytes - 64, .target_offset = offset});

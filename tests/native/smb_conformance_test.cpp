@@ -1,5 +1,5 @@
-// The conformance tests of segments, transfers and clients (smb_conformance_fixture.h); those of
-// sums are in smb_conformance_sums_test.cpp.
+// The conformance tests of segments, transfers and clients (smb_conformance_fixture.h). The tests
+// of sums are in smb_conformance_sums_test.cpp.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -66,7 +66,7 @@ TEST_P(SmbConformance, RegisteredMemoryHoldsTheSameBytes) {
     registered.reset();
     client->read(segment, 0, back.data(), kSize);
     ASSERT_EQ(back, bytes);
-    client->write(segment, 1, bytes.data(), 100);  // no longer registered, and still correct
+    client->write(segment, 1, bytes.data(), 100);  // correct, too, without registered memory
     client->read(segment, 1, back.data(), 100);
     ASSERT_TRUE(std::equal(back.begin(), back.begin() + 100, bytes.begin()));
   }
@@ -188,7 +188,7 @@ TEST_P(SmbConformance, ReadOnlyClientsAndAttachmentsCannotWrite) {
   EXPECT_EQ(back, data);
 }
 
-// docs/memory-box.md, "One client": issue order holds where bytes are shared.
+// docs/memory-box.md, "One client": operations on shared bytes keep the order of issue.
 TEST_P(SmbConformance, AsynchronousOperationsOnOneRangeKeepOrder) {
   const auto client = connect();
   constexpr uint64_t kBytes = kChunk + 64;
@@ -218,7 +218,8 @@ TEST_P(SmbConformance, AsynchronousOperationsOnOneRangeKeepOrder) {
 TEST_P(SmbConformance, ElementsAreNeverTorn) {
   const auto writer = connect();
   constexpr uint64_t kBytes = 4 * kChunk;
-  // An adapter cuts transfers into packets, whose size is a multiple of 8.
+  // Over verbs, transfers begin at multiples of 8 only: an adapter cuts a transfer into packets of
+  // a multiple of 8 bytes, and from other offsets on would cut elements.
   const uint64_t begins = GetParam() == "verbs" ? 1 : 8;
   const Segment segment = writer->alloc({.size = kBytes});
   std::atomic<bool> stop{false};
@@ -243,7 +244,7 @@ TEST_P(SmbConformance, ElementsAreNeverTorn) {
     std::byte* const local = memory.data() + static_cast<uint64_t>(i / 8) % begins;
     reader->read(seen, begin, local + begin, kBytes - begin);
     std::memcpy(found.data(), local, kBytes);
-    found[0] = 0;  // is written and read in parts
+    found[0] = 0;  // may be torn: it is written and read in part
     whole += std::ranges::count_if(found, [](uint64_t v) { return v == 0 || v == ~uint64_t{0}; });
   }
   stop = true;
@@ -372,7 +373,7 @@ TEST_P(SmbConformance, AClosedBoxIsNoticed) {
 INSTANTIATE_TEST_SUITE_P(Transports, SmbConformance, testing::ValuesIn(transports()),
                          [](const auto& info) { return info.param; });
 
-// One box, clients of every transport here: each sees what the others did.
+// One box serves a client of each transport. Each client sees the changes of the others.
 TEST(SmbMixedTransports, ClientsShareOneBox) {
   ServerOptions server_options;
   server_options.listen = {setting("HBM_BOX_HOST", "127.0.0.1") + ":0"};

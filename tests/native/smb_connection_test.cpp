@@ -59,7 +59,7 @@ class RogueBox : public testing::Test {
     connection_->flush();
   }
 
-  // The request that arrived first of those that were not taken yet.
+  // Returns the header of the next request, in the order of arrival.
   Header take(size_t rest = sizeof(protocol::Transfer)) {
     Header header;
     EXPECT_EQ(recv(box_.get(), &header, sizeof(header), MSG_WAITALL),

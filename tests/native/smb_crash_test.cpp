@@ -62,8 +62,9 @@ void prepare(const std::string& directory) {
   for (uint64_t id = 0; id < kSessions; ++id) store->records().open_session({0, id});
 }
 
-// The requests of a session. Requests that add ones add to this range. The last two are of two
-// types: they add float32 to the session's sums of float64, and copy these to float32.
+// The kinds of requests of a session. kAddOnes adds 1 to the range that range_of() returns. The
+// last two kinds have two types: kAddUnits adds float32 to the session's sums of float64, and
+// kCopySums copies these sums to float32.
 enum class Kind { kAddOnes, kAddToCell, kFlipSigns, kAddUnits, kCopySums };
 
 Kind kind_of(uint64_t number) {
@@ -127,7 +128,8 @@ void execute(Server& server, Accumulator& accumulator, uint64_t id, storage::Ses
   _exit(1);
 }
 
-// All that was applied, by the sessions' own account, is in memory, and nothing else.
+// Expects that memory has the results of all requests that the sessions' records count as applied,
+// and of no other.
 void check(const std::string& directory) {
   Server server(directory);
   std::vector<int64_t> steps(kCount + 1);
@@ -173,8 +175,8 @@ void check(const std::string& directory) {
   }
 }
 
-// Forks a server, and kills it: one in four at any moment from its start on, the others after a
-// request. Adds the latter to `served`.
+// Forks a server, and kills it. Kills one server in four at any moment from its start on, and the
+// other three after a request, which it counts in `served`.
 void run_and_kill(const std::string& directory, std::mt19937_64& random, uint64_t& served) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
@@ -196,7 +198,7 @@ void run_and_kill(const std::string& directory, std::mt19937_64& random, uint64_
   ASSERT_TRUE(WIFSIGNALED(status)) << "the server ended by itself";
 }
 
-// HBM_STRESS_KILLS=1000 kills it a thousand times.
+// HBM_STRESS_KILLS=1000 kills the server a thousand times.
 TEST(Crash, EveryOperationIsAppliedOnce) {
   const int rounds = stress("HBM_STRESS_KILLS", 10);
   const Scratch scratch;

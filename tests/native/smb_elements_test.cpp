@@ -95,7 +95,7 @@ TEST_P(SharedMemory, HasNoTornElement) {
 
 TEST_P(SharedMemory, IsSentWithoutMixingElements) {
   constexpr size_t kElements = kMaxPayload / 8;
-  constexpr size_t kHead = sizeof(Header) + 3;  // so that cuts at multiples of 8 tear, too
+  constexpr size_t kHead = sizeof(Header) + 3;  // so that cuts at multiples of 8 could tear, too
   auto [left, right] = GetParam()();
   const int buffer_bytes = 50'000;
   ASSERT_EQ(setsockopt(left.get(), SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof(buffer_bytes)), 0);
@@ -122,7 +122,8 @@ TEST_P(SharedMemory, IsSentWithoutMixingElements) {
   EXPECT_EQ(sent.torn(0, kMaxPayload), 0);
 }
 
-// Up to some lines of the cache, which are copied by vectors, with ends at all offsets in a line.
+// Copies of up to some cache lines, which vector instructions make, with both ends at all offsets
+// in a line.
 TEST(SharedElements, AreCopiedAtEveryAlignment) {
   constexpr size_t kSize = 320;
   const Bytes source = random_bytes(kSize, test_seed());

@@ -116,7 +116,7 @@ class FrameStreams
   static Payloads payloads() { return std::get<1>(GetParam()); }
   static bool authenticated() { return std::get<2>(GetParam()) == Authenticated::kYes; }
 
-  // Each is for one end of a pair.
+  // Authenticate the left and the right end of a pair.
   static void authenticate_left(FrameStream& stream) {
     if (authenticated()) stream.authenticate(kLeftToRight, kRightToLeft);
   }
@@ -242,7 +242,7 @@ TEST_P(FrameStreams, BlockAndContinue) {
   Collector collector;
   pump(from, to, collector, count);
   EXPECT_EQ(from.queued_bytes(), 0U);
-  EXPECT_EQ(payload.use_count(), 1);  // nothing is held that is sent
+  EXPECT_EQ(payload.use_count(), 1);  // the stream holds no payload that it has sent
   ASSERT_EQ(collector.frames.size(), count);
   for (const Got& got : collector.frames) EXPECT_TRUE(got.payload == *payload);
 }
@@ -391,7 +391,7 @@ TEST_P(Descriptors, ComeWithTheirFrames) {
   }
 }
 
-// Sends `bytes` with several copies of a descriptor, as no FrameStream does.
+// Sends `bytes` with several copies of a descriptor, which a FrameStream never does.
 void send_with(int socket, const void* data, size_t bytes, int descriptor, size_t copies) {
   iovec part{const_cast<void*>(data), bytes};
   alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(8 * sizeof(int))> control{};

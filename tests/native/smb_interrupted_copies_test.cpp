@@ -20,14 +20,14 @@
 namespace hbm::box::client {
 namespace {
 
-// Signals interrupt a thread within its copies; their handler looks at the shared memory, or
-// changes it. The ends of a copy lie at all offsets in a line, since memcpy() chooses its
-// instructions by them.
+// Signals interrupt a thread within its copies. Their handler checks the shared memory, or changes
+// it. The ends of the copies are at all offsets in a cache line, because memcpy() chooses its
+// instructions by these offsets.
 class InterruptedCopies : public testing::Test {
  protected:
   static constexpr size_t kElements = 16384;
   static constexpr size_t kBytes = kElements * sizeof(uint64_t);
-  static constexpr size_t kOffsets = 8;  // of either end, in elements: a line of the cache
+  static constexpr size_t kOffsets = 8;  // of either end, in elements: one cache line
   static constexpr int kInterrupts = 300;
 
   InterruptedCopies() {
@@ -50,7 +50,7 @@ class InterruptedCopies : public testing::Test {
   struct Page {
     alignas(4096) std::array<uint64_t, 512> elements;
   };
-  // Local memory for a copy at any offset.
+  // Returns local memory for a copy at any offset.
   static std::vector<Page> pages(uint64_t value) {
     std::vector<Page> memory(kElements / 512 + 1);
     for (Page& page : memory) page.elements.fill(value);
@@ -61,7 +61,7 @@ class InterruptedCopies : public testing::Test {
     return std::ranges::count_if(elements, [](uint64_t v) { return v != 0 && v != ~uint64_t{0}; });
   }
 
-  // Interrupts `copy` by `handler` until it was interrupted often enough.
+  // Repeats `copy` until `handler` has interrupted it kInterrupts times.
   static void interrupt(void (*handler)(int), const std::function<void(int turn)>& copy) {
     interrupts = 0;
     struct sigaction action{};

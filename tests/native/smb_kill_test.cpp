@@ -1,6 +1,6 @@
-// A box with a store is killed at random times by SIGKILL, while clients sum into one segment, and
-// convert sums of their own. Afterwards every sum is applied exactly once, and no client has seen
-// an error.
+// SIGKILL ends a box with a store at random times, while clients add to one segment, and convert
+// sums of their own. Afterwards every addition is applied exactly once, and no client has seen an
+// error.
 //
 // The box is a separate process: this program, started again with HBM_KILL_TEST_STORE set.
 #include <fcntl.h>
@@ -137,8 +137,9 @@ ClientOptions options_for(const std::string& url, const std::string& transport) 
   return options;
 }
 
-// Kills between two waits for progress of every client. A client finally retries once a second.
-// Without the waits it could find the box dead each time, and rightly become unreachable.
+// The number of kills between two waits for progress of every client. A client retries at longer
+// and longer intervals, at last once a second. Without the waits, a client could find the box dead
+// at each try, and would rightly give up.
 constexpr int kKillsInARow = 10;
 
 // HBM_STRESS_KILLS=1000 kills the box a thousand times.
@@ -168,7 +169,8 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
       while (!stop) {
         client.accumulate(total, ones, {.dtype = Dtype::kInt64, .bytes = 8 * kNumbers});
         client.fetch_add(total, 8 * kNumbers, 1);
-        // Every half changes its sign by way of float64: a repetition, or a gap, shows.
+        // Changes the sign of every half, by a conversion to float64 and back. So the sign shows a
+        // request that was repeated or lost.
         client.accumulate(copy, halves,
                           {.dtype = Dtype::kFloat64,
                            .source_dtype = Dtype::kFloat32,

@@ -26,7 +26,7 @@ class Restart : public testing::Test {
     box_ = std::make_unique<Box>(options_);
   }
 
-  // The session of `caller` as it is when the box comes back.
+  // Restarts the box. Returns a caller that has joined the session of `caller` again.
   std::unique_ptr<Caller> restart(std::unique_ptr<Caller>& caller) {
     const protocol::Id id = caller->joining.id;
     caller.reset();
@@ -83,7 +83,7 @@ TEST_F(Restart, RepeatedRequestsAreAnsweredFromTheStore) {
   EXPECT_EQ(as<protocol::Fetched>(after->fetch_add(next)).before, 14);
 }
 
-// The box was killed when the store had the segment, and the session's number was not raised yet.
+// The box was killed after the store had the segment, and before the session counted the request.
 TEST_F(Restart, AnInterruptedCreationIsFound) {
   auto before = std::make_unique<Caller>(*box_);
   const protocol::Alloc alloc = before->alloc_request(kSize, kKey, AllocMode::kCreate);

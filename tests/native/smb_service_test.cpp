@@ -26,13 +26,14 @@ constexpr protocol::Id kKey{1, 2};
 TEST(Service, PaperAllocationAndRelease) {
   Box box;
   Caller master(box), slave(box);
-  // A1 to A4: the master asks, the box allocates, the master learns the key and tells the slaves.
+  // Steps A1 to A4 of the paper: the master asks, the box allocates, the master gets the key and
+  // sends it to the slaves.
   const Reply made = master.alloc(kSize, {}, AllocMode::kCreate);
   const auto of_master = as<protocol::Allocated>(made);
   EXPECT_EQ(of_master.created, 1u);
   EXPECT_EQ(of_master.size, kSize);
   ASSERT_TRUE(of_master.key);
-  // A5 to A7: a slave asks with that key and the same size, and is let in.
+  // A5 to A7: a slave asks with that key and the same size, and is attached.
   const Reply found = slave.alloc(kSize, of_master.key, AllocMode::kAttach);
   EXPECT_EQ(as<protocol::Allocated>(found).created, 0u);
   EXPECT_EQ(found.granted, made.granted);
@@ -119,17 +120,18 @@ TEST(Service, RangesOfTwoTypes) {
     return caller.accumulate(request).status;
   };
   constexpr Dtype kWide = Dtype::kFloat32, kNarrow = Dtype::kBFloat16;
-  // `bytes` are the target's: the source has half as many, or twice.
+  // `bytes` counts the target's bytes: the source has half or twice as many.
   EXPECT_EQ(call(1, 2, kWide, kNarrow, 96, 0, 0), Status::kOk);
   EXPECT_EQ(call(2, 1, kNarrow, kWide, 48, 0, 0), Status::kOk);
   EXPECT_EQ(call(1, 2, kWide, kNarrow, 96, 0, 2), Status::kRange);
   EXPECT_EQ(call(2, 1, kNarrow, kWide, 44, 4, 12), Status::kRange);
-  // Each offset is a multiple of its own element.
+  // Each offset must be a multiple of the element size on its own side.
   EXPECT_EQ(call(1, 2, kWide, kNarrow, 8, 4, 2), Status::kOk);
   EXPECT_EQ(call(1, 2, kWide, kNarrow, 8, 2, 4), Status::kRange);
   EXPECT_EQ(call(2, 1, kNarrow, kWide, 8, 4, 2), Status::kRange);
   EXPECT_EQ(call(2, 1, kNarrow, kWide, 3, 0, 0), Status::kRange);
-  // Within a segment they are apart, also where they begin together.
+  // Within one segment, source and target of two types must not overlap, even if both begin at the
+  // same offset.
   EXPECT_EQ(call(1, 1, kWide, kNarrow, 64, 0, 64), Status::kOk);
   EXPECT_EQ(call(1, 1, kWide, kNarrow, 64, 0, 62), Status::kUnsupported);
   EXPECT_EQ(call(1, 1, kNarrow, kWide, 32, 64, 0), Status::kOk);
@@ -344,7 +346,7 @@ TEST(Service, StatisticsHideTheIdsOfOtherClients) {
   }
   stranger.free(1);
   EXPECT_EQ(count(seen_by(stranger).segments, {9, 9}, key), 0);
-  EXPECT_EQ(box.service->statistics().segments.front().key, kKey);  // the box's own
+  EXPECT_EQ(box.service->statistics().segments.front().key, kKey);  // the box itself has the key
 }
 
 TEST(Service, SegmentsLeaveDescriptorsForOthers) {

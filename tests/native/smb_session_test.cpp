@@ -122,8 +122,8 @@ TEST(Session, InvalidJoinsAreRefused) {
 
 constexpr std::chrono::milliseconds kLease{500};
 
-// Returns true if `call` came at most half a lease after the call before, so that a session must
-// live. A busy machine can pause a test for longer.
+// keeps() returns true if `call` came at most half a lease after the call before it, so that a
+// session must live. A busy machine can pause a test for longer.
 class Pace {
  public:
   bool keeps(const std::function<void()>& call) {
@@ -259,7 +259,7 @@ TEST(Session, RequestsOfOneClientRunInOrder) {
   }
 }
 
-// Holds up a box's only handler, until the object goes.
+// Keeps a box's only handler thread busy until the destructor.
 class HeldUp {
  public:
   HeldUp(Box& box, const Caller& caller) {

@@ -190,7 +190,7 @@ TEST(DamagedStore, ChecksumsMatchSha256sum) {
   EXPECT_EQ(std::ranges::count(contents_of(scratch / "store/checksums"), '\n'), 6);
 }
 
-// Another process may change a mapped segment while there is no box.
+// Another process that has mapped a segment may change it while no box runs.
 TEST(DamagedStore, MappedSegmentHasNoChecksum) {
   const Scratch scratch;
   FilledStore filled(scratch.store());
@@ -202,7 +202,7 @@ TEST(DamagedStore, MappedSegmentHasNoChecksum) {
   filled.expect_in(*open_store(scratch.store(), kFewRecords));
 }
 
-// A kill leaves the data of segments without checksums.
+// After a kill, the data of segments have no checksums.
 TEST(DamagedStore, SegmentDataIsUnverifiedAfterAKill) {
   const Scratch scratch;
   FilledStore filled(scratch.store());

@@ -26,7 +26,7 @@ bool refuses(int fd, off_t end) {
 
 }  // namespace
 
-// Replaces libc's function: files cannot grow.
+// Replaces libc's function, so that files cannot grow.
 extern "C" int fallocate(int fd, int mode, off_t offset, off_t length) {
   if (refuses(fd, offset + length)) return -1;
   return static_cast<int>(syscall(SYS_fallocate, fd, mode, offset, length));
@@ -59,7 +59,7 @@ TEST_F(FullDisk, KilledBoxRestarts) {
   store->create(creation(9, 5000));
 }
 
-// More sessions and operations than the last box had would need more room.
+// Records for more sessions and operations than the previous box had would need more disk space.
 TEST_F(FullDisk, BoxKeepsExistingRecordSizes) {
   const FilledStore filled(scratch.store());
   filled.copy_to(scratch / "copy");

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 using Change = std::function<void(const fs::path&)>;
 
-// How another boot of the machine finds a store.
+// Changes a store as if another boot of the machine had written it.
 void reboot(const fs::path& store, const protocol::Id& generation, bool sync) {
   StoreState state = read_state(store / "state", generation);
   EXPECT_EQ(state.sync, sync);
@@ -47,7 +47,7 @@ class CrashStates : public testing::Test {
   const Scratch scratch;
 };
 
-// The first start, stopped before each of its files is there.
+// Stops the first start before each of the files that it makes.
 TEST_F(CrashStates, KillDuringTheFirstStartIsSurvived) {
   const std::vector<std::string> order = {"lock",     "identity",   "state",  "segments",
                                           "sessions", "operations", "journal"};
@@ -136,7 +136,7 @@ TEST_F(CrashStates, MachineStopWithSyncingIsSurvived) {
   const FilledStore filled(scratch.store(), true);
   const std::string catalogue = contents_of(scratch / "store/journal");
   expect_served(filled, [](const fs::path&) {}, true);
-  // The file's size was written, and its end not.
+  // The file's new size was on the disk, but not its last bytes.
   expect_served(
       filled,
       [&](const fs::path& s) { write_contents(s / "journal", catalogue + std::string(72, '\0')); },
@@ -149,8 +149,8 @@ TEST_F(CrashStates, MachineStopWithSyncingIsSurvived) {
                [&] { open_store(copy, kFewRecords, true); });
 }
 
-// The kernel writes in any order: the last records may be lost, or the files that they name, and
-// pages of `sessions`. The remaining data are served, and the losses are logged.
+// The kernel writes pages in any order. So the last records may be lost, or the files that they
+// name, and pages of `sessions`. The box serves the remaining data, and logs the losses.
 TEST_F(CrashStates, AStopOfTheMachineWithoutSyncing) {
   const FilledStore filled(scratch.store());
   const auto open_lossy = [&](const Change& change) {

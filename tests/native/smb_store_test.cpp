@@ -253,7 +253,7 @@ TEST_F(StoreTest, SessionsSurviveWithTheirOutcomes) {
   store->records().release_session(store->records().open_session({5, 6}));
   store->records().finish(session, {.number = 1, .value = 42});
   store->records().finish(session, {.number = 2, .value = 0, .status = protocol::Status::kRange});
-  // Opened with room for fewer, and with operations of other sizes.
+  // Opens the store with room for fewer sessions, and with operations of other sizes.
   open({.sessions = 1, .operations = 7, .parts = 2, .chunk = 8192});
   const std::vector<SessionRecord*> sessions = store->records().sessions();
   ASSERT_EQ(sessions.size(), 1u);
@@ -303,7 +303,7 @@ TEST_F(StoreTest, WorksWithSyncing) {
   EXPECT_EQ(contents<float>(*found[1])[4999], 6.0f);
 }
 
-// A store as a killed server leaves it: an operation begun, and its records as they then were.
+// A store as a killed server leaves it, with the records of an operation that has begun.
 class InterruptedTest : public StoreTest {
  protected:
   void SetUp() override {
@@ -321,7 +321,7 @@ class InterruptedTest : public StoreTest {
                             .bytes = 5 * 4096,
                             .formula = sum_of(Dtype::kInt32)};
     begun = store->records().begin(*session, what);
-    // Part 0 has steps 0 and 1 and has done the first; part 1 is executing step 2.
+    // Part 0 consists of steps 0 and 1, and has done step 0. Part 1 is executing step 2.
     std::fill_n(contents<int32_t>(*target), 1024, 101);
     begun.parts[0].progress = 2;
     std::fill_n(reinterpret_cast<int32_t*>(begun.undo + 4096), 1024, 100);
@@ -335,7 +335,7 @@ class InterruptedTest : public StoreTest {
     open();
   }
 
-  // The store as it is now, in another directory.
+  // Expects that a copy of the store is refused, because `file` is damaged.
   void expect_refused(const std::string& file) {
     const std::string copy = scratch / "copy";
     fs::remove_all(copy);
@@ -410,7 +410,8 @@ TEST_F(InterruptedTest, IsRefusedIfSourceIsTooShort) {
   expect_refused("operations");
 }
 
-// Two types, and an assign: a chunk of the target is half of one of the source.
+// Assigns elements of a type to elements half as wide, so a chunk of the target has half the bytes
+// of the source's.
 TEST_F(InterruptedTest, AConversionIsExecuted) {
   constexpr uint64_t kCount = 2500, kAt = 100;
   const auto narrow = store->create(creation(3, 3 * 4096));
@@ -427,7 +428,7 @@ TEST_F(InterruptedTest, AConversionIsExecuted) {
                                       .combine = Combine::kAssign,
                                       .scale = 2}};
   const Recorded conversion = store->records().begin(store->records().open_session({3, 5}), what);
-  // In the midst of the first step, which reaches to the end of the chunk.
+  // The server was killed within the first step, which ends with the chunk.
   std::memcpy(conversion.undo, contents<uint16_t>(*narrow) + kAt, 4096 - 2 * kAt);
   conversion.parts[0].progress = 1;
   std::fill_n(contents<uint16_t>(*narrow) + kAt, 500, 9);

@@ -15,7 +15,7 @@
 namespace hbm::box::server::listener {
 namespace {
 
-// How many the limits allow, each with two descriptors in this process.
+// Returns the number of silent clients that the limits allow. Each takes two descriptors here.
 size_t silent_clients() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -51,7 +51,7 @@ TEST(StreamListener, ContinuesWhenDescriptorsRunOut) {
     if (!filler) break;
     fillers.push_back(std::move(filler));
   }
-  fillers.pop_back();  // for the end here; there is none for the listener's
+  fillers.pop_back();  // one descriptor for this end of the connection, none for the listener's
   Descriptor waiting = protocol::connect_to(box.tcp(), soon());
   // Check for spinning repeatedly: other threads of this process may work for a short time.
   EXPECT_TRUE(eventually([] {
@@ -84,10 +84,10 @@ TEST(StreamListener, StopsReadingUntilRepliesAreTaken) {
   }
 }
 
-// At any time three times kAhead requests of greedy clients wait; a modest client overtakes most of
-// them. The box counts, because this thread may wait for a processor after its reply has arrived. A
-// correct box fails only if this thread loses its processor between the count and the request in
-// half of 50 turns. With one loss in ten turns the chance is 1e-11.
+// At any time, 3 * kAhead requests of greedy clients wait. A modest client overtakes most of them.
+// The box counts the requests, because this thread may wait for a processor after its reply has
+// arrived. A correct box fails only if this thread loses its processor between the count and the
+// request in half of 50 turns. If it does so in one turn of ten, the chance is 1e-11.
 TEST(StreamListener, StarvesNoClient) {
   StreamListenerOptions options = options_with();
   options.threads = 1;

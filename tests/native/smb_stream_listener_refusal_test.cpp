@@ -201,7 +201,7 @@ TEST(StreamListener, BoundsConnectionsThatHaveNotJoined) {
     silent.back()->hello();
   }
   EXPECT_TRUE(silent.front()->closed());
-  expect_served(box);  // its connections displace the next one
+  expect_served(box);  // this new connection displaces the next silent client
   EXPECT_TRUE(silent[1]->closed());
 }
 
@@ -227,7 +227,7 @@ int as_another_user(const std::function<int()>& action) {
 TEST(StreamListener, AdmitsTheUsersInTheOptions) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   const auto directory = std::filesystem::path(options_with().socket_path).parent_path();
-  ASSERT_EQ(chmod(directory.c_str(), 0711), 0);  // the socket's mode shall decide
+  ASSERT_EQ(chmod(directory.c_str(), 0711), 0);  // so that only the socket's mode decides
   const auto call = [](const std::string& path) {
     return as_another_user([&path] {
       RawClient client(protocol::Address{"", 0, path});
@@ -237,7 +237,7 @@ TEST(StreamListener, AdmitsTheUsersInTheOptions) {
   };
   {
     Box box;
-    EXPECT_EQ(call(box.options.socket_path), 102);  // the file's mode keeps it out
+    EXPECT_EQ(call(box.options.socket_path), 102);  // the file's mode refuses the user
     ASSERT_EQ(chmod(box.options.socket_path.c_str(), 0666), 0);
     EXPECT_EQ(call(box.options.socket_path), static_cast<int>(Status::kDenied));
     EXPECT_EQ(joined(box.local())->ask(Opcode::kPing).header.status, Status::kOk);

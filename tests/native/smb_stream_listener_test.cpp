@@ -81,7 +81,7 @@ TEST_P(StreamListenerTest, SendsRepliesOfAnyThread) {
   for (const auto answers : {FakeHandler::Answers::kAtOnce, FakeHandler::Answers::kByThread}) {
     Box box(options_with(), answers);
     const auto client = joined(address(box));
-    constexpr int64_t kCount = 500;  // more than may be unanswered at a time
+    constexpr int64_t kCount = 500;  // more requests than may be unanswered at a time
     for (int64_t i = 0; i < kCount; ++i) {
       protocol::FetchAdd request{};
       request.addend = i;

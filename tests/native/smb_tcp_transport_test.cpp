@@ -10,10 +10,10 @@
 #include "smb_transport_fixture.h"
 
 #ifdef __SANITIZE_THREAD__
-// A box thread sends bytes of a segment. The client receives them all, then writes there over
-// another connection, so on another box thread. The network orders the two accesses.
-// ThreadSanitizer records the read of sendmsg after its release of the socket, and misses the
-// order.
+// A box thread sends bytes of a segment. The client receives all of them, then writes to the same
+// bytes over another connection, which another box thread serves. The network orders the two
+// accesses. But ThreadSanitizer records sendmsg's read of the bytes after its release of the
+// socket, so it misses the order.
 extern "C" const char* __tsan_default_suppressions() {
   return "race:^hbm::box::protocol::FrameOutput::flush\n";
 }

@@ -1,5 +1,5 @@
-// The common behaviour of the stream transports, against the real listener over a handler of the
-// tests' own.
+// The common behaviour of the stream transports, with the real listener and the tests' handler
+// (smb_transport_handler.h).
 #include "box/transport/transport.h"
 
 #include <gtest/gtest.h>
