@@ -1,8 +1,9 @@
 // A libFuzzer target: a client that sends arbitrary bytes to a stream connection.
 //
-// The first byte of the input selects the mode. Bit 0: after a proper Join. Bit 1: to a box with a
-// token. Both: in records with right tags. The other bits: in chunks of 2^n - 1 bytes (0: in one
-// chunk). The box must reply with proper frames.
+// The first byte of the input selects the mode. Bit 0: the client sends a proper Join first. Bit 1:
+// the box has a token. With both bits, the client sends records with right tags. The other bits are
+// a number n: the client sends chunks of 2^n - 1 bytes (n = 0: one chunk). The box must reply with
+// proper frames.
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -70,7 +71,7 @@ class Conversation {
 
   ~Conversation() { connection_->gone(); }
 
-  // False: the box has closed the connection.
+  // Returns false if the box has closed the connection.
   bool send(std::span<const uint8_t> bytes) {
     if (!authenticator_) return send_plain(bytes);
     const box::protocol::RecordHeader header{static_cast<uint32_t>(bytes.size())};

@@ -2,8 +2,9 @@
 //
 // The first byte of the input selects the mode. Bit 0 clear: the bytes are sent from the beginning,
 // and the client joins. Bit 0 set: the client has joined, and waits for replies with the ids of
-// smb_replies_corpus. The other bits: in chunks of 2^n - 1 bytes (0: in one chunk). The client may
-// only break the connection, and must write received bytes only where it requested them.
+// smb_replies_corpus. Bits 2 to 7 are a number n: the box sends chunks of 2^n - 1 bytes (n = 0: one
+// chunk). The client may only break the connection, and must write received bytes only where it
+// requested them.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -41,7 +42,7 @@ struct SocketPair {
     box = Descriptor(ends[1]);
   }
 
-  // False: the client takes no more.
+  // Returns false if the client takes no more bytes.
   bool send(std::span<const uint8_t>& bytes) const {
     const ssize_t sent = ::send(box.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent > 0) bytes = bytes.subspan(static_cast<size_t>(sent));

@@ -12,7 +12,7 @@ READ_BYTES = 300
 
 
 def frame(opcode: int, body: bytes = b"", payload: bytes = b"", status: int = 0) -> bytes:
-    """Return the answer to the one request of this kind, whose id has its index twice."""
+    """Return the answer to the only request of this kind. Its id has the request's index twice."""
     index = ORDER.index(opcode) if opcode in ORDER else -1
     number = (index + 1) << 32 | max(index, 0)
     header = struct.pack(

@@ -3,8 +3,9 @@
 //
 // The first byte of the input selects the mode. Bits 0 and 1: 0, connection requests to a box; 1,
 // the private data of a box's reply; 2, messages to a box; 3, messages to a client with one request
-// of each kind. Bit 2: with a token, so requests are proved and messages authenticated; bit 3:
-// correctly. The rest of the input is messages, each after its length in two bytes.
+// of each kind. Bit 2: there is a token, so requests need a proof, and messages need tags. Bit 3:
+// the proofs and tags are correct. The rest of the input is messages, each after its length in two
+// bytes.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -38,7 +39,7 @@ constexpr protocol::MacKey kKey{};
   std::abort();
 }
 
-// A copy of its own, so that the sanitizer sees who reads past its end.
+// Returns a copy of the next message, so that the sanitizer detects a read past the message's end.
 std::vector<std::byte> next_message(Bytes& input) {
   if (input.size() < 2) {
     input = {};
@@ -51,7 +52,7 @@ std::vector<std::byte> next_message(Bytes& input) {
   return {message.begin(), message.end()};
 }
 
-// Tags the messages of whoever knows the key.
+// Appends tags to messages, as a sender does that knows the key. Without `tags`, changes nothing.
 class Sender {
  public:
   explicit Sender(bool tags) {

@@ -218,8 +218,8 @@ TEST_P(SmbConformance, AsynchronousOperationsOnOneRangeKeepOrder) {
 TEST_P(SmbConformance, ElementsAreNeverTorn) {
   const auto writer = connect();
   constexpr uint64_t kBytes = 4 * kChunk;
-  // Over verbs, transfers begin at multiples of 8 only: an adapter cuts a transfer into packets of
-  // a multiple of 8 bytes, and from other offsets on would cut elements.
+  // Over verbs, transfers begin at offset 0 only. An adapter cuts a transfer into packets of a
+  // multiple of 8 bytes, and from other offsets on it would cut elements.
   const uint64_t begins = GetParam() == "verbs" ? 1 : 8;
   const Segment segment = writer->alloc({.size = kBytes});
   std::atomic<bool> stop{false};

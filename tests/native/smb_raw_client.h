@@ -141,7 +141,8 @@ class RawClient final : private protocol::FrameReceiver {
     return reply;
   }
 
-  // Waits until the box closes the connection, and drops the frames that come before.
+  // Drops frames until the box closes the connection, and then returns true. Returns false if that
+  // does not happen in time.
   bool closed() {
     try {
       for (;;) next();

@@ -1,4 +1,4 @@
-"""Two workers that train a model over RDMA, against one that sees both their data.
+"""Two workers that train a model over RDMA, compared with one that trains on the data of both.
 
 Part of torch_programs.py.
 """

@@ -1,8 +1,8 @@
-// Allocates memory, writes to it, and reports where it lies: the guest's half of test_placement.py.
+// Allocates memory, writes to it, and reports its nodes: the guest's half of test_placement.py.
 //
 //   vm_placement POLICY BLOCK_BYTES TOTAL_BYTES SOURCE...
 //
-// takes blocks from each source until they come to TOTAL_BYTES or it refuses.
+// takes blocks from each source until they add up to TOTAL_BYTES or the source refuses a block.
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -22,9 +22,9 @@
 namespace hbm::memory {
 namespace {
 
-constexpr uint64_t kUnbounded = uint64_t{1} << 40;  // the nodes are the bound
+constexpr uint64_t kUnbounded = uint64_t{1} << 40;  // only the nodes' memory is the limit
 
-// Blocks are never given back: the process ends first.
+// Allocates a block, which is never freed: the process ends first.
 using Allocate = std::function<void*(size_t bytes)>;
 
 Allocate open_source(const std::string& name, Policy policy) {

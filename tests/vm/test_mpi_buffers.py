@@ -13,7 +13,8 @@ from guest.topology import TOPOLOGIES
 pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 
 TENSOR = 4 << 20
-# At least, of a rank's tensor; blocks are used again and again.
+# The least bytes of MPI's buffers for a rank's tensor. Less than the tensor, because MPI's buffers
+# are reused.
 IN_FLIGHT = {"allreduce": TENSOR // 2, "broadcast": TENSOR // 4, "gather": TENSOR // 4}
 
 
@@ -33,5 +34,5 @@ def test_memory_of_collectives(topology: str, ranks: int, policy: str, tmp_path:
             assert report.ours[expected] >= IN_FLIGHT[collective]
         else:
             assert report.ours[expected] >= TENSOR
-        # Most of a segment has never been written, so is nowhere.
+        # Most pages of a segment have never been written, so they are on no node.
         assert report.agrees() or what == "segment", report

@@ -23,14 +23,14 @@ POLICIES = (*HBM_POLICIES, "ddr")
 
 def take(policy: str, cpu: int, block: int, total: int, *sources: str) -> str:
     """Return the command of a process on one CPU that allocates from each source in turn."""
-    # Bound before it starts: libraries touch memory before main().
+    # taskset binds the process before it starts, because libraries touch memory before main().
     program = shlex.quote(str(boot.PROGRAMS / "vm_placement"))
     return f"taskset -c {cpu} {program} {policy} {block} {total} {' '.join(sources)}"
 
 
 def run(topology: str, script: Iterable[str], directory: Path) -> list[Report]:
     """Return the reports of a shell script's processes; none of them may fail or be killed."""
-    # memkind needs the nodes' names: it interleaves over the closest node alone without them.
+    # Without the names of the HBM nodes, memkind interleaves over the closest node alone.
     nodes = ",".join(map(str, TOPOLOGIES[topology].hbm_nodes))
     environment = {"MEMKIND_HBW_NODES": nodes} if topology == "snc4" else {}
     command = ["sh", "-ec", "\n".join(script)]

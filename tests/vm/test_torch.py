@@ -1,5 +1,7 @@
-"""The tests that need PyTorch, in one guest, where its import takes minutes: the nodes of tensors,
-and the asynchronous parameter server over RDMA."""
+"""The tests that need PyTorch, in one guest because PyTorch's import takes minutes there.
+
+They test the nodes of tensors, and the asynchronous parameter server over RDMA.
+"""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ TEST(VerbsDeaths, AForkedChildLearnsWhyItCannotConnect) {
   EXPECT_NO_THROW(client->ping());  // the parent's connection is as it was
 }
 
-// Replies that need more than one message.
+// Some replies need more than one message.
 TEST(VerbsDeaths, LongRepliesComeWhole) {
   const BoxProcess box;
   const auto client = connect(box.url());

@@ -21,7 +21,7 @@ class VerbsKeys : public testing::Test {
   static void SetUpTestSuite() { box_.emplace(); }
   static void TearDownTestSuite() { box_.reset(); }
 
-  // The box still serves others.
+  // Expects that the box still serves other clients.
   ~VerbsKeys() override {
     box::client::ClientOptions options;
     options.url = box_->url();

@@ -1,5 +1,7 @@
-"""A box that serves over RDMA, and workers, each a process forked before any has touched the
-device."""
+"""A box that serves over RDMA, and workers.
+
+Each is a process, forked from one that has not touched the device.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _HOST = os.environ["HBM_BOX_HOST"]
 
 
 def run(count: int, work: Callable[[int, str], None]) -> None:
-    """work(number, url of the box) in each. AssertionError if one fails."""
+    """Run work(number, url of the box) in each worker. Raises AssertionError if a worker fails."""
     context = multiprocessing.get_context("fork")
     ready, tell = context.Pipe(duplex=False)
     stop = context.Event()

@@ -1,8 +1,8 @@
 """Runs a command in a virtual machine that has the host's files and a memory of its own.
 
-The machine is emulated, so it needs neither privileges nor hardware: C++ runs at a quarter to a
-half of the host's speed. Its root is the host's under a layer in memory: writes of the command are
-lost. `make vm` prepares the kernel (kernel.py).
+The machine is emulated, so it needs neither privileges nor hardware. C++ runs in it at a quarter to
+a half of the host's speed. Its root is the host's root under a layer in memory, so the command's
+writes are lost. `make vm` prepares the kernel (kernel.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from guest.topology import TOPOLOGIES
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAMS = REPOSITORY / "build" / str(sys.implementation.cache_tag)  # setup.py compiles into it
 
-LIMIT = 1200.0  # seconds, for a machine that much else keeps busy
+LIMIT = 1200.0  # seconds; long, because other programs may keep the host busy
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Result:
 
     @property
     def oom_kills(self) -> list[str]:
-        """The kernel's words on each process that it killed for lack of memory."""
+        """The kernel's messages about processes that it killed for lack of memory."""
         return re.findall(r".*(?:Out of memory|oom-kill|Killed process).*", self.kernel_log)
 
 
@@ -58,8 +58,8 @@ def run(
 
     `directory` must be empty, and receives the files of the guest: console, dmesg, stdout, stderr.
     `timeout` is in seconds and includes the boot (4 s). `modules` names further sets of
-    kernel.MODULES. Raises GuestError if the guest does not end and, unless `check` is false, if the
-    command fails.
+    kernel.MODULES. Raises GuestError if the guest does not end in time, or if the command fails and
+    `check` is true.
     """
     settings = [f"{name}={value}" for name, value in (environment or {}).items()]
     words = ["env", f"PATH={os.environ['PATH']}", "HOME=/tmp", *settings, *map(str, command)]

@@ -1,15 +1,18 @@
-// One rank of a group, which says where memory lies that collectives use: "guest_collectives
-// DIRECTORY RANK SIZE LIBRARIES POLICY BYTES". Ranks are processes that meet by files in the
-// directory; MPI's library is looked for in LIBRARIES. A broadcast, a gather and an allreduce of
-// float32, of BYTES, run within the node on a tensor of the rank's segment and on plain memory, and
-// over MPI on plain memory. For each it reports (pages.h), by names as "allreduce rank 0 tensor":
+// One rank of a group, which reports the nodes of the memory that collectives use.
+//
+//   guest_collectives DIRECTORY RANK SIZE LIBRARIES POLICY BYTES
+//
+// Ranks are processes that meet by files in DIRECTORY. They search for MPI's library in LIBRARIES.
+// They run a broadcast, a gather and an allreduce, each on BYTES of float32. Each runs within the
+// node on a tensor of the rank's segment and on plain memory, and over MPI on plain memory. For
+// each, a rank reports (pages.h), under names like "allreduce rank 0 tensor":
 //
 //   tensor   the tensor of the segment
 //   segment  all of the segment: the tensor, and the slots that plain memory goes through
 //   mpi      the buffers that were handed to MPI
 //
-// HBMCOMM_BIND binds the ranks. The program is linked with Comm::isend() and Comm::irecv() wrapped
-// (CMakeLists.txt): what hbm calls notes each buffer and passes the call on.
+// HBMCOMM_BIND binds the ranks. The linker puts wrappers in the place of Comm::isend() and
+// Comm::irecv() (CMakeLists.txt). A wrapper notes the buffer and passes the call on.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -48,7 +51,7 @@ void note(const void* data, size_t bytes) {
 
 }  // namespace
 
-// The linker's names for the functions and for their stand-ins.
+// The linker's names for the functions (__real_) and for their wrappers (__wrap_).
 extern "C" {
 Request __real__ZN3hbm12communicator3mpi4Comm5isendEPKvmii(Comm* comm, const void* data,
                                                            size_t bytes, int peer, int tag);
@@ -84,7 +87,7 @@ struct GuestRank {
   memory::Policy policy;
 };
 
-// A process group without PyTorch: what it connects, and the queue of its collectives.
+// A process group without PyTorch: its connection, and the queue of its collectives.
 class GuestGroup {
  public:
   GuestGroup(const GuestRank& of, const std::string& transport)
@@ -103,7 +106,7 @@ class GuestGroup {
   communicator::Communicator& communicator() const { return *connection_.communicator; }
   memory::SharedSegment& segment() const { return *connection_.segment; }
 
-  // Throws the operation's error.
+  // Runs the operation to its end. Throws the operation's error.
   void run(communicator::OperationPtr operation) {
     const auto request = queue_->enqueue(std::move(operation), kPatience, {});
     queue_->launch(request, progress::Mode::kSync);
@@ -136,7 +139,7 @@ class GuestGroup {
   uint64_t sequence_ = 0;
 };
 
-// Runs a collective on `data`, rank r's elements being r + 1, and checks what the root has then.
+// Runs a collective on `data`, in which rank r's elements are r + 1. Checks the root's result.
 void run_collective(const std::string& name, const GuestRank& of, GuestGroup& group,
                     std::span<float> data) {
   std::ranges::fill(data, static_cast<float>(of.rank + 1));

@@ -1,6 +1,7 @@
 #!/bin/busybox sh
-# The guest's first process. It takes the host's root read-only under a layer in memory, runs there
-# what the host left in the share (command.sh), and says on the console how that ended.
+# The guest's first process. It mounts the host's root, read-only, under a layer in memory. In this
+# root it runs the script that the host has put into the share (command.sh). It prints the script's
+# exit status on the console.
 /bin/busybox --install -s /bin
 export PATH=/bin
 mkdir -p /proc /sys /dev /host /layer /share /root

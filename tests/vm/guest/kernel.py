@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def fetch(directory: Path) -> None:
-    """Downloads the kernel's packages by lists of our own, which are fresh, and unpacks them."""
+    """Downloads the kernel's packages and unpacks them. Fetches fresh package lists for this."""
     state = directory / "apt"
     (state / "lists" / "partial").mkdir(parents=True)
     options = [

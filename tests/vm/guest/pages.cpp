@@ -16,7 +16,8 @@
 namespace hbm {
 namespace {
 
-// Our messages have quotes in them, and no other character that JSON would have escaped.
+// Returns `text` as a JSON string. The messages of hbm contain quotes, and no other character that
+// JSON escapes.
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -26,8 +27,8 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-// The kernel's own account. A page that is being moved is counted nowhere, so it is read until two
-// readings are the same.
+// Returns the kernel's own account. While the kernel moves a page, it does not count the page, so
+// the file is read until two readings are the same.
 std::string numa_maps() {
   constexpr int kMostReadings = 20;
   constexpr std::chrono::milliseconds kPause{20};

@@ -12,9 +12,9 @@ struct Block {
   size_t bytes;
 };
 
-// Prints a line of JSON with our own view of each block, then the kernel's /proc/self/numa_maps, by
-// one write: processes that share an output keep apart. `refusal` says why there are no more
-// blocks.
+// Prints a line of JSON with hbm's own view of each block, then the kernel's /proc/self/numa_maps.
+// Prints both by one write, so that reports of processes that share an output do not mix. `refusal`
+// says why there are no more blocks.
 void report(const std::string& name, const std::vector<Block>& blocks, const std::string& refusal);
 
 }  // namespace hbm

@@ -15,7 +15,8 @@ from guest.pages import Report, parse_reports
 COLLECTIVES = ("broadcast", "gather", "allreduce")
 WHATS = ("tensor", "segment", "mpi")  # see collectives.cpp
 _LIBRARIES = Path(sysconfig.get_path("data")) / "lib"
-# No segment is larger than a file may be; each of its pages is asked for.
+# The limit of a file's size, and so of a segment's. A report asks for the node of each page of the
+# segment, so segments must be small.
 _SEGMENT_MIB = 256
 _NAME = re.compile(r"(\w+) rank (\d+) (\w+)")
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """`cpu_nodes` nodes with CPUs and DDR, then as many of HBM alone: node N + cpu_nodes is N's.
+    """A machine of `cpu_nodes` nodes with CPUs and DDR, then as many nodes with HBM alone.
 
-    Without `hbm_mib` there are no nodes of HBM; with `cache_mib` a cache of that size stands in
-    front of each node's DDR, as HBM does in cache mode (in hybrid mode there are both). QEMU names
-    the cache in the firmware's tables and has none: it changes no speed.
+    Node N + cpu_nodes has the HBM of node N. If `hbm_mib` is 0 there are no nodes with HBM. If
+    `cache_mib` is not 0, each node's DDR has a cache of that size, as in HBM's cache mode; hybrid
+    mode has both. QEMU only lists the cache in the firmware's tables, so it changes no speed.
 
-    The firmware's tables (HMAT, SLIT) say what memkind and the kernel go by: bandwidth, latency and
-    distance from each node with CPUs to every node.
+    The firmware's tables (HMAT, SLIT) have the values that memkind and the kernel use: bandwidth,
+    latency and distance from each node with CPUs to every node.
     """
 
     cpu_nodes: int

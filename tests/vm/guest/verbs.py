@@ -24,6 +24,6 @@ def run(command: Sequence[str | Path], directory: Path) -> str:
 
 
 def speeds(mebibytes: int, sizes: Sequence[int], directory: Path) -> str:
-    """Return the lines of verbs_speed.sh: moves `mebibytes` in transfers of each of the sizes."""
+    """Return the lines of verbs_speed.sh, which moves `mebibytes` in transfers of each size."""
     program = boot.PROGRAMS / "guest_verbs_speed"
     return run(["sh", _SPEED, program, str(mebibytes), *map(str, sizes)], directory)

@@ -48,10 +48,11 @@ class BoxProcess {
   std::string url_;
 };
 
-// main() calls it first: whether this process is such a box, which has ended then.
+// Returns true if this process was started as a box, after the box has ended. main() calls it
+// first.
 bool was_box(int argc, char** argv);
 
-// A client that has joined, and connects queue pairs as the test says.
+// A client that has joined. The test decides which queue pairs it connects, and how.
 class RawClient {
  public:
   explicit RawClient(uint16_t port, uint32_t flags = 0);
@@ -74,7 +75,7 @@ class RawClient {
   void send(const void* message, uint32_t bytes);  // with its tag
   void send_plain(const void* message, uint32_t bytes);
 
-  // A segment, and its key for each queue pair.
+  // A segment, and its RDMA key for each queue pair.
   struct Attached {
     protocol::Id key;
     uint64_t address = 0;

@@ -89,7 +89,7 @@ void transfers(uint64_t bytes, uint64_t total) {
   }
 }
 
-// The best of several, in microseconds.
+// Returns the shortest time of kRepeats runs, in microseconds.
 template <class Action>
 double fastest_us(Action action) {
   double best = 1e12;
@@ -125,7 +125,7 @@ void registration() {
   }
 }
 
-// Kilobytes, by a name in a file of /proc.
+// Returns the kilobytes that follow `name` in a file of /proc.
 long kilobytes(const std::string& file, const std::string& name) {
   std::ifstream in(file);
   for (std::string word; in >> word;) {

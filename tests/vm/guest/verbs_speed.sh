@@ -1,5 +1,6 @@
 #!/bin/sh
-# Speeds of perftest's tools and of the transport, in turn, and what segments and clients cost.
+# Prints the speeds of perftest's tools and of the transport, alternately, and the costs of segments
+# and clients.
 #
 #   verbs_speed.sh PROGRAM MEBIBYTES SIZE...   (PROGRAM: guest_verbs_speed)
 set -e
