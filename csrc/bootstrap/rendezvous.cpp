@@ -46,17 +46,35 @@ struct MailboxId {
   const std::string text = random_id();
 };
 
+// Returns pointers to the fields of a record that follow the pid, in their order.
+template <typename AnyMember>
+auto fields_of(AnyMember& member) {
+  return std::array{&member.ranks,
+                    &member.version,
+                    &member.staging_bytes,
+                    &member.transport,
+                    &member.parameter_server,
+                    &member.job,
+                    &member.host,
+                    &member.process,
+                    &member.boot_id,
+                    &member.pid_namespace,
+                    &member.started,
+                    &member.network_namespace,
+                    &member.forced_node,
+                    &member.segment,
+                    &member.listener,
+                    &member.processors,
+                    &member.quota,
+                    &member.most_ranks,
+                    &member.segment_bytes,
+                    &member.links};
+}
+
 std::string encode(const Member& member) {
   std::ostringstream text;
   text << member.pid;
-  for (const std::string* field :
-       {&member.ranks, &member.version, &member.staging_bytes, &member.transport,
-        &member.parameter_server, &member.job, &member.host, &member.process, &member.boot_id,
-        &member.pid_namespace, &member.started, &member.network_namespace, &member.forced_node,
-        &member.segment, &member.listener, &member.processors, &member.quota, &member.most_ranks,
-        &member.links}) {
-    text << ' ' << std::quoted(*field);
-  }
+  for (const std::string* field : fields_of(member)) text << ' ' << std::quoted(*field);
   return text.str();
 }
 
@@ -64,14 +82,7 @@ Member decode(const std::string& record) {
   std::istringstream text(record);
   Member member;
   text >> member.pid;
-  for (std::string* field :
-       {&member.ranks, &member.version, &member.staging_bytes, &member.transport,
-        &member.parameter_server, &member.job, &member.host, &member.process, &member.boot_id,
-        &member.pid_namespace, &member.started, &member.network_namespace, &member.forced_node,
-        &member.segment, &member.listener, &member.processors, &member.quota, &member.most_ranks,
-        &member.links}) {
-    text >> std::quoted(*field);
-  }
+  for (std::string* field : fields_of(member)) text >> std::quoted(*field);
   return member;
 }
 

@@ -53,11 +53,12 @@ struct Member {
   std::string segment;   // the segment that the rank offers: a name unique within the process
   std::string listener;  // the socket on which the rank accepts local peers
 
-  // For communicator/connect/oversubscription.h: the usable CPUs, the CPU quota, and the most ranks
-  // of one machine in any of its groups.
+  // For communicator/connect/oversubscription.h: the usable CPUs, the CPU quota, the most ranks of
+  // one machine in any of its groups, and the bytes of its segment.
   std::string processors;
   std::string quota;
   std::string most_ranks;
+  std::string segment_bytes;
 
   std::string links;  // the address of rank 0: communicator/failure/liveness_connections.h
 };

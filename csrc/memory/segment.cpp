@@ -121,6 +121,14 @@ std::shared_ptr<SharedSegment> process_segment(Policy policy) {
   return segments.emplace(policy, SharedSegment::create(policy, /*size_bytes=*/0)).first->second;
 }
 
+uint64_t process_segment_bytes(Policy policy) {
+  process_segments().fork.require_owner("ask for the size of its parent's segment");
+  const std::lock_guard lock(process_segments().mutex);
+  const auto& segments = process_segments().by_policy;
+  const auto found = segments.find(policy);
+  return found != segments.end() ? found->second->size() : default_segment_bytes();
+}
+
 std::map<Policy, SharedSegmentStats> process_segment_stats() {
   std::map<Policy, SharedSegmentStats> stats;
   if (process_segments().fork.in_child()) return stats;

@@ -116,6 +116,11 @@ class SharedSegment {
 // process forked from a process that used the segment.
 std::shared_ptr<SharedSegment> process_segment(Policy policy);
 
+// Returns the bytes that process_segment() has under this policy, without making it. If the segment
+// does not exist yet, it may become smaller, but at least kLeastDefaultSegmentBytes, if the kernel
+// refuses so many addresses.
+uint64_t process_segment_bytes(Policy policy);
+
 // Returns the statistics of the segments that were used so far; empty in a forked child.
 std::map<Policy, SharedSegmentStats> process_segment_stats();
 

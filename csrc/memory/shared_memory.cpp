@@ -28,7 +28,9 @@ namespace {
                   "; ask for a smaller one, or raise the limits (ulimit -v, ulimit -f)");
 }
 
-uint64_t default_size() {
+}  // namespace
+
+uint64_t default_segment_bytes() {
   const uint64_t total = machine_total();
   const uint64_t wanted =
       std::max(total, std::min(kSegmentAddressesPerMemory * total, kLargestSpareSegmentBytes));
@@ -41,8 +43,6 @@ uint64_t default_size() {
       std::clamp(soft_limit(RLIMIT_FSIZE), kLeastLimitedSegmentBytes, kLeastDefaultSegmentBytes);
   return std::max(std::min(wanted, allowed), smallest);
 }
-
-}  // namespace
 
 Descriptor make_shared_file(const std::string& name) {
   Descriptor file(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -77,7 +77,7 @@ void fix_size(const Descriptor& file) {
 
 Memfd::Memfd(const std::string& name, uint64_t size_bytes) : Memfd() {
   file_ = make_shared_file(name);
-  uint64_t size = size_bytes == 0 ? default_size() : size_bytes;
+  uint64_t size = size_bytes == 0 ? default_segment_bytes() : size_bytes;
   resize(size);
   while (!map()) {
     if (errno != ENOMEM || size_bytes != 0 || size / 2 < kLeastDefaultSegmentBytes) {

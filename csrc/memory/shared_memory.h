@@ -27,6 +27,9 @@ void set_size(const Descriptor& file, uint64_t bytes);
 // memory beyond a new end. Throws Error(kUnavailable) if the kernel refuses.
 void fix_size(const Descriptor& file);
 
+// Returns the bytes of a Memfd that is asked for 0 bytes.
+uint64_t default_segment_bytes();
+
 // A sparse file in memory, mapped here and, by its descriptor, in other processes.
 //
 // Its size is address space; only written pages that were not freed take memory. The kernel frees

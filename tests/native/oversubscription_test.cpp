@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <memory>
@@ -125,11 +126,34 @@ TEST(ProcessorDemand, CountsTheRanksOfOtherGroupsOnAllOfItsRanks) {
 }
 
 TEST(ShmSlotChunk, IsLargerIfOversubscribedAndRoomIsLeft) {
-  EXPECT_EQ(shm_slot_chunk(kStagingBytes, false), 128 * kKiB);
-  EXPECT_EQ(shm_slot_chunk(kStagingBytes, true), 1024 * kKiB);
-  EXPECT_EQ(shm_slot_chunk(2048 * kKiB, true), 256 * kKiB);
-  EXPECT_EQ(shm_slot_chunk(2048 * kKiB, false), 128 * kKiB);
-  EXPECT_EQ(shm_slot_chunk(64 * kKiB, true), 4 * kKiB);
+  constexpr uint64_t kSegmentBytes = uint64_t{1} << 40;
+  EXPECT_EQ(shm_slot_chunk(kStagingBytes, kSegmentBytes, false), 128 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(kStagingBytes, kSegmentBytes, true), 1024 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(2048 * kKiB, kSegmentBytes, true), 256 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(2048 * kKiB, kSegmentBytes, false), 128 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(64 * kKiB, kSegmentBytes, true), 4 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(kStagingBytes, 4096 * kKiB, true), 64 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(kStagingBytes, 4096 * kKiB, false), 64 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(kStagingBytes, 1024 * kKiB, true), 16 * kKiB);
+}
+
+// Three groups at a time fit into a segment of 4 MiB.
+TEST(ShmSlotChunk, FitsTheSmallestSegmentOfOversubscribedRanks) {
+  const int cpu = allowed_cpus().front();
+  run_forked_ranks(2, [&](const ForkedRank& rank) {
+    run_on(cpu);
+    if (rank.rank == 1) {
+      const rlimit few = {.rlim_cur = 4096 * kKiB, .rlim_max = 4096 * kKiB};
+      ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &few), 0);
+    }
+    std::vector<GroupConnection> groups;
+    for (int group = 0; group < 3; ++group) {
+      groups.push_back(connected(rank));
+      EXPECT_TRUE(groups.back().oversubscribed);
+      EXPECT_LT(groups.back().communicator->memory().slots_bytes, 4096 / 4 * kKiB);
+    }
+    for (const GroupConnection& made : groups) made.peers->stop();
+  });
 }
 
 // Ranks that share a processor stage a megabyte at a time, ranks with one each an eighth of that.

@@ -142,7 +142,9 @@ void join_all(const GroupSetup& setup, shm::PeerListener* listener,
   const ProcessorDemand demand = processor_demand(local, made.rendezvous.members);
   count_group(local_size);
   made.oversubscribed = demand.oversubscribed();
-  const size_t slot_chunk = shm_slot_chunk(setup.staging_bytes, made.oversubscribed);
+  const size_t slot_chunk =
+      shm_slot_chunk(setup.staging_bytes, least_segment_bytes(local, made.rendezvous.members),
+                     made.oversubscribed);
   const shm::LocalPeers local_peers =
       listener != nullptr ? shm::explore(made.rendezvous, *listener, made.segment, slot_chunk)
                           : shm::apart(setup.size);
@@ -177,6 +179,7 @@ GroupConnection connect_watched(const GroupSetup& setup,
     self.processors = allowed_processors();
     self.quota = allowed_quota();
     self.most_ranks = std::to_string(most_ranks());
+    self.segment_bytes = std::to_string(memory::process_segment_bytes(setup.policy));
     if (setup.size > 1 && setup.transport != bootstrap::GroupTransport::kMpi) {
       self.segment = memory::policy_name(setup.policy);
       self.listener = listener.emplace().name();

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <bit>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <sstream>
 
@@ -112,10 +113,21 @@ ProcessorDemand processor_demand(const std::vector<int>& local,
   return demand;
 }
 
-size_t shm_slot_chunk(uint64_t staging_bytes, bool oversubscribed) {
+uint64_t least_segment_bytes(const std::vector<int>& local,
+                             const std::vector<bootstrap::Member>& members) {
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  for (const int rank : local) {
+    least =
+        std::min<uint64_t>(least, std::stoull(members[static_cast<size_t>(rank)].segment_bytes));
+  }
+  return least;
+}
+
+size_t shm_slot_chunk(uint64_t staging_bytes, uint64_t segment_bytes, bool oversubscribed) {
+  const uint64_t most = std::min(staging_bytes / 2, segment_bytes / 8);
   const auto of_slots = [](size_t chunk) { return 2 * shm::RegionLayout(2, chunk).data_bytes; };
   size_t chunk = oversubscribed ? kOversubscribedSlotChunkBytes : kSlotChunkBytes;
-  while (chunk > kLeastSlotChunkBytes && of_slots(chunk) > staging_bytes / 2) chunk /= 2;
+  while (chunk > kLeastSlotChunkBytes && of_slots(chunk) > most) chunk /= 2;
   return chunk;
 }
 

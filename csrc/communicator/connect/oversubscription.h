@@ -50,11 +50,16 @@ struct ProcessorDemand {
 ProcessorDemand processor_demand(const std::vector<int>& local,
                                  const std::vector<bootstrap::Member>& members);
 
+// Returns the bytes of the smallest segment of the ranks `local`.
+uint64_t least_segment_bytes(const std::vector<int>& local,
+                             const std::vector<bootstrap::Member>& members);
+
 // Returns the bytes that a rank stages at a time in the slots of shared memory. It is 128 KiB, so
 // that the slots of a few ranks fit the processor's cache. It is 1 MiB if the ranks are
 // oversubscribed, because each chunk then costs a time slice of every rank. The chunk is halved,
-// down to 4 KiB, while the slots would take more than half of `staging_bytes`. Messages over MPI
+// down to 4 KiB, while the slots would take more than half of `staging_bytes` or an eighth of
+// `segment_bytes`: the segment also has room for other groups and for tensors. Messages over MPI
 // have a chunk of their own (mpi::chunk_bytes()).
-size_t shm_slot_chunk(uint64_t staging_bytes, bool oversubscribed);
+size_t shm_slot_chunk(uint64_t staging_bytes, uint64_t segment_bytes, bool oversubscribed);
 
 }  // namespace hbm::communicator::connect

@@ -25,8 +25,10 @@ inline constexpr size_t kOversubscribedSlotChunkBytes = 1 << 20;
 
 // The least chunk of a slot.
 // Unit: bytes
-// Below: the chunk is not halved further, even if the slots take more than half of staging_bytes.
-// Above: the chunk is halved while the slots take more than half of staging_bytes.
+// Below: the chunk is not halved further, even if the slots take more than half of staging_bytes or
+// an eighth of the segment.
+// Above: the chunk is halved while the slots take more than half of staging_bytes or an eighth of
+// the segment.
 inline constexpr size_t kLeastSlotChunkBytes = 4 << 10;
 
 }  // namespace hbm::communicator::connect

@@ -94,15 +94,20 @@ class FewDescriptors:
 
 @dataclass(frozen=True)
 class SmallFiles:
-    """A limit of the size of files, in bytes."""
+    """A limit of the size of files, in bytes, on all usable processors or on one."""
 
     most: int
+    one_processor: bool = False
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        processors = os.sched_getaffinity(0)
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.most, before[1]))
+        if self.one_processor:
+            os.sched_setaffinity(0, {min(processors)})
         yield
+        os.sched_setaffinity(0, processors)
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
@@ -255,6 +260,7 @@ def form_in(context: Context, store: str, surrounding: Surrounding) -> tuple[str
         pytest.param(Mount("/proc"), marks=privileged),
         pytest.param(Mount("/sys"), marks=privileged),
         SmallFiles(4 << 20),
+        SmallFiles(4 << 20, one_processor=True),
     ],
 )
 def test_one_node_works_without(bare_pool: Pool, tmp_path: Path, surrounding: Surrounding) -> None:
