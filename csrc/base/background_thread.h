@@ -12,8 +12,9 @@ namespace hbm {
 class BackgroundThread {
  public:
   // Runs `body` on a new thread, with the process' signals blocked. `interrupt` makes `body` return
-  // soon. stop() and the end of the process call `interrupt` on their thread, perhaps both. Both
-  // functions own the objects they use, because a `body` that hangs outlives this object.
+  // soon. stop() calls `interrupt`, and so does the thread that ends the process, so `interrupt`
+  // may be called twice. Both functions own the objects they use, because a `body` that hangs
+  // outlives this object.
   BackgroundThread(std::function<void()> body, std::function<void()> interrupt);
   ~BackgroundThread() { stop(); }
   BackgroundThread(const BackgroundThread&) = delete;

@@ -34,10 +34,10 @@ enum class Dtype : uint8_t {
   kFloat4E2M1X2,   // two 4-bit floats in a byte
   kQuantized8,     // integers; scale and zero point are stored elsewhere
   kQuantized32,
-  kUInt128,  // like kInt128: of partial sums (kernels/partial_sum.h), never of a tensor
+  kUInt128,  // kUInt128, kInt128: types of partial sums (kernels/partial_sum.h), not of tensors
   kInt128,
 };
-inline constexpr size_t kDtypeCount = 24;  // of tensors, and in headers
+inline constexpr size_t kDtypeCount = 24;  // counts the types before kUInt128
 
 enum class ReduceOp : uint8_t {
   kSum,

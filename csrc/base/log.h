@@ -15,8 +15,8 @@ bool enabled(Level level) noexcept;
 
 void write(Level level, const std::string& message) noexcept;
 
-// Logs a message that is the same on every rank: a warning on rank 0 and outside of a job, else
-// level info.
+// Logs a message that is the same on every rank. The level is warn on rank 0 and in a process
+// without a rank, and info on other ranks.
 void notice(const std::string& message) noexcept;
 
 inline void error(const std::string& message) noexcept { write(Level::kError, message); }

@@ -91,7 +91,8 @@ bool overlap(Dimensions dimensions) {
   return !insert_all(addresses, dimensions, 0);
 }
 
-// Returns the dimensions in units. An element has several units, which are a dimension.
+// Returns the dimensions of an array, with strides in units of `unit` bytes. If an element has
+// several units, these units are one more dimension.
 Dimensions units_of(const StridedArray& array, uint64_t unit) {
   Dimensions dimensions;
   const uint64_t element = array.element / unit;

@@ -1,9 +1,12 @@
 // Detects strided arrays whose elements share memory. The answers are exact.
 //
-// Both functions only sort the strides if each stride is larger than the reach of all smaller ones,
-// as in a slice, transpose or diagonal of a contiguous array. Otherwise they visit each element
-// until two meet, with a bitmap of the addresses. They throw Error(kExhausted) if there is no
-// memory for the bitmap.
+// The reach of a dimension is (size - 1) * stride. Elements of an array do not overlap if each
+// stride is larger than the sum of the reaches of all dimensions with smaller strides. Slices,
+// transposes and diagonals of contiguous arrays are such arrays: elements_overlap() only sorts
+// their strides. arrays_overlap() treats two arrays of equal sizes and strides as one array with
+// one more dimension, and compares the address ranges of other arrays. If this does not decide, the
+// functions visit each element until two have the same address, with a bitmap of the addresses.
+// They throw Error(kExhausted) if there is no memory for the bitmap.
 //
 // Threads: pure functions.
 #pragma once

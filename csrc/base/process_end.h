@@ -2,11 +2,13 @@
 //
 // One thread ends the process: it finalises the interpreter, and then the libraries clean up. Other
 // threads must have stopped using Python, PyTorch's objects and MPI by then. A join could hang,
-// because a thread may wait for another rank. A return fails, because Python ends a thread that
-// asks for its lock. So threads park: a parked thread sleeps until the process is gone, and no
-// destructor runs on its stack. docs/design/process-end.md lists all threads.
+// because a thread may wait for another rank. A thread cannot return to Python either, because
+// Python ends a thread that asks for Python's lock by then. So threads park: a parked thread sleeps
+// until the process is gone, and no destructor runs on its stack. docs/design/process-end.md lists
+// all threads.
 //
-// A forked child has an end of its own.
+// A forked child ends separately: process_ends() is false in a child that was forked while its
+// parent ended.
 //
 // Threads: all functions may be called from any thread.
 #pragma once
@@ -66,8 +68,9 @@ void at_process_end(void (*stop)());
 // does not hold Python's lock.
 void end_process() noexcept;
 
-// Does the same for the main thread, if it began to end the process before this library was loaded,
-// perhaps by another thread.
+// Does the same as end_process(), but makes the main thread the one that ends the process. Called
+// if the main thread began to end the process before this library was loaded. The caller may be
+// another thread, which loads the library.
 void end_process_of_main_thread() noexcept;
 
 }  // namespace hbm

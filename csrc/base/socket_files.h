@@ -14,7 +14,7 @@ namespace hbm {
 std::string socket_directory();
 
 // Returns true if no process listens at the file with a socket of this type (SOCK_STREAM,
-// SOCK_SEQPACKET): its process has ended, or does not listen yet.
+// SOCK_SEQPACKET). The process that made the file has ended then, or does not listen yet.
 bool refuses_calls(const std::filesystem::path& file, int type);
 
 // Returns true if the file is older than a minute (kLongestSocketStart): the process that made it

@@ -23,8 +23,8 @@ class ThreadPool {
   void grow(unsigned helpers);
 
   // Calls part(0) .. part(parts - 1), each once, on the calling thread and on idle helpers. Returns
-  // when all calls have returned. A single part takes no lock and wakes no thread. Exceptions of
-  // parts are thrown after all parts have ended; of several, the first. Threads: any, several
+  // when all calls have returned. A single part takes no lock and wakes no thread. If parts throw,
+  // run() throws the first of these exceptions after all parts have ended. Threads: any, several
   // together.
   void run(uint32_t parts, const std::function<void(uint32_t)>& part);
 

@@ -43,7 +43,7 @@ void SpinBudget::lost_processor(Clock::time_point now, std::chrono::nanoseconds 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-// Not FUTEX_PRIVATE_FLAG: the waiters are other processes.
+// The calls omit FUTEX_PRIVATE_FLAG, because the waiters may be threads of other processes.
 
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
                 std::chrono::nanoseconds most) noexcept {

@@ -24,15 +24,15 @@ namespace hbm::memory {
 struct FreeBlock {
   memkind_t kind = nullptr;
   ReservedArena* arena = nullptr;
-  size_t mapped_bytes = 0;  // of a mapping of its own
+  size_t mapped_bytes = 0;  // the size of the block's own mapping
 
   void operator()(void* block) const noexcept;
 };
 using OwnedBlock = std::unique_ptr<void, FreeBlock>;
 
 // Allocates a block, aligned to 64 bytes, or to a page if it has a page or more. Null if memkind
-// has no block. This also happens when the kernel has memory, because memkind asks the kernel for
-// up to a quarter more than the block.
+// has no block. The kernel may still have memory for the block then, because memkind asks the
+// kernel for up to a quarter more than the block.
 OwnedBlock take_block(memkind_t kind, size_t bytes) noexcept;
 
 // Maps exactly the pages that hold `bytes`, on the nodes; without nodes, anywhere. Throws
@@ -46,8 +46,8 @@ std::string cannot_allocate(size_t bytes, Policy policy);
 struct Usage {
   uint64_t in_use_bytes = 0;
   uint64_t peak_bytes = 0;   // of in_use_bytes
-  uint64_t hbm_bytes = 0;    // of in_use_bytes: on HBM nodes, which had room
-  uint64_t ddr_bytes = 0;    // of in_use_bytes: DDR, by policy or spilled
+  uint64_t hbm_bytes = 0;    // part of in_use_bytes: HBM nodes had room for it
+  uint64_t ddr_bytes = 0;    // the rest of in_use_bytes: DDR, by policy or spilled
   uint64_t allocations = 0;  // since the ledger was made
   uint64_t spills = 0;       // allocations that kPreferred sent to DDR, because HBM was full
 };

@@ -84,7 +84,8 @@ std::string own_groups() {
 
 constexpr const char* kMounted = "/sys/fs/cgroup";
 
-// Microseconds of processor time in each period; no quota is "max", or -1.
+// Microseconds of processor time in each period. Without a quota, the kernel's file has "max"
+// (version 2) or -1 (version 1).
 struct Quota {
   int64_t each = -1;
   int64_t period = 0;

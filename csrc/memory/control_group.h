@@ -23,7 +23,7 @@ struct GroupLimit {
 };
 
 // Returns the tightest limit, and separately the least room, of this process' groups and their
-// parent groups. Only visible groups count: a container may see some of them.
+// parent groups. Only visible groups count: a container may not see all parent groups.
 GroupLimit group_limit();
 
 // Returns group_limit() of the groups in a text like /proc/self/cgroup ("0::/a/b" of version 2,
@@ -42,7 +42,8 @@ struct CoreQuota {
 // Returns the tightest quota of this process' groups and their parent groups.
 CoreQuota core_quota();
 
-// Returns core_quota() of a text and a hierarchy as group_limit() takes them.
+// Returns core_quota() of the groups in the text `groups`. `groups` and `top` are as in
+// group_limit().
 CoreQuota core_quota(const std::string& groups, const std::filesystem::path& top);
 
 }  // namespace hbm::memory

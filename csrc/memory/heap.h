@@ -2,7 +2,7 @@
 //
 // A shortage of memory never kills the process. If the policy's nodes lack free memory, a request
 // throws Error(kExhausted) (kBind, kInterleave) or spills to DDR (kPreferred), before a page is
-// touched. If the nodes fill up while a request touches its pages, the request gives them back and
+// touched. If the nodes fill up while a request touches its pages, the request frees them and
 // throws. Under kBind and kInterleave the pages of a block are resident when allocate() returns, so
 // granted memory cannot be missing later. Under kPreferred and kDdr pages become resident when
 // first touched, and the kernel uses DDR if HBM is full by then. (The memory limit of a container
@@ -11,7 +11,7 @@
 // A block of kMappedBlockBytes or more has a mapping of its own, with no more pages than it needs,
 // on the nodes that memkind chooses. The kernel gets it back when it is freed. Smaller blocks are
 // memkind's. memkind keeps freed memory for later blocks on its node, so a thread that has moved to
-// another node may get memory of the old one. placement.h finds the real location of a block.
+// another node may get memory of its earlier node. placement.h finds the real location of a block.
 //
 // In a forked child allocate() throws Error(kUnavailable), and free() does nothing: the parent
 // still owns the blocks.

@@ -2,9 +2,9 @@
 // memkind for all three.
 //
 // Loading them costs a process 1 ms of processor time, and a rank of a machine without HBM needs
-// none of them before its first tensor. So _C does not link them. In place of libraries.cpp it has
-// libraries_on_demand.cpp, which opens libhbm_memkind.so, which links them. All other binaries link
-// them.
+// none of them before its first tensor. So the Python module _C does not link them. It is built
+// with libraries_on_demand.cpp, which opens libhbm_memkind.so at the first use; that library links
+// them. All other binaries are built with libraries.cpp, and link them directly.
 //
 // Threads: the functions may be called from any thread.
 #pragma once

@@ -21,7 +21,8 @@ std::string setting(const char* name) {
   return value == nullptr ? std::string() : std::string(" ") + name + "=" + value;
 }
 
-// For conditions of the machine, not of one heap: one line a process is enough.
+// Returns true on the first call. The flags are for conditions of the whole machine, which each
+// process logs once, not once a heap.
 bool first(std::atomic<bool>& said) { return !said.exchange(true, std::memory_order_relaxed); }
 std::atomic<bool> said_absent{false};
 std::atomic<bool> warned_of_absent{false};

@@ -49,8 +49,8 @@ std::string why_unavailable(Policy policy);
 // (MEMKIND_HBW_NODES with absent nodes): the user can fix it, unlike a machine without HBM.
 std::string why_unavailable_or_throw(Policy policy);
 
-// Records that the user has named the policy, so it is not the default. Then the log warns if
-// kPreferred finds no HBM; else it says so at level info.
+// Records that the user has named the policy, so it is not the default. After this call the log
+// warns if kPreferred finds no HBM. Without this call the log reports that at level info.
 void named_by_user(Policy policy);
 
 // Returns true if blocks under the policy are HBM. Returns false for kDdr, and for kPreferred on a

@@ -7,8 +7,9 @@
 //
 // Memory is placed by a Policy, as in SharedSegment (segment.h): memfds are on the nodes that
 // memkind chose for the thread that made the pool. Under kBind and kInterleave their pages are
-// resident when allocate() returns, and a shortage throws; under kPreferred it spills. The caller's
-// file is placed by its file system: kBind and kInterleave refuse it, kPreferred logs this once.
+// resident when allocate() returns, and a shortage throws; under kPreferred pages spill. The
+// caller's file is placed by its file system: kBind and kInterleave refuse it, kPreferred logs this
+// once.
 //
 // Forked children do not map blocks. A child may destroy inherited objects, without effect, and
 // must not use them otherwise.

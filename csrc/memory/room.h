@@ -2,7 +2,7 @@
 // allocated on them and on the machine (room.cpp), and the commitment of room to a block
 // (commit.cpp).
 //
-// The kernel kills a process that touches a page while its bound node is full. So heaps, segments
+// The kernel kills a process that touches a page whose bound node is full. So heaps, segments
 // and pools ask here before a page is touched. Figures are the kernel's, read at each call (about
 // 15 us a node, and as much a control group), except in shared_room().
 //
@@ -29,8 +29,9 @@ uint64_t room_on(const std::vector<int>& nodes, bool interleave);
 // whole machine and for this process' control groups (control_group.h).
 uint64_t machine_room();
 
-// Returns the same for `bytes` of a memfd. The kernel counts a memfd against vm.overcommit_memory
-// only when its pages are touched, and then kills. Private memory is counted when it is mapped.
+// Returns machine_room() for `bytes` of a memfd. The kernel counts a memfd against
+// vm.overcommit_memory only when its pages are touched, and then kills. Private memory is counted
+// when it is mapped.
 //
 // Messages within a node ask for each of their blocks. So one reading of the figures answers
 // requests for 100 ms, up to 16 MiB together and 1/64 of the room found. Each request gets the room
@@ -60,7 +61,8 @@ std::vector<int> hbm_nodes(Policy policy);
 // Ensures that there is memory for a block of a memfd that is bound to the nodes (placement.h).
 // Under kBind and kInterleave the block is on the nodes, and its pages are resident on return.
 // Under kPreferred and kDdr it may be anywhere. Returns the bytes that the nodes take; fewer than
-// all are logged. Otherwise throws Error(kExhausted); then no page of the block is resident.
+// all are logged. Throws Error(kExhausted) if the nodes (kBind, kInterleave) or the machine lack
+// memory for the block; then no page of the block is resident.
 uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes);
 
 }  // namespace hbm::memory

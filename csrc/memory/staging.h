@@ -69,8 +69,8 @@ class StagingBuffer {
   bool overflow_ = false;  // beyond the budget: ordinary memory, never cached
 };
 
-// Holds the blocks that the calling thread releases for its next requests. So an operation whose
-// next part needs no more than the last one is not beaten to the memory by another thread.
+// Holds the blocks that the calling thread releases for its next requests. So no other thread takes
+// the memory between two parts of an operation, if the next part needs no more than the last one.
 // Remaining blocks return to their pools at the end, or when a pool has no memory left.
 //
 // Threads: made and destroyed by one thread; a thread has at most one.
