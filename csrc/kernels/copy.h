@@ -23,7 +23,8 @@ void copy_bytes(void* dst, const void* src, size_t bytes) noexcept;
 // Copies a part of a copy of `whole` bytes, which chooses the kind of store.
 void copy_part(void* dst, const void* src, size_t bytes, size_t whole) noexcept;
 
-// Copies with non-temporal stores, for every size; with plain stores on other processors.
+// Copies with non-temporal stores on x86-64, whatever the size; with plain stores on other
+// processors.
 void copy_non_temporal(void* dst, const void* src, size_t bytes) noexcept;
 #if defined(__x86_64__)
 inline constexpr bool kHasNonTemporalStores = true;

@@ -1,12 +1,12 @@
 // Copies into memory that ranks share. A peer has read the memory before and reads it next.
 //
 // A cached store takes the cache line back from the peer's processor. If the two processors share a
-// cache, that costs little, and the peer finds the line in the cache. If they do not, as on two
-// chiplets, it is slow. Non-temporal stores are then much faster, also for the peer, which reads
-// from memory. (Measured on an AMD Zen 2, 64 KiB, to write and to read: 2.5 and 1.5 us within one
-// cluster of cores, non-temporal 2.8 and 4.1; between two clusters 10.6 and 6.0, non-temporal 3.0
-// and 4.0.) The scheduler decides where ranks run, and virtual machines hide which caches they
-// share, so both kinds of store are timed occasionally.
+// cache, the store costs little, and the peer finds the line in the cache. If they share no cache,
+// as on two chiplets, the store is slow. Non-temporal stores are then much faster, also for the
+// peer, which reads from memory. (Measured on an AMD Zen 2, 64 KiB, to write and to read: 2.5 and
+// 1.5 us within one cluster of cores, non-temporal 2.8 and 4.1; between two clusters 10.6 and 6.0,
+// non-temporal 3.0 and 4.0.) The scheduler decides where ranks run, and virtual machines hide which
+// caches they share, so both kinds of store are timed occasionally.
 //
 // The copied bytes are the same for both kinds.
 #pragma once

@@ -50,7 +50,7 @@ struct TallSkinnyProducts {
   Part add_to_matrix;
   void (*transpose)(float* to, const float* from, size_t rows, size_t columns);
   void (*normalize)(float* vector, size_t count);
-  // `taus` has room for `rank` numbers, `scratch` for 16 times that.
+  // `taus` has room for `rank` numbers, `scratch` for 16 * `rank`.
   void (*orthonormalize)(float* columns, size_t rows, size_t rank, float* taus, float* scratch);
 };
 

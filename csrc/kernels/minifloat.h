@@ -84,7 +84,7 @@ template <Minifloat F, class T>
   const T sign = (code & F.sign) * (kFloatSign / F.sign);
 
   const Ints normal = (magnitude << shift) + rebias;
-  // A subnormal is the mantissa of a number with an implicit one that is then subtracted.
+  // Decodes a subnormal as the mantissa of a normal number, then subtracts its implicit one.
   const auto subnormal = signed_of(
       bits_of(float_of((magnitude << shift) + smallest_normal) - float_of(smallest_normal)));
   Ints bits = magnitude < (1 << F.mantissa) ? subnormal : normal;

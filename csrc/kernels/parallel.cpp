@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // elements; no two parts share a cache line
 
-// The helpers of this process: the most that any caller has requested.
+// The helper threads of this process: as many as the largest request of a caller.
 struct Helpers {
   ThreadPool pool{0};
 };

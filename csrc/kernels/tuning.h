@@ -20,9 +20,9 @@ namespace hbm::kernels {
 // until it is read, and its old contents need not be fetched.
 inline constexpr size_t kNonTemporalFromAtMostBytes = size_t{16} << 20;
 
-// The size from which copies use non-temporal stores, as a part of the last-level cache: its size
-// over this. With 16 MiB of cache, copies of 8 MiB take 0.6 of the time with them, and copies of 4
-// MiB 1.4 times as long.
+// The divisor of the last-level cache's size; the quotient is the size from which copies use
+// non-temporal stores. With 16 MiB of cache, these stores take 0.6 of the time of cached stores for
+// copies of 8 MiB, and 1.4 times as long for copies of 4 MiB.
 // Unit: parts of the last-level cache
 // Below: a smaller value keeps copies in the cache that their readers no longer find there.
 // Above: a larger value sends readers to memory for data that the cache could hold.
@@ -78,16 +78,17 @@ inline constexpr uint32_t kFirstTrialPeerCopies = 4;
 // Measure: `copy_test --gtest_filter=Copy.PrefersAKindOnceTwoPairsAgree`
 inline constexpr int kAgreeingTrials = 2;
 
-// The time of the cached copy, relative to the non-temporal one of its trial, from which the trial
-// speaks for non-temporal stores. Writing is half of the matter: a peer reads sooner from a cache
-// that it shares, so non-temporal stores have to be twice as fast.
+// The time of the cached copy, relative to the non-temporal copy of its trial, from which the trial
+// speaks for non-temporal stores. Only writing is timed. A peer reads sooner from a cache that it
+// shares, so non-temporal stores have to be twice as fast.
 // Unit: percent
 // Below: up to and including the value, the trial does not speak for non-temporal stores.
 // Above: the trial speaks for them.
 // Measure: `copy_test --gtest_filter=Copy.PrefersAKindOnceTwoPairsAgree`
 inline constexpr int kNonTemporalAbovePercent = 200;
 
-// The same time, under which a trial speaks for cached stores. Between the two, nothing changes.
+// The relative time of the cached copy under which a trial speaks for cached stores. A trial
+// between the two limits speaks for neither.
 // Unit: percent
 // Below: the trial speaks for cached stores.
 // Above: from the value on, the trial does not speak for them.
@@ -104,16 +105,16 @@ inline constexpr int kCachedBelowPercent = 150;
 // Measure: `HBMCOMM_REDUCE_THREADS=2 python -m benchmarks.collectives --collectives allreduce`
 inline constexpr size_t kBytesPerReduceThread = size_t{1} << 20;
 
-// The bytes of partial sums that are averaged in one step, on the stack: they stay in the innermost
-// cache.
+// The bytes of partial sums that are averaged in one step. They are on the stack, and stay in the
+// innermost cache.
 // Unit: bytes
 // Below: a smaller value calls the kernel more often.
 // Above: a larger value leaves the innermost cache.
 // Measure: `partial_sum_test --gtest_filter=PartialSum.AverageMayReplaceASource`
 inline constexpr size_t kAverageStepBytes = 4096;
 
-// The integers that are multiplied by a factor in one step before they are added: the products stay
-// in the innermost cache.
+// The integers that are multiplied by a factor in one step before they are added. The products of
+// one step stay in the innermost cache.
 // Unit: elements
 // Below: a smaller value calls the kernel more often.
 // Above: a larger value leaves the innermost cache.

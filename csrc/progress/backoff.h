@@ -2,8 +2,8 @@
 //
 // If messages wake the sleeper (Operation::sleep), a loop sleeps soon. Otherwise it yields for
 // long, because a message that arrives during a sleep is found only at the end of the sleep. After
-// a wait that came to sleep, the next wait polls less before it sleeps, if something can wake it:
-// such waits are longer than polling pays for.
+// a wait that slept, the next wait polls less before it sleeps, if something can wake it. Polling
+// does not pay in such long waits.
 //
 // Threads: an object belongs to one thread.
 #pragma once
@@ -21,8 +21,9 @@ class Backoff {
  public:
   using Sleep = std::function<Slept(std::chrono::steady_clock::time_point until)>;
 
-  // `oversubscribed`: more ranks than usable processors, so spinning only keeps a peer from its
-  // turn. `sleep`: sleeps as Operation::sleep() does; null: nothing would wake the sleeper.
+  // `oversubscribed`: more ranks than usable processors, so a spinning thread only takes a
+  // processor that a peer needs. `sleep`: sleeps as Operation::sleep() does; null: nothing would
+  // wake the sleeper.
   explicit Backoff(bool oversubscribed, Sleep sleep = nullptr)
       : oversubscribed_(oversubscribed),
         sleep_until_(std::move(sleep)),

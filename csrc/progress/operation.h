@@ -20,7 +20,7 @@ enum class Progress {
   kDone,    // complete; poll() is not called again
 };
 
-// The end of a sleep.
+// The reason why sleep() returned.
 enum class Slept {
   kNoWakeup,  // immediately: nothing would wake the sleeper, so the caller polls at intervals
   kTimedOut,  // at `until`
@@ -52,14 +52,15 @@ class Operation {
 
   // Sleeps until poll() may make progress, at most until `until`. The progress thread calls it
   // after a poll() that was kIdle, first with `polled` false: the operation may spin before it
-  // sleeps. If that returned kNoWakeup, the progress thread polls further. After long polling
-  // without progress, it calls sleep() with `polled` true: the operation does not spin. An
-  // operation over MPI progresses only in polls, so it does not sleep before.
+  // sleeps. If this first call returned kNoWakeup, the progress thread polls further. After long
+  // polling without progress, it calls sleep() with `polled` true: the operation does not spin. An
+  // operation over MPI progresses only in polls, so it sleeps only in calls with `polled` true.
   //
-  // An `until` in the past asks whether anything would wake the sleeper: kNoWakeup or not. The
-  // progress thread of several operations asks all except the first, with `polled` true. It sleeps
-  // for the first one if none returned kNoWakeup. REQUIRES: progress of any of them ends such a
-  // sleep.
+  // A call with an `until` in the past does not sleep. It only tells whether anything would wake
+  // the sleeper; kNoWakeup means that nothing would. The progress thread of several operations
+  // calls sleep() of all except the first in this way, with `polled` true. If none returned
+  // kNoWakeup, it calls sleep() of the first operation. REQUIRES: progress of any of these
+  // operations ends that sleep.
   //
   // No wake-up is lost. The sleeper announces itself, then checks that nothing has arrived since
   // its poll(). A peer stores its data for the sleeper, then checks whether a sleeper has announced

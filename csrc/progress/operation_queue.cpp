@@ -323,8 +323,8 @@ void OperationQueue::throw_if_interrupted(Lock& lock) {
 
 // Begins the operation and polls it without reading a clock, because reading one takes as long as a
 // short operation within a node. Returns nothing if the operation is not done soon, or after its
-// first progress: a poll with progress may copy much, so the caller checks for an abort before the
-// next.
+// first progress. A poll with progress may copy much, so the caller checks for an abort before the
+// next poll.
 OperationQueue::RequestOutcome OperationQueue::poll_without_clock(Request& request) {
   try {
     for (int poll = 0; poll < (oversubscribed_ ? 1 : kPollsWithoutClock); ++poll) {
@@ -341,7 +341,7 @@ OperationQueue::RequestOutcome OperationQueue::poll_without_clock(Request& reque
 
 OperationQueue::RequestOutcome OperationQueue::poll_until(std::span<Request* const> requests,
                                                           Clock::time_point deadline) {
-  // Sleeps for the first operation, unless another operation cannot end the sleep.
+  // Calls sleep() of the first operation if progress of all other operations would end the sleep.
   const auto sleep = [requests](Clock::time_point until, bool polled) {
     const bool all_wake = std::ranges::all_of(requests.subspan(1), [](const Request* other) {
       return other->operation_->sleep(Clock::time_point::min(), true) != Slept::kNoWakeup;
@@ -634,8 +634,9 @@ void OperationQueue::end_all() {
   while (std::ranges::count_if(all, in_use) > 0) std::this_thread::sleep_for(kQueueEndCheckPeriod);
 }
 
-// Returns true if a thread drives this queue or runs a callback, has not parked in it, and its time
-// is not over. process_ends() is true, so a thread that takes mutex_ later parks.
+// Returns true if the end of the process must still wait for this queue: its progress thread has
+// not parked before `progress_until`, or a thread that runs callbacks has not parked before
+// `callbacks_until`. process_ends() is true, so a thread that takes mutex_ later parks.
 bool OperationQueue::end(Clock::time_point progress_until, Clock::time_point callbacks_until) {
   const Lock lock(mutex_);
   work_.notify_all();
