@@ -225,8 +225,8 @@ Stretches stretches_of(int64_t total, const std::vector<int64_t>& begins,
   return all;
 }
 
-// Unpacks to an address at or after `from` that overlaps it: from the end, in blocks that are saved
-// first.
+// Unpacks to memory that begins at or after `from` and may overlap it. Works from the end, in
+// blocks that it copies aside first, so that no unread element is overwritten.
 bool unpack_forwards(std::byte* to, Dtype to_type, const std::byte* from, Dtype from_type,
                      size_t count) {
   constexpr size_t kBlock = 1024;
@@ -325,7 +325,7 @@ bool unpack(const at::Tensor& wire, const at::Tensor& buffer, const std::vector<
     }
   };
   if (share_memory(wire, buffer)) {
-    // From the last part on, so that no unread part is overwritten.
+    // Starts with the last part, so that no unread part is overwritten.
     std::for_each(parts.rbegin(), parts.rend(), fill);
   } else {
     for_each(parts, fill);

@@ -133,8 +133,8 @@ void ProcessGroupHbm::collective_failed(const std::exception_ptr& error) {
   }
 }
 
-// The reader compares the ranks' files, so ranks that are notified of another's timeout write
-// theirs too.
+// A user compares the files of all ranks, so a rank that is notified of another rank's timeout
+// writes its file too.
 void ProcessGroupHbm::trace(const Error& error) const {
   if (error.kind() != ErrorKind::kTimeout && error.kind() != ErrorKind::kPeer) return;
   const std::string line =
@@ -479,7 +479,7 @@ std::shared_ptr<GroupResource> ProcessGroupHbm::resource() const {
   return resource_;
 }
 
-// Does nothing in a forked child: its parent closes the inherited resource.
+// Does nothing in a forked child: the parent closes the resource.
 void ProcessGroupHbm::close_resource(bool patient) {
   if (queue_->in_forked_child()) return;
   std::unique_lock lock(resource_mutex_);

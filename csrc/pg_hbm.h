@@ -3,8 +3,8 @@
 //
 // A group has a communicator, which makes the operations, and two queues, which run them:
 // collectives in the order of issue, point-to-point operations all together. Arguments are checked
-// before anything is sent. A later error breaks the group. It is reported to the other ranks, where
-// it ends all waits.
+// before anything is sent. A later error breaks the group: the rank reports it to the other ranks,
+// and it ends all waits there.
 //
 // Threads: every member may be called from any thread. issue_mutex_ makes an operation's sequence
 // number and its position in the queue one step; it is never held during a wait.
@@ -45,8 +45,8 @@ class GroupResource {
 
   // Called once, when the group has ended for this rank, with no lock held, from any thread.
   // `patient` is true in destroy_process_group: resources that other ranks still need may stay
-  // until these are done. It is false if the group was aborted, or is destroyed implicitly. May
-  // throw; destroy_process_group passes the exception on.
+  // until those ranks are done. It is false if the group was aborted, or is destroyed implicitly.
+  // May throw; destroy_process_group passes the exception on.
   virtual void close(bool patient) = 0;
 };
 
@@ -145,8 +145,8 @@ class ProcessGroupHbm final : public BackendBase {
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
   // Called by c10d::ProcessGroup::mergeRemoteGroup(), which is ProcessGroup.merge_remote_group() in
-  // Python. Makes the group of all ranks that meet in `store`; `size` is the only source of its
-  // size.
+  // Python. Makes the group of all ranks that meet in `store`; `size` alone says how many ranks it
+  // has.
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;

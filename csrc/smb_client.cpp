@@ -50,8 +50,8 @@ std::span<const std::byte> append(std::vector<Row>& table, std::span<const std::
   return rows.subspan(count * sizeof(Row));
 }
 
-// Appends the tables of one reply to kStats, and takes its totals. Throws Error(kNetwork) if the
-// length of the reply does not match its totals.
+// Appends the tables of one kStats reply to `stats`, and sets the totals. Throws Error(kNetwork) if
+// the length of the reply does not match its totals.
 void add_page(Stats& stats, std::span<const std::byte> payload) {
   protocol::StatsTotals totals{};
   if (payload.size() >= sizeof totals) std::memcpy(&totals, payload.data(), sizeof totals);

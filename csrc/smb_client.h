@@ -97,8 +97,8 @@ class Batch {
   Future accumulate(const Segment& target, const Segment& source, const Accumulation& what);
   Future fetch_add(const Segment& segment, uint64_t offset, int64_t addend);
 
-  // Issues the operations collected since the last issue, in that order, without waiting. Throws,
-  // with none issued and all of them failed, if the client is closed or a segment was freed.
+  // Issues the operations collected since the last issue, in that order, without waiting. If the
+  // client is closed or a segment was freed, throws: none is issued, and all of them fail.
   void issue();
 
   // As issue(), for a caller that waits for the futures next, and so can progress them itself.

@@ -12,9 +12,9 @@ namespace py = pybind11;
 namespace hbm::bindings {
 namespace {
 
-// Returns true if Ctrl-C raises KeyboardInterrupt, and no other signal has a handler in Python.
-// Such a handler may do anything, such as destroy the group, so it runs between operations, not
-// within one.
+// Returns true if Ctrl-C raises KeyboardInterrupt, and no other signal has a handler in Python. A
+// handler in Python may do anything, such as destroy the group, so it must run between operations,
+// not within one.
 bool only_ctrl_c() {
   // The built-in module: the one in Python code would partly handle the signal.
   const py::module_ signals = py::module_::import("_signal");

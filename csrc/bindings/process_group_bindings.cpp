@@ -96,7 +96,7 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
     members.resize(static_cast<size_t>(std::max(size, 0)));
     std::iota(members.begin(), members.end(), 0);
   }
-  // Reports an error to the other ranks that this rank has before its rendezvous.
+  // If this rank fails before its rendezvous, reports the error to the other ranks.
   const auto report = [&](const std::exception& error) {
     if (members.empty()) return;
     const auto* const torch = dynamic_cast<const c10::Error*>(&error);
@@ -124,7 +124,7 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
   }
 }
 
-// A resource in Python. If the interpreter is ending, it is neither closed nor released.
+// A resource in Python. If the interpreter is ending, the resource is neither closed nor released.
 class PythonGroupResource final : public GroupResource {
  public:
   explicit PythonGroupResource(py::object self) : self_(std::move(self)) {}
@@ -253,7 +253,7 @@ void register_process_group(py::module_& m) {
       .def("networks", &ProcessGroupHbm::networks)
       .def("attach", &attach, py::arg("resource"))
       .def_property_readonly("resource", &resource);
-  // c10d.Backend has these itself in newer releases of PyTorch.
+  // In newer releases of PyTorch, c10d.Backend has these properties itself.
   if (!py::hasattr(group, "options")) {
     group.def_property_readonly("options", [](ProcessGroupHbm& self) {
       return c10::dynamic_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());

@@ -1,4 +1,4 @@
-// The parts of the native module _smb, the memory box in Python. Each registers the names that
+// The parts of the native module _smb, the memory box in Python. Each part registers names that
 // torch_hbmcomm/_smb.pyi lists; errors leave as BoxError or hbm::Error, which smb_module.cpp
 // translates.
 #pragma once
