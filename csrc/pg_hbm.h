@@ -195,8 +195,8 @@ class ProcessGroupHbm final : public BackendBase {
     c10::intrusive_ptr<WorkHbm> work;
     communicator::OperationPtr operation;
   };
-  // Makes a collective's operation, on the range `part` of each of its equal parts
-  // (process_group/chunks.h). Outlives the call.
+  // Makes a collective's operation. `part` is the range of elements of each of the operation's
+  // equal streams (process_group/chunks.h). The function outlives the call that made it.
   using MakeOperation = std::function<communicator::OperationPtr(
       const communicator::OperationNumber& sequence, communicator::ElementRange part)>;
   // The arguments of run(): a collective after its checks and before its begin.

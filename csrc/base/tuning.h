@@ -84,8 +84,8 @@ inline constexpr std::chrono::milliseconds kFinalSectionCheckPeriod{1};
 // Measure: `pytest tests/python/failures/test_left_behind.py`
 inline constexpr std::chrono::minutes kLongestSocketStart{1};
 
-// The descriptors left at which an error blames the limit of open files: the failed call may have
-// closed its own before the count.
+// The descriptors left at which an error blames the limit of open files. The failed call may have
+// closed its own descriptors before they are counted.
 // Unit: descriptors
 // Below: up to and including the value, the error tells to raise `ulimit -n`.
 // Above: the error keeps its own cause.

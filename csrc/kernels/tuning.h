@@ -21,8 +21,8 @@ namespace hbm::kernels {
 inline constexpr size_t kNonTemporalFromAtMostBytes = size_t{16} << 20;
 
 // The divisor of the last-level cache's size; the quotient is the size from which copies use
-// non-temporal stores. With 16 MiB of cache, these stores take 0.6 of the time of cached stores for
-// copies of 8 MiB, and 1.4 times as long for copies of 4 MiB.
+// non-temporal stores. With 16 MiB of cache, copies of 8 MiB take 0.6 of the time with these
+// stores. Copies of 4 MiB take 1.4 times as long with them.
 // Unit: parts of the last-level cache
 // Below: a smaller value keeps copies in the cache that their readers no longer find there.
 // Above: a larger value sends readers to memory for data that the cache could hold.

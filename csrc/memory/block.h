@@ -47,7 +47,7 @@ struct Usage {
   uint64_t in_use_bytes = 0;
   uint64_t peak_bytes = 0;   // of in_use_bytes
   uint64_t hbm_bytes = 0;    // part of in_use_bytes: HBM nodes had room for it
-  uint64_t ddr_bytes = 0;    // the rest of in_use_bytes: DDR, by policy or spilled
+  uint64_t ddr_bytes = 0;    // part of in_use_bytes: DDR, by policy or spilled
   uint64_t allocations = 0;  // since the ledger was made
   uint64_t spills = 0;       // allocations that kPreferred sent to DDR, because HBM was full
 };

@@ -11,15 +11,15 @@
 //
 // memkind's records are outside of the segment, so a stray write of a peer can corrupt contents but
 // not the heap. Freed blocks of less than kReturnedBlockBytes keep their pages for later blocks.
-// Addresses that a thread has freed are reused first by that thread, and never by some other
-// threads. So the segment's size is several times its usable memory.
+// The thread that freed addresses reuses them first, and some other threads never reuse them. So
+// the segment's size is several times its usable memory.
 //
 // A forked child shares the memory with its parent; it is not copied, so the parent sees the
 // child's writes. In the child allocate() throws Error(kUnavailable), and free() does nothing.
 //
 // Threads: every member may be called from any thread. A block costs some 20 us under any policy,
-// because the kernel is asked for free memory, and the time to touch its pages under kBind and
-// kInterleave.
+// because the kernel is asked for free memory. Under kBind and kInterleave a block also costs the
+// time to touch its pages.
 #pragma once
 
 #include <cstddef>

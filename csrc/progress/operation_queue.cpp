@@ -634,8 +634,8 @@ void OperationQueue::end_all() {
   while (std::ranges::count_if(all, in_use) > 0) std::this_thread::sleep_for(kQueueEndCheckPeriod);
 }
 
-// Returns true if the end of the process must still wait for this queue: its progress thread has
-// not parked before `progress_until`, or a thread that runs callbacks has not parked before
+// Returns true if the end of the process must still wait for this queue. It waits for the progress
+// thread to park until `progress_until`, and for threads that run callbacks until
 // `callbacks_until`. process_ends() is true, so a thread that takes mutex_ later parks.
 bool OperationQueue::end(Clock::time_point progress_until, Clock::time_point callbacks_until) {
   const Lock lock(mutex_);

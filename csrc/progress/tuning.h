@@ -103,8 +103,8 @@ inline constexpr uint32_t kYieldsBeforeSleep = 2000;
 // Measure: `queue_test --gtest_filter=Backoff.PollsLessAfterWaitsThatSlept`
 inline constexpr uint32_t kYieldsBeforeWakeableSleep = 100;
 
-// The most halvings of the polls and yields before a sleep that messages end. Each wait that came
-// to sleep adds one.
+// The most halvings of the polls and yields before a sleep that messages end. Each wait that slept
+// adds one halving.
 // Unit: halvings
 // Below: the next wait polls half as often before it sleeps.
 // Above: at the value, the number of polls stays.
