@@ -275,8 +275,9 @@ class ProcessGroupHbm final : public BackendBase {
   bool with_batch(const Use& use);
   CoalescedBatch take_batch();
   void join_batch(const c10::intrusive_ptr<WorkHbm>& work);
-  // Stores `error`, unless null, as the refusal of this thread's batch, if it is the first. Returns
-  // a Work that has failed with the batch's refusal; null without a batch or a refusal.
+  // Stores `error` as the refusal of this thread's batch, if `error` is not null and the batch has
+  // no refusal yet. Returns a Work that has failed with the batch's refusal; null without a batch
+  // or a refusal.
   c10::intrusive_ptr<c10d::Work> refused_in_batch(const std::exception_ptr& error);
   c10::intrusive_ptr<c10d::Work> defer(PreparedMessage message);
 
@@ -331,8 +332,8 @@ class ProcessGroupHbm final : public BackendBase {
   bool ended_ = false;
 
   std::mutex device_mutex_;  // guards device_streams_; taken alone
-  // The streams of the group's accelerator: the accelerator that it was bound to, or that of its
-  // first device tensor.
+  // The streams of the group's accelerator. The group was bound to that accelerator, or its first
+  // device tensor was on it.
   std::shared_ptr<DeviceStreams> device_streams_;
   const std::shared_ptr<SendOrder> send_order_ = std::make_shared<SendOrder>();
 

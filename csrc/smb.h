@@ -71,7 +71,8 @@ int smb_delete(void* ptr);
 /* Returns the key of the segment that `ptr` points into; 0 with errno set if there is none. */
 unsigned long shm_get_key(void* ptr);
 
-/* Copy `size` bytes from `ptr` on: from the box to the copy, and from the copy to the box. */
+/* Copy `size` bytes from `ptr` on: shm_rsync() from the box to the local copy, shm_wsync() from the
+ * local copy to the box. */
 int shm_rsync(void* ptr, size_t size);
 int shm_wsync(void* ptr, size_t size);
 

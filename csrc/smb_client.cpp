@@ -69,9 +69,9 @@ void add_page(Stats& stats, std::span<const std::byte> payload) {
 
 }  // namespace
 
-// The parts of a client. Each knows only the parts before it. The table owns the lock on the
-// client's state. The engine owns the hold, by which one thread uses the transport. The reconnector
-// owns the thread that keeps the connection.
+// The parts of a client. Each part knows only the parts before it. The table owns the lock on the
+// client's state. The engine owns the hold: only the thread that has the hold uses the transport.
+// The reconnector owns the thread that keeps the connection.
 //
 // Lock order: `closer`, the hold on the engine, the lock of the table.
 struct Core {
@@ -83,7 +83,7 @@ struct Core {
         reconnector(options, dialer, table, engine) {}
 
   const ClientOptions options;
-  Dialer dialer;  // used by the reconnector only once it has connected, except const members
+  Dialer dialer;  // after the connection: for the reconnector alone, except const members
   RequestTable table;
   ProgressEngine engine;
   Reconnector reconnector;
@@ -191,7 +191,7 @@ Client::Client(const ClientOptions& options) : core_(std::make_shared<Core>(opti
 
 Client::~Client() {
   if (core_->engine.in_forked_child()) {
-    // The thread and the locks belong to the parent.
+    // Leaks the core, because its thread and its locks belong to the parent process.
     new std::shared_ptr<Core>(std::move(core_));  // NOLINT(bugprone-unhandled-exception-at-new)
     return;
   }
