@@ -6,8 +6,8 @@ The contenders alternate. A sample is one job. A rank is killed (SIGKILL), and t
 time until the slowest live rank has its error. The situations are:
 
     allreduce  all ranks repeat a small allreduce
-    init       init_process_group: all ranks except rank 1, which never comes, have introduced
-               themselves
+    init       init_process_group, when all ranks except rank 1 have introduced themselves; rank 1
+               never calls it
     new_group  the live ranks wait for the victim in new_group
 
 A layout names each rank's node, by HBMCOMM_NODE_ID: "aabb" is two nodes of two ranks, on this

@@ -72,7 +72,7 @@ def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> Call:
 
 
 def chunk_sizes(device: torch.device, sizes: list[int], bytes_in_all: int) -> dict[str, Call]:
-    """Return an all_reduce of `bytes_in_all` bytes for each size of chunk, and one in one go."""
+    """Return all_reduces of `bytes_in_all` bytes, one for each size of chunk and one undivided."""
     tensor = torch.zeros(bytes_in_all // 4, device=device)
     calls = {}
     before = os.environ.get(_CHUNK_BYTES)

@@ -60,8 +60,8 @@ class Conversation:
         return [float(word) for word in line.split()[1:]]
 
     def says(self, seconds: float) -> bool:
-        """Return True if the program answers or ends within `seconds`. answer() then tells them
-        apart."""
+        """Return True if the program answers or ends within `seconds`. After its end, answer()
+        raises PeerFailed."""
         return bool(select.select([self._of], [], [], max(seconds, 0.0))[0])
 
     def timed(self, *words: object) -> Timed:

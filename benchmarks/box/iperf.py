@@ -27,9 +27,9 @@ class Iperf:
         self._port = port
 
     def timed(self, operation: str, size: int, lanes: int) -> Timed:
-        """Return its loop. All calls of a turn are one sample.
+        """Return a loop that runs iperf3 once for all calls of a turn, and returns one sample.
 
-        iperf3 reports a rate, and with little data its start-up would dominate the rate.
+        With little data, the start-up of iperf3 would dominate the rate that it reports.
         """
 
         def run(samples: int, calls: int) -> list[float]:

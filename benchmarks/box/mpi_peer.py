@@ -1,8 +1,8 @@
 """A worker (rank 0) and a server (rank 1), which stores a buffer for the worker, over MPI.
 
-- "send", as in the paper: the worker sends and receives; the server receives into the buffer, sends
-  it, or receives and adds.
-- "put": one-sided, into a window of the server.
+- "send", as in Ahn et al. (2018): the worker sends or receives; the server receives into the
+  buffer, sends the buffer, or receives and adds to the buffer.
+- "put": one-sided; the worker accesses a window of the server.
 """
 
 import numpy as np

@@ -144,7 +144,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def _measure(plan: BusyPlan) -> list[dict[str, list[tuple[float, int]]]]:
-    """Return, in each rank, the seconds and the switches of the blocks of each cell."""
+    """Return, in each rank and for each cell, the seconds and context switches of each block."""
     join()
     for backend in BACKENDS:
         group_of_all(backend)

@@ -60,7 +60,7 @@ class DeepSpeedInC(DeepSpeed):
 def _join() -> None:
     """Open the segments of all ranks, once for all contenders."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    os.environ["LOCAL_SIZE"] = str(ranks)  # if it differs, the operator does nothing
+    os.environ["LOCAL_SIZE"] = str(ranks)  # with another number the operator does nothing
     _load().initialize(ranks, rank)
     dist.barrier()  # every rank has opened every segment
     names = ("MASTER_ADDR", "MASTER_PORT")

@@ -61,8 +61,8 @@ class Layout:
     def least_crossed(self, collective: str, mib: int) -> float:
         """Return the bytes that at least one direction of one link must carry.
 
-        In a step of FSDP the collectives are busiest in different directions, so only the two
-        all_gathers count.
+        An all_gather and a reduce_scatter may load opposite directions of a link most. So of a step
+        of FSDP only the two all_gathers are counted.
         """
         least = self.least_bytes(collective, mib)
         return least * 2 / 3 if collective == "fsdp_step" else least

@@ -158,7 +158,7 @@ class MpiInC(InC):
 
 
 class MpiInPlace(MpiInC):
-    """The series C of Woo et al. 2020: the same, in place where MPI can."""
+    """MPI in a native program, in place if MPI can: the series C of Woo et al. 2020."""
 
     name = "mpi-c-in-place"
     about = "MPI itself in a program without Python, in place where MPI can"

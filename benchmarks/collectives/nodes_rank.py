@@ -102,10 +102,11 @@ def run(layout: Layout, sizes: list[int], rounds: int, collectives: list[str]) -
 
 
 def _measure(call: Call, groups: dict[str, Any], node: int, rounds: int) -> dict[str, Any]:
-    """Return three figures of each call; the first call of each backend does not count.
+    """Return each backend's figures.
 
-    They are its seconds on the slowest rank, the processor seconds of all ranks, and the bytes over
-    the busiest link.
+    "seconds" has the time of each call on its slowest rank, "processor" the processor time of all
+    ranks. Both omit the first call. "crossed" has the fewest bytes that a call, the first included,
+    moved over the busiest link.
     """
     gloo = groups["gloo"]
     seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}

@@ -78,7 +78,8 @@ def _mpiexec() -> list[str]:
     """Return the words before the program.
 
     mpiexec binds no ranks: the program does. If ranks outnumber the processors, waiting ranks
-    yield. setpriv ends mpiexec with this process; it would survive if MPI did not start.
+    yield. setpriv lets the kernel end mpiexec when this process ends. Otherwise an mpiexec whose
+    ranks never start MPI would remain.
     """
     ranks = str(dist.get_world_size())
     yielding = ["--mca", "mpi_yield_when_idle", "1"] if oversubscribed() else []

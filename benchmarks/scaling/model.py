@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy
 
 _POWERS = (0, 1, 2)
-_FIRST_PAUSE = 50e-6  # these three as in csrc/bootstrap/key_value.cpp
+_FIRST_PAUSE = 50e-6  # the three pauses are as in csrc/bootstrap/key_value.cpp
 _LONGEST_PAUSE = 10e-3
 _PAUSE_PER_KEY = 100e-6
 

@@ -29,7 +29,7 @@ DROPPING = "staleness=0, drop at R = 0.8"
 _WORKERS = 4
 _EPOCHS = 16
 _SEEDS = 3
-_LOSS = 0.5  # points, at most
+_LOSS = 0.5  # most loss of accuracy against DDP, in percentage points
 
 _OPTIONS: dict[str, dict[str, Any] | None] = {
     DDP: None,
@@ -46,14 +46,14 @@ _OPTIONS: dict[str, dict[str, Any] | None] = {
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    """Train with each contender. A sample is one seed: the percentage of the test images
-    recognised."""
+    """Train with each contender, once for each seed. A sample is the percentage of test images that
+    the trained model recognises."""
     if importlib.util.find_spec("sklearn") is None:
         raise Unavailable("scikit-learn is not installed: pip install scikit-learn")
     epochs = max(_EPOCHS // plan.shrink, 1)
     found: dict[str, list[float]] = {contender: [] for contender in _OPTIONS}
     with (
-        ThreadPoolExecutor(_WORKERS) as threads,  # no rank waits for another's epoch to end
+        ThreadPoolExecutor(_WORKERS) as threads,  # so that no rank waits between epochs
         rpc_ranks("papers.async_sgd.accuracy_rank", _WORKERS) as ranks,
     ):
         for seed in range(_SEEDS):

@@ -2,7 +2,7 @@
 
 All servers have these methods:
 
-- prepare() allocates the weights, zeros, and returns arguments of the workers' prepare()
+- prepare() allocates the weights, which are zeros, and returns arguments of the workers' prepare()
 - serve() answers a number of exchanges
 - rest() ends the work that serve() left running, when all workers have ended their exchanges
 - check() compares the weights

@@ -19,7 +19,8 @@ _AT_THE_BOUND = 0.8  # least share of the bound in the measured time
 def not_hidden_ms(found: Measurement) -> float:
     """Return the exposed communication in the scenario "parallel".
 
-    It is 0 if it is less than a hundredth of the computation: a wake-up takes as long.
+    Exposed communication below a hundredth of the computation counts as 0, because waking a thread
+    takes as long.
     """
     compute: float = found.of["compute_ms"]
     over = found.median - compute

@@ -32,7 +32,7 @@ _TIMES = 5
 _COMPUTE = 0.02  # seconds
 _STEPS = 50
 _ROUNDS = 7
-_LEAST = 0.95  # of the speed alone
+_LEAST = 0.95  # least share of the speed that the fast workers have without the slow one
 
 _Turn = Callable[[Sequence[Peer]], list[float]]
 """Trains these workers. Returns the seconds of a step of each."""
@@ -86,10 +86,10 @@ def _measure(plan: Plan, findings: Findings) -> None:
 def of_turns(
     contender: str, alone: Sequence[float], held_up: Sequence[float]
 ) -> Iterator[Measurement]:
-    """Make the measurements of a contender from its speeds, turn by turn.
+    """Make the measurements of a contender from its speeds in each turn.
 
-    "share" is the speed over the speed alone, median over the turns: the machine's speed may differ
-    from turn to turn.
+    "share" is the median of the turns' ratios, held up over alone. Each ratio is of one turn,
+    because the machine's speed differs from turn to turn.
     """
     share = statistics.median(b / a for a, b in zip(alone, held_up, strict=True))
     for case, speeds, values in ((ALONE, alone, {}), (HELD_UP, held_up, {"share": share})):

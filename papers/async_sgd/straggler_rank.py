@@ -23,7 +23,7 @@ class Trainee:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        _model()  # the first optimizer imports much; this keeps it out of the training
+        _model()  # the first optimizer imports many modules: do so before the training
 
     def join(self, store_file: str, world: int) -> None:
         """Join the process group. store_file: path of a new file, equal on all ranks."""

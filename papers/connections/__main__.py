@@ -144,7 +144,7 @@ class ThreadSet:
 def _thread_sets(counts: Sequence[int]) -> list[ThreadSet]:
     """Return the sets of connections, then the sets of threads on one connection.
 
-    One thread on one connection is in the first ones.
+    The sets of connections include one thread on one connection, so the sets of threads omit it.
     """
     threads = [ThreadSet(THREADS, count) for count in counts if count > 1]
     return [*(ThreadSet(CONNECTIONS, count) for count in counts), *threads]

@@ -2,9 +2,10 @@
 
     python -m papers.layer_drop.accuracy --task convolutions --optimizer AdamW --seeds 5
 
-Plain training, low_rank_hook with its defaults, and PyTorch's PowerSGD at the largest rank within
-the same bytes. Each seed has one start and one order of data. With `--contenders bfloat16` the hook
-sends the same number of bytes as bfloat16, which is twice as many numbers.
+It compares plain training, low_rank_hook with its defaults, and PyTorch's PowerSGD at the largest
+rank that sends no more bytes than the hook. All contenders have the same first weights and order of
+data for a seed. With `--contenders bfloat16` the hook sends bfloat16: twice as many numbers in the
+same bytes.
 
 One process emulates 4 ranks (learning.py). With `--megabits 100` there are 4 ranks on two hosts:
 network namespaces joined by a link of that rate. This needs root. It also measures the time until a
@@ -40,7 +41,7 @@ from torch_hbmcomm.bench.result import Unavailable
 from torch_hbmcomm.bench.summary import Summary
 
 _NODES = (0, 0, 1, 1)
-_NEAR = {"accuracy": 0.5, "loss": 0.02}  # differences from plain's final quality due to chance
+_NEAR = {"accuracy": 0.5, "loss": 0.02}  # this far below plain is as good: chance
 
 Train = Callable[..., Learned]
 

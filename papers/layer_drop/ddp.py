@@ -29,7 +29,7 @@ _ABOUT = (
 )
 _NODES = (0, 0, 1, 1)
 _WARM = 2  # uncounted steps: DDP arranges its buckets, and PowerSGD does not compress yet
-_ALONE = 8  # steps
+_ALONE = 8  # steps of each contender without communication
 _LEAST = {"none": 1.0, "bf16": 0.5}  # share of the gradients' bytes that must cross the link
 
 _POINTS = 0.02

@@ -128,7 +128,8 @@ def _register(
         return lambda: state.summary()["sent_bytes"] / state.summary()["gradient_bytes"]
     if contender == "PowerSGD":
         parameters = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
-        # In its first steps the hook sends R of a gradient more.
+        # The hook sends 1 - R of each gradient, and in its first steps R of one gradient more.
+        # PowerSGD may send the same number of bytes in all.
         most = ((1 - ratio) * steps + ratio - _VANILLA) / max(steps - _VANILLA, 1)
         rank, share = power_sgd_rank([list(one.shape) for one in parameters], most)
         power = powerSGD_hook.PowerSGDState(

@@ -25,7 +25,7 @@ _ABOUT = (
 )
 _ROLE = "papers.layer_drop.server_rank"
 _NODES = (0, 1, 1, 1, 1)
-_ON_ONE_HOST = 8  # steps
+_ON_ONE_HOST = 8  # most steps of each contender on one host
 _ALL = "all is sent"
 _BOX = ", memory box"
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-_SIGNAL = 0.2  # magnitude, over the noise's, of the part common to all steps and ranks
+_SIGNAL = 0.2  # magnitude of the part common to all steps and ranks; the noise's is 1
 _POOL = 1 << 22  # random numbers; more than the largest layer has elements
 _IMAGES, _SIDE = 4, 64  # for the only real backward pass
 

@@ -21,7 +21,7 @@ class Column:
 
 
 def _milliseconds(value: float) -> str:
-    """Format a time, or a difference of two times, which may be absent."""
+    """Format a time, or a difference of two times; "none" for a difference that is not positive."""
     return format_time(value * 1e3) if value > 0 else "none"
 
 

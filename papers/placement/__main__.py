@@ -30,7 +30,7 @@ PLACEMENT, MODES = "placement", "modes"
 CLUSTERS = {"quadrant": "hbm", "SNC-4": "snc4"}  # the paper's name -> topology of the guest
 BINDINGS = {"host": "none", "4 containers": "numa"}
 POLICIES = {"DDR": "ddr", "HBM": "preferred"}
-MEMORY_MODES = ("cache", "hybrid")  # the other section has flat mode
+MEMORY_MODES = ("cache", "hybrid")  # the other section measures flat mode
 _RANKS = 4
 _FLOAT32 = 4  # bytes
 

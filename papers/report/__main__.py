@@ -100,7 +100,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Run all benchmarks without JSON in the folder, and write the page from all its JSON.
+    """Run the benchmarks whose JSON is missing in the folder. Write the page from all JSON there.
 
     The exit status is 1 if a benchmark failed. The page then has its name and the cause.
     """

@@ -23,7 +23,7 @@ _PART = 16 * MIB
 _QUICK_PART = MIB
 _SMALL = MIB  # in a gather, the sum of all parts
 _SMALL_RUNS = "small"
-_PROCESSES = {2: 2, 8: 2, 32: 4, 64: 8}  # in a full report: in a quick report
+_PROCESSES = {2: 2, 8: 2, 32: 4, 64: 8}  # of a full report -> of a quick report
 
 
 def _small_runs() -> Iterator[Run]:
