@@ -94,7 +94,7 @@ def train(training: str, ranks: int, way: str | None, folder: Path) -> Finished:
 def evidence(
     finished: Finished, ranks: int, folder: Path, backend: str = "ProcessGroupHbm"
 ) -> list[dict[str, Any]]:
-    """Return the report of each rank, and assert that its last group had that backend."""
+    """Return the report of each rank, and assert that `backend` reduced its gradients."""
     excused = backend == "ProcessGroupGloo" and GLOO_ABORTS in finished.output
     assert finished.code == 0 or excused, finished.output
     found: list[dict[str, Any]] = [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)]

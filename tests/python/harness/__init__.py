@@ -9,7 +9,7 @@ import pytest
 from harness.context import BACKEND, SHORT_TIMEOUT, Context, all_world_sizes
 from harness.pool import Pool, RankFailure
 
-# For tests that the stand-in cannot pass (HBMCOMM_TEST_BACKEND=gloo).
+# For tests that fail if HBMCOMM_TEST_BACKEND=gloo runs them over Gloo instead of hbm.
 beyond_gloo = pytest.mark.skipif(BACKEND == "gloo", reason="Gloo cannot do this")
 
 __all__ = [

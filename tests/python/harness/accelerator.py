@@ -1,5 +1,5 @@
 """The test accelerator (tests/native/accelerator): a device "late" under PrivateUse1, whose memory
-the host cannot touch and whose streams run late on threads of their own."""
+the host cannot touch and whose streams run late, on their own threads."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from torch.utils import backend_registration
 from torch_hbmcomm import _autoload
 
 NAME = "late"
-# The device of tests of any accelerator: HBMCOMM_TEST_DEVICE names a real one.
+# The device of the tests that run on any accelerator. HBMCOMM_TEST_DEVICE can name a real device.
 DEVICE = os.environ.get("HBMCOMM_TEST_DEVICE") or NAME
 _BUILD = Path(__file__).resolve().parents[3] / "build"
 
 
 @cache
 def load() -> Any:
-    """Make it PyTorch's accelerator in this process, and hbm serve it; return its native module.
+    """Make "late" PyTorch's accelerator in this process, and register hbm for this device.
 
-    REQUIRES: this process forks no more, for the streams are threads.
+    Returns the device's native module. REQUIRES: this process does not fork afterwards: a fork has
+    no copies of the streams' threads.
     """
     module = _module()
     backend_registration.rename_privateuse1_backend(NAME)
@@ -54,7 +55,7 @@ def _module() -> Any:
     major, minor = torch.__version__.split(".")[:2]
     tag = sys.implementation.cache_tag
     name = f"accelerator/torch_{major}_{minor}/late_accelerator{EXTENSION_SUFFIXES[0]}"
-    # In the Makefile's directory, or in the later one of scripts/test_torch.sh.
+    # The Makefile's directory comes first; scripts/test_torch.sh adds "-elsewhere" to its name.
     built = sorted(_BUILD.glob(f"{tag}*/{name}"))
     if not built:
         raise FileNotFoundError(

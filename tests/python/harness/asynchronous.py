@@ -1,5 +1,6 @@
-"""Training with async_hook on ranks of a pool. Gradients are whole numbers: sums of them are exact,
-in whatever order they are made.
+"""Training with async_hook on ranks of a pool.
+
+Gradients are whole numbers, so that their sums are exact in every order of addition.
 """
 
 from __future__ import annotations
@@ -38,20 +39,23 @@ def two_boxes(lease: float = 30.0) -> Iterator[list[str]]:
 
 
 class Weighted(nn.Module):
-    """A model that returns the sum of its parameters, weighted by its inputs: its gradients."""
+    """A model that returns the sum of its parameters, weighted by its inputs.
+
+    So the inputs are the gradients of the parameters.
+    """
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.all = nn.ParameterList(torch.zeros(shape, dtype=dtype) for shape in SHAPES)
 
     def forward(self, *weights: torch.Tensor) -> torch.Tensor:
-        # In another order than the parameters', so that DDP's buckets change.
+        # The order differs from the parameters', so that DDP rebuilds its buckets.
         order = sorted(range(len(SHAPES)), key=lambda index: index % 3)
         return torch.stack([(self.all[i] * weights[i]).sum() for i in order]).sum()
 
 
 def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
-    """Whole numbers, and so are their means over the ranks."""
+    """Return whole numbers, whose means over the ranks are whole numbers too."""
     draw = torch.Generator().manual_seed(seed + 1000 * step + rank)
     return [torch.randint(-9, 10, shape, generator=draw) * float(size) for shape in SHAPES]
 

@@ -20,7 +20,7 @@ TOKEN = "a token for tests"
 class BoxProcess:
     """`hbmcomm serve`, at a port that stays the same when it is started again.
 
-    launcher: words before the command, as those that run it in a network namespace.
+    launcher: words to put before the command, for example to run it in a network namespace.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class BoxProcess:
         self.url = self.introduction[0]
 
     def stop(self) -> None:
-        """SIGSTOP, and waits until no thread of it runs."""
+        """Send SIGSTOP, and wait until all threads of the box have stopped."""
         self.process.send_signal(signal.SIGSTOP)
         tasks = Path(f"/proc/{self.process.pid}/task")
         while any(") T " not in (task / "stat").read_text() for task in tasks.iterdir()):

@@ -1,4 +1,4 @@
-"""Products of a test's parameters, dealt out to the tiers."""
+"""All combinations of a test's parameters, each in a tier of the tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Axis = Iterable[Any] | Mapping[str, Any]  # values, or values by name
 
 
 def cases(*axes: Axis, quick: Collection[str], long: Collection[str] = ()) -> list[ParameterSet]:
-    """Return the product of the axes, each case named as pytest would.
+    """Return the product of the axes. Each case has the name that pytest would give it.
 
     Cases that neither `quick` nor `long` names are for the full tier.
     """

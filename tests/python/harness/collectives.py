@@ -1,6 +1,7 @@
-"""Checks of every collective, dtype, operator and size, for whichever ranks run them.
+"""Checks of every collective, dtype, operator and size, on any ranks.
 
-Moves are compared with Gloo's, reductions with NumPy's.
+Results of moves (collectives that only copy data) are compared with Gloo's, results of reductions
+with NumPy's.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ def finish(work: Any) -> None:
 
 
 def matrix(context: Context, dtypes: list[torch.dtype]) -> Iterator[tuple[torch.dtype, int, bool]]:
-    """Yield each dtype with each size up to a few KiB, alternately asynchronous; a few dtypes with
-    more."""
+    """Yield dtypes, sizes and async_op: every dtype with small sizes, a few with larger sizes.
+
+    async_op alternates; for the largest sizes it is random.
+    """
     usable = supported(dtypes)
     cases = list(itertools.product(usable, SMALL_SIZES))
     cases += [(dtype, MEDIUM_SIZE) for dtype in (torch.int64, torch.bfloat16) if dtype in usable]
@@ -56,7 +59,7 @@ def matrix(context: Context, dtypes: list[torch.dtype]) -> Iterator[tuple[torch.
 
 
 # Moves. Each takes this rank's data, whose first dimension counts elements, and returns the rank's
-# result. Over the backend under test it runs on the dtype, over Gloo on the elements' bytes.
+# result. The backend under test gets the data in their dtype; Gloo gets the elements' bytes.
 
 
 def broadcast(context: Context, group: Group, data: torch.Tensor, async_op: bool) -> Tensors:
@@ -113,7 +116,7 @@ def all_to_all_single(
 
 
 def split(context: Context, sender: int, count: int) -> list[int]:
-    """How many of `count` elements the sender sends to each rank: unequal, and some of them 0."""
+    """Return how many of `count` elements `sender` sends to each rank: unequal numbers, some 0."""
     weights = [(sender + 2 * receiver) % 3 for receiver in range(context.size)]
     return [count * weight // (3 * context.size) for weight in weights]
 
@@ -143,7 +146,7 @@ def all_to_all(context: Context, group: Group, data: torch.Tensor, async_op: boo
     return got
 
 
-# Operations over Gloo that move the same bytes, where Gloo lacks the operation itself.
+# For moves that Gloo lacks: moves over Gloo that give the same bytes.
 BY_GLOO: dict[str, Callable[..., Tensors]] = {
     "all_to_all": all_to_all_single_unequal,
     "all_gather_into_stacked_tensor": all_gather_into_tensor,
@@ -228,7 +231,7 @@ def reductions_in_tiers(quick: tuple[Reduction, str]) -> list[ParameterSet]:
 def share(
     context: Context, reduction: Reduction, rank: int, total: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the result of the reduction of all data that `rank` must get, if any."""
+    """Return the result that `rank` must get, made from the reduced data `total`; None if none."""
     if reduction is all_reduce:
         return total
     if reduction is reduce:

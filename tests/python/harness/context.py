@@ -15,7 +15,7 @@ BACKEND = os.environ.get("HBMCOMM_TEST_BACKEND") or "hbm"
 
 WORLD_SIZES = (1, 2, 3, 4, 8)
 
-SHORT_TIMEOUT = 1.0  # seconds; of an impatient pool's group
+SHORT_TIMEOUT = 1.0  # seconds; timeout of the group in the pool of the fixture impatient_pool
 
 
 def all_world_sizes() -> tuple[int, ...]:
@@ -26,12 +26,12 @@ def all_world_sizes() -> tuple[int, ...]:
 
 @dataclass
 class Context:
-    """One rank of a pool. The default group runs BACKEND; `gloo` holds the same ranks over Gloo."""
+    """One rank of a pool. The default group is over BACKEND, `gloo` over Gloo with equal ranks."""
 
     rank: int
     size: int
     gloo: dist.ProcessGroup | None  # None in a bare pool, whose ranks have no group yet
-    folder: Path  # shared by the ranks of the pool, private to it
+    folder: Path  # shared by the ranks of this pool; other pools have other folders
     seed: int  # equal on every rank, new for every call
     device: str = "cpu"  # of the tensors that tests of any device use
     shared_random: random.Random = field(init=False)  # draws the same values on every rank

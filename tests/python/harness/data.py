@@ -36,7 +36,7 @@ LARGE_SIZES = [300_000, 1_500_000]  # of float32: more than one staging chunk
 
 
 def supported(wanted: Sequence[torch.dtype]) -> list[torch.dtype]:
-    """Return `wanted`, or Gloo's part of it if Gloo stands in for the backend under test."""
+    """Return the dtypes of `wanted` that the backend under test supports: all, except over Gloo."""
     return [d for d in wanted if BACKEND != "gloo" or d in _GLOO_DTYPES]
 
 
@@ -52,7 +52,7 @@ def from_bits(raw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def random_bits(context: Context, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Any bit pattern of the dtype, not-a-numbers included; other data on every rank."""
+    """Return random bit patterns of the dtype, not-a-numbers included; other data on every rank."""
     full = (shape,) if isinstance(shape, int) else tuple(shape)
     high = 2 if dtype == torch.bool else 256
     raw = torch.randint(
@@ -64,7 +64,10 @@ def random_bits(context: Context, shape: int | Sequence[int], dtype: torch.dtype
 def random_numbers(
     context: Context, shape: int | Sequence[int], dtype: torch.dtype, *, small: bool = False
 ) -> torch.Tensor:
-    """Finite numbers; other data on every rank. `small`: near 1, so products stay in range."""
+    """Return random finite numbers; other data on every rank.
+
+    small: the numbers are near 1, so that products stay in range.
+    """
     full = (shape,) if isinstance(shape, int) else tuple(shape)
     if dtype.is_complex:
         parts = random_numbers(context, (*full, 2), dtype.to_real(), small=small)
@@ -83,7 +86,7 @@ def placed(context: Context, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(context: Context, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return every rank's tensor (of equal shape and dtype), by way of Gloo."""
+    """Return every rank's tensor, gathered over Gloo. All have the same shape and dtype."""
     mine = bits(tensor)
     everyone = [torch.empty_like(mine) for _ in range(context.size)]
     if mine.numel():
@@ -92,10 +95,12 @@ def gathered(context: Context, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def shared_out(context: Context, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Give every rank's tensors, of the same shapes everywhere, each to one rank, in turn.
+    """Distribute the tensors round-robin, so that one rank has every rank's copy of a tensor.
 
-    Returns a list for each tensor: every rank's on the one to which it falls, empty on the others.
-    So a reference is computed once, not by every rank.
+    Returns a list for each tensor. On the rank that gets the tensor, the list has every rank's
+    copy; on the other ranks it is empty. So one rank alone computes the reference for a tensor.
+
+    REQUIRES: equal shapes and dtypes on all ranks.
     """
     mine = [bits(tensor) for tensor in tensors]
     counts = [sum(map(len, mine[rank :: context.size])) for rank in range(context.size)]
@@ -132,7 +137,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None
 
 
 def assert_reduced(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """assert_same(); closeness only while Gloo stands in, which reduces in another order."""
+    """Assert equality of bits, or closeness over Gloo, which reduces in another order."""
     if BACKEND == "gloo" and actual.dtype.is_floating_point:
         slack = max(1e-5, 8 * torch.finfo(actual.dtype).eps)
         torch.testing.assert_close(

@@ -39,7 +39,7 @@ EXIT_SECONDS = 60.0
 SOON_ON_THE_NODE = 2.0
 SOON_ELSEWHERE = 20.0
 
-Call = Callable[[int, int], Any]  # of a rank, and the number of ranks
+Call = Callable[[int, int], Any]  # arguments: the rank, and the number of ranks
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Fate:
 
     victim: int
     signal: signal.Signals = signal.SIGKILL
-    turn: int | None = None  # before the operation of that number; None: in the middle of any
-    leaves_child: bool = False  # a forked process outlives it
+    turn: int | None = None  # ends before the operation with this number; None: at any time
+    leaves_child: bool = False  # forks a child first, which outlives the victim
 
 
 @dataclass(frozen=True)
 class Survivor:
     rank: int
-    kind: str  # of the error
+    kind: str  # name of the error's class
     text: str
     seconds: float  # from the victim's end to the error
     parting: float  # seconds that destroy_process_group took
@@ -79,10 +79,10 @@ class Job:
     def run(self, call: Call, fate: Fate, url: str = "") -> list[Survivor]:
         """Return the survivors by rank.
 
-        `url` is where the ranks meet; by default in a store of this process, as torchrun's agent
-        serves one: a kill may tear a record of a FileStore.
+        url: address at which the ranks meet. By default this process serves a TCPStore, as
+            torchrun's agent does: in a FileStore a killed rank could leave half a record.
 
-        AssertionError if one hangs, crashes or leaves with a code.
+        Raises AssertionError if a survivor hangs, crashes, or exits with another code than 0.
         """
         store = None if url else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         where = f"tcp://127.0.0.1:{store.port}" if store else url

@@ -1,7 +1,7 @@
-"""The warm process of harness.endings, and the ranks that it forks: see there.
+"""The warm process of harness.endings, and the ranks that it forks.
 
-serve() returns in a fork too, which then continues at the end of this module. So a fork ends as a
-user's script does: by the end of its main module, and the interpreter's shutdown.
+serve() also returns in each fork, which then continues at the end of this module. So a fork ends as
+a user's script does: by the end of its main module, and the interpreter's shutdown.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from torch._C._distributed_c10d import (
 TIMEOUT = timedelta(seconds=100)
 LARGE = 300_000  # elements: more than one message between nodes
 FORMING = ("forming", "meeting")  # states: rank 0 leaves before it has a group
-MOST_SECONDS = 0.05  # between the state and the end: other moments in other runs
-MOST_SECONDS_TO_FORM = 0.3  # for FORMING, which includes MPI_Init
+MOST_SECONDS = 0.05  # longest random sleep of rank 0 between reaching the state and leaving
+MOST_SECONDS_TO_FORM = 0.3  # longest random sleep for FORMING, which includes MPI_Init
 MANY = 300  # operations
 SERVER = """
 import sys
@@ -59,14 +59,16 @@ class Rank:
     frame: str
     state: str
     way: str
-    store: str  # the file's path; between nodes the prefix of keys
+    store: str  # path of the FileStore; in the frame "nodes" the prefix of the TCPStore's keys
     port: int  # of a TCPStore that outlives the ranks
-    other: int  # a socket: closed when the other rank ends
+    other: int  # a socket to the other rank; it reads end of file when that rank has ended
 
 
 def serve(folder: str) -> Rank | None:
-    """Forks the ranks that the lines of stdin ask for, and tells how they ended. Returns a rank
-    in each fork, and None at the end of stdin."""
+    """Forks two ranks for each line of stdin, and prints their exit codes and output.
+
+    Returns a Rank in each fork, and None in the warm process at the end of stdin.
+    """
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -99,7 +101,7 @@ def serve(folder: str) -> Rank | None:
 
 
 def code_of(pid: int, deadline: float) -> int | None:
-    """Return the exit code; None for a process that has to be killed at the deadline."""
+    """Return the exit code. Kills a process that still runs at the deadline, and returns None."""
     pidfd = os.pidfd_open(pid)
     ended = select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]
     os.close(pidfd)
@@ -162,7 +164,7 @@ def reduce_now(group: Any, timeout: timedelta = TIMEOUT) -> None:
 
 
 def in_thread(function: Any) -> None:
-    """Call it on a daemon thread, whose error is of no interest."""
+    """Call `function` on a daemon thread, and return once the thread runs. Errors do not count."""
     begun = threading.Event()
 
     def run() -> None:
@@ -174,7 +176,7 @@ def in_thread(function: Any) -> None:
 
 
 class Noted(torch.Tensor):
-    """A tensor that Python owns a part of: the thread that drops it needs Python's lock."""
+    """A tensor with a Python attribute. The thread that frees the tensor needs the GIL."""
 
 
 def ones(size: int) -> torch.Tensor:
@@ -184,13 +186,13 @@ def ones(size: int) -> torch.Tensor:
 
 
 def reduce_many(group: Any) -> None:
-    """Both ranks take part, so futures complete and call back while rank 0 leaves."""
+    """Issue many allreduces with callbacks. Both ranks do, so callbacks run while rank 0 leaves."""
     for _ in range(MANY):
         group.allreduce([ones(5)]).get_future().then(lambda done: done.value())
 
 
 def bring_into_state(role: Rank, group: Any) -> list[Any]:
-    """Return works and futures that have to live until the end."""
+    """Bring rank 0's group into the state. Return objects that must live until rank 0 leaves."""
     state = role.state
     if state == "destroyed":
         destroy(group)
@@ -218,7 +220,7 @@ def bring_into_state(role: Rank, group: Any) -> list[Any]:
             in_thread(lambda: own.set_result(None))
         return works
     elif state == "called":  # a callback of an operation waits for another operation
-        # ...after then(), and so on a worker: rank 1 answers.
+        # Rank 1 sends only after then(), so a worker thread runs the callback.
         ended, endless = group.recv([ones(5)], 1, 2), group.allreduce([ones(LARGE)])
         ended.get_future().then(lambda _: endless.wait())
         os.write(role.other, b"!")
@@ -244,7 +246,7 @@ def bring_into_state(role: Rank, group: Any) -> list[Any]:
 
 
 def leave(way: str) -> None:
-    """Leave, or return for main to do so."""
+    """End the process in the way `way`; return if the end of the main module is this way."""
     if way == "exit":
         sys.exit(5)
     if way == "exit_in_thread":
@@ -252,7 +254,7 @@ def leave(way: str) -> None:
     if way == "raise":
         raise ValueError("the program's own")
     if way == "interrupt_twice":
-        # A function of C: the second Ctrl-C is seen where Python code runs next.
+        # C's raise() runs no Python code, so the second KeyboardInterrupt comes in later code.
         atexit.register(ctypes.CDLL(None)["raise"], int(signal.SIGINT))
     if way in ("interrupt", "interrupt_twice"):
         os.kill(os.getpid(), signal.SIGINT)
@@ -283,7 +285,7 @@ def be_rank_1(rank: Rank) -> None:
         return
     os.read(rank.other, 1)
     if rank.way != "return" and rank.state != "meeting":
-        os._exit(0)  # quicker; the ranks 1 of the other runs show how they end
+        os._exit(0)  # faster; the runs with the way "return" test the ordinary end of rank 1
 
 
 class Cycle:
@@ -294,7 +296,7 @@ class Cycle:
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-gc.freeze()  # torch's own objects: each shutdown would look through them
+gc.freeze()  # otherwise the collector of each ending rank would visit all of torch's objects
 role = serve(sys.argv[1])
 if role is not None and role.rank == 1:
     be_rank_1(role)

@@ -1,9 +1,11 @@
-"""The ends of a process: each state of a group times each way to leave, in each frame.
+"""Runs in which a process ends, for each state of its group and each way to leave, in each frame.
+
+The frames are one node, two nodes, and hbm instead of Gloo.
 
     python -m harness.endings --runs 5 --waiting-runs 50     (in tests/python)
 
 prints a table of the runs that ended right, and the output of all others. --states, --ways and
---frames, each with commas, choose among them.
+--frames select some of these, separated by commas.
 
 A run takes half a second of processor time. So the tests take pairwise_cover(): each state with
 each way in one frame.
@@ -42,7 +44,7 @@ STATES = (
     "dropped",
     "many",
     "then",
-    # A thread waits:
+    # From here on, a thread waits:
     "wait",
     "sync",
     "receive",
@@ -75,7 +77,7 @@ LIMIT = 120.0  # seconds; a run takes one
 
 
 def pairwise_cover() -> list[tuple[str, str, str]]:
-    """Return (frame, state, way): each pair of values of two of them occurs."""
+    """Return few triples (frame, state, way) that have every pair of values of any two of these."""
     return [
         (FRAMES[(i + j) % len(FRAMES)], state, way)
         for i, state in enumerate(STATES)
@@ -96,7 +98,7 @@ class Ending:
 
 
 class Endings:
-    """A process that has imported torch, of which each run forks its ranks. A context manager."""
+    """A process that has imported torch, and forks the ranks of each run. A context manager."""
 
     def __enter__(self) -> Endings:
         self._folder = tempfile.TemporaryDirectory(prefix="hbmcomm-ends-")
@@ -122,7 +124,7 @@ class Endings:
         answer: dict[str, Any] = json.loads(self._warm.stdout.readline())
         left = shm.left_since(before)
         if state == "meeting" and way in ("terminate", "os_exit"):
-            for name in left:  # nothing runs in a process that is killed within MPI_Init
+            for name in left:  # a process that ends within MPI_Init cannot remove names
                 (shm.SHM / name).unlink(missing_ok=True)
             left = set()
         return Ending(answer["codes"], answer["output"], sorted(left))

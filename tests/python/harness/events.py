@@ -1,4 +1,4 @@
-"""Messages between the ranks of a pool outside the tested group: by files."""
+"""Messages between the ranks of a pool, by files instead of the tested group."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from harness.context import Context
 
 
 def tell(context: Context, event: str) -> None:
-    """Say that this rank has come so far; once in a call of the pool's run()."""
+    """Publish that this rank has reached `event`, at most once in a call of the pool's run()."""
     _file(context, event, context.rank).touch()
 
 
 def await_rank(context: Context, event: str, rank: int, limit: float = 60) -> None:
-    """Wait until that rank has published the event."""
+    """Wait until `rank` has published the event. Raises AssertionError after `limit` seconds."""
     deadline = time.monotonic() + limit
     while not _file(context, event, rank).exists():
         assert time.monotonic() < deadline, f"rank {rank} has not {event}"

@@ -20,7 +20,7 @@ import torch
 
 from harness.pool import processes
 
-LIMIT = 60.0  # seconds that a rank has to say what it is asked for
+LIMIT = 60.0  # seconds within which a rank must send its next message
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Said:
 class Ranks:
     """`size` ranks that run function(pipe, rank, *arguments), with a layout as in harness.nodes.
 
-    A context manager: at its end all that still run are killed.
+    A context manager: its end kills all ranks that still run.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Ranks:
             self._pipes[rank].send("continue")
 
     def hear(self, *ranks: int, limit: float = LIMIT) -> list[Any]:
-        """Return the next message of each of these ranks; at a rank's end, a Said."""
+        """Return the next message of each of these ranks. A rank's last message is a Said."""
         deadline = time.monotonic() + limit
         said: dict[int, Any] = {}
         for rank in ranks:

@@ -11,7 +11,7 @@ import torch_hbmcomm as hbmcomm
 from harness.context import Context
 from torch_hbmcomm import smb
 
-TIMEOUT = 120.0  # seconds, of the groups; a published error comes much faster
+TIMEOUT = 120.0  # seconds, of the groups; an error that a rank publishes arrives much sooner
 SOON = 60.0
 
 

@@ -26,9 +26,9 @@ def main() -> None:
     arguments = parse()
     if arguments.mpi4py_first:
         # MPICH keeps a singleton's file in /dev/shm until MPI_Finalize, which mpi4py calls at exit.
-        # A launcher that ends this rank because the other rank failed must wait for that.
+        # If the other rank fails, the launcher sends SIGTERM; this rank must still exit normally.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # exiting already
+        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # already exits
         from mpi4py import MPI
 
         assert MPI.COMM_WORLD.Get_size() >= 1

@@ -60,7 +60,7 @@ class Job:
         self._process.wait()
 
     def finish(self, limit: float = 120) -> Finished:
-        """Waits for the end; an AssertionError with the output if it does not come."""
+        """Wait for the command's end. Raises AssertionError, with the output, after `limit` s."""
         try:
             output, _ = self._process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 """Workers of the asynchronous parameter server that drop layers of a small model.
 
-Workers are threads, or take turns in one thread. Updates are whole numbers, so that sums are exact
-in whatever order they are made.
+Workers are threads, or take turns in one thread. Updates are whole numbers, so that their sums are
+exact in every order of addition.
 """
 
 from __future__ import annotations
@@ -46,12 +46,16 @@ class Layered(nn.Module):
                 parameter.zero_()
 
     def give(self, name: str, gradient: float) -> None:
-        """SGD at a rate of 1 takes it away from each element."""
+        """Set every element's gradient. SGD at a rate of 1 then subtracts it."""
         parameter = self.get_parameter(name)
         parameter.grad = torch.full_like(parameter, gradient)
 
     def give_random(self, generator: torch.Generator) -> Weights:
-        """Whole numbers, of another size for each layer and step, or none; returns the updates."""
+        """Set random gradients, and return the updates that SGD at a rate of 1 makes of them.
+
+        The gradients are whole numbers, whose range differs between layers and steps. Some layers
+        get none.
+        """
         given = {}
         for name, parameter in self.named_parameters():
             parameter.grad = None
@@ -64,7 +68,7 @@ class Layered(nn.Module):
 
 
 def waiting(ps: ParameterServer, model: nn.Module) -> Weights:
-    """Return by how much a worker's model is ahead of the weights."""
+    """Return a worker's unsent updates: model - base, plus the rest that is not in the model."""
     ps._wait_for_exchange()
     ahead = {name: torch.zeros_like(value) for name, value in weights(model).items()}
     for shard, part in ps._replica._parts.items():
@@ -94,7 +98,7 @@ def assert_equal(found: Weights, expected: Weights) -> None:
 
 
 def in_box(boxes: Boxes, **options: Any) -> Weights:
-    """Return the weights that a late worker takes."""
+    """Return the weights in the boxes, by joining as a further worker."""
     model = Layered()
     with parameter_server(boxes, model, rule=Downpour("sum"), **options):
         return weights(model)

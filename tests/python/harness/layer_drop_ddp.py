@@ -19,8 +19,10 @@ SHAPES = [(7,), (61, 101), (3, 5, 7), (80, 80), (1,), (97, 89), (5000,), (41, 7,
 
 
 class Weighted(nn.Module):
-    """A model that returns the sum of its parameters, weighted by its inputs: its gradients. None:
-    the parameter is not used."""
+    """A model that returns the sum of its parameters, weighted by its inputs.
+
+    So the inputs are the gradients of the parameters. None: the parameter is not used.
+    """
 
     def __init__(
         self, dtype: torch.dtype = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES
@@ -29,7 +31,7 @@ class Weighted(nn.Module):
         self.all = nn.ParameterList(torch.zeros(shape, dtype=dtype) for shape in shapes)
 
     def forward(self, *weights: torch.Tensor | None) -> torch.Tensor:
-        # In another order than the parameters', so that DDP's buckets change.
+        # The order differs from the parameters', so that DDP rebuilds its buckets.
         order = sorted(range(len(self.all)), key=lambda index: index % 3)
         used = [(self.all[i], weight) for i in order if (weight := weights[i]) is not None]
         return torch.stack([(parameter * weight).sum() for parameter, weight in used]).sum()
@@ -40,7 +42,7 @@ def wrapped(model: nn.Module, **options: Any) -> DistributedDataParallel:
 
 
 def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
-    """Whole numbers, and so are their means over the ranks. Some layers are larger than others."""
+    """Return whole numbers, whose means over the ranks are whole too. Their range differs."""
     draw = torch.Generator().manual_seed(seed + 1000 * step + rank)
     found = []
     for index, shape in enumerate(SHAPES):
@@ -51,9 +53,9 @@ def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
 
 @dataclass
 class Paper:
-    """The paper's worker for all ranks together: the result of each step, from all gradients.
+    """Simulates the paper's workers of all ranks, and computes each step's result.
 
-    Layers are the parameters. Decisions as LayerDropState documents them.
+    Each parameter is a layer. LayerDropState documents which layers are sent.
     """
 
     ratio: float

@@ -1,7 +1,7 @@
 """Layer dropping on the synchronous parameter server, simulated in plain PyTorch.
 
-Gradients are whole numbers, so that sums are exact in any order, and every decision of
-the simulation is the server's.
+Gradients are whole numbers, so that their sums are exact in every order of addition. So the
+simulation must choose the same layers as the server's workers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ def model_of(dtype: torch.dtype = torch.float32) -> nn.ParameterList:
 
 
 def gradients_of(context: Context, worker: int, step: int, missing: bool = True) -> Gradients:
-    """Whole numbers, larger in some layers than in others, and so small in the last that it waits;
-    now and then one is missing."""
+    """Return whole numbers, with larger ones in some layers than in others.
+
+    In the last layer they are so small that it is sent late. missing: some layers have no gradient
+    in some steps.
+    """
     generator = torch.Generator().manual_seed(context.seed + 1000 * worker + step)
     found: Gradients = []
     for index, shape in enumerate(SHAPES):
@@ -48,7 +51,7 @@ def give(model: nn.Module, gradients: Gradients) -> None:
 
 
 class Worker:
-    """A worker that sends some layers and keeps the rest: the scheme in a few lines."""
+    """A worker that sends some layers and accumulates the gradients of the rest."""
 
     def __init__(self, drop: LayerDrop) -> None:
         self.drop = drop
@@ -68,7 +71,7 @@ class Worker:
         return bool(residual.any()) and (always or late or self.value(index) >= self.threshold)
 
     def search(self, fresh: Sequence[int]) -> float:
-        """Return the score of the layer with which more than `ratio` of all elements are below."""
+        """Return the least score up to which layers have more than `ratio` of all elements."""
         found = sorted((self.value(index), self.residuals[index].numel()) for index in fresh)
         reached = itertools.accumulate(size for _, size in found)
         budget = self.drop.ratio * sum(size for _, size in found)

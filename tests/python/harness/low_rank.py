@@ -28,9 +28,10 @@ MATRICES = {
 @dataclass
 class PowerSgd:
     """PowerSGD (Vogels et al. 2019, Algorithm 1) with a rank of its own for each matrix and step.
-    In each step, every other start column is new.
 
-    relaxation: the multiple of an approximation that is sent, and leaves the residuals.
+    At most half of the start columns, rounded up, come from the step before; the rest are new.
+
+    relaxation: the multiple of an approximation that is sent, and is subtracted from the residuals.
     """
 
     relaxation: float = 1.2
@@ -44,10 +45,10 @@ class PowerSgd:
         ranks: Mapping[str, int],
         matrices: Mapping[str, tuple[int, int]],
     ) -> list[torch.Tensor]:
-        """Return the results of the step.
+        """Return each parameter's gradient after the exchange of the step.
 
-        ranks, matrices: rank, and rows and columns, of the approximated parameters; the others are
-            sent whole
+        ranks: ranks of the approximated parameters; all other parameters are sent whole.
+        matrices: rows and columns of the approximated parameters.
         """
         if not self.residuals:
             self.residuals = [[torch.zeros_like(g).double() for g in own] for own in of_ranks]
@@ -101,7 +102,10 @@ def started(
 
 
 def normal(context: Context, rank: int, step: int) -> list[torch.Tensor]:
-    """Return gradients that keep a part in one direction, larger in later layers."""
+    """Return normal noise; matrices add a part of rank 1 that is equal in all steps and ranks.
+
+    Later layers have larger gradients.
+    """
     draw = torch.Generator().manual_seed(context.seed + 1000 * step + rank)
     steady = torch.Generator().manual_seed(context.seed)
     found = []

@@ -10,7 +10,7 @@ from harness.data import ALL_DTYPES, LARGE_SIZES, SMALL_SIZES, assert_same, rand
 
 
 def ring_peers(context: Context) -> tuple[int, int]:
-    """(the rank before this one, the rank after it) in the ring of all ranks."""
+    """Return the rank before this one and the rank after this one, in the ring of all ranks."""
     return (context.rank - 1) % context.size, (context.rank + 1) % context.size
 
 

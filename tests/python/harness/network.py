@@ -24,7 +24,7 @@ def free_port() -> int:
     The port is below the range of outgoing connections, so no connection takes it.
     """
     outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    draw = random.SystemRandom()  # runs with one seed may be side by side
+    draw = random.SystemRandom()  # not seeded: runs with the same seed may be parallel
     for port in draw.sample(range(_FIRST, max(int(outgoing[0]), _FIRST + 2000)), 1000):
         with socket.socket() as probe:
             try:
@@ -37,7 +37,10 @@ def free_port() -> int:
 
 
 def _reserve(port: int) -> bool:
-    """Return True if this process now has the port, by a name that the kernel frees at its end."""
+    """Bind the abstract socket name that stands for the port. Returns False if it is taken.
+
+    The kernel frees the name when this process ends.
+    """
     name = socket.socket(socket.AF_UNIX)
     try:
         name.bind(f"\0hbmcomm-test-port-{port}")

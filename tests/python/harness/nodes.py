@@ -21,7 +21,7 @@ _gloo: dist.ProcessGroup | None = None  # of this rank
 
 
 def on_nodes(context: Context, layout: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls `call(context, *arguments)` on a rank of a bare pool, with its groups formed."""
+    """Form the groups of a rank of a bare pool, and call `call(context, *arguments)`."""
     global _gloo
     if _gloo is None:
         os.environ["HBMCOMM_NODE_ID"] = layout[context.rank]
@@ -31,10 +31,11 @@ def on_nodes(context: Context, layout: str, call: Callable[..., Any], *arguments
 
 
 def reduced_over_nodes(inputs: Sequence[torch.Tensor], name: str, layout: str) -> torch.Tensor:
-    """Reduce every rank's input: in the order of each node's ranks, then of the nodes.
+    """Reduce every rank's input: first each node's ranks in order, then the nodes in order.
 
-    Each stage rounds once. A mean divides the sum of the nodes' sums; of types below 32 bits, each
-    node's sum before it is rounded, unless all nodes have a single rank. Of integers, it is exact.
+    Each stage rounds once. A mean divides the sum of all nodes' sums. For types below 32 bits it
+    divides each node's sum instead, before rounding, if any node has several ranks. A mean of
+    integers is exact.
     """
     dtype, ranks = inputs[0].dtype, len(inputs)
     nodes = [

@@ -1,4 +1,4 @@
-"""Products of three parameters cut down to the cases in which every two values meet."""
+"""Few combinations of three parameters, in which every two values occur together."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ Choice = TypeVar("Choice")
 
 
 def in_turn(choices: Sequence[Choice], *numbers: int) -> Choice:
-    """Return the third parameter of a case from the numbers of its first two, so that each value
-    meets each of theirs. Needs at least as many of these as there are choices."""
+    """Return the value of a case's third parameter.
+
+    numbers: indices of the values of the first two parameters. If these have at least as many
+    values as `choices`, each choice occurs with each of their values.
+    """
     return choices[sum(numbers) % len(choices)]

@@ -55,7 +55,7 @@ class RankFailure(AssertionError):
 
 
 class Pool:
-    """`size` ranks with their groups formed; `bare` leaves forming groups to the test's functions.
+    """`size` ranks with their groups formed. The ranks of a `bare` pool have no groups at first.
 
     `timeout` is the timeout of the group under test; a call's own limit is an argument of run().
     `environment` is set in the ranks before they form a group. On the `device` "late", the ranks
@@ -196,13 +196,13 @@ class Pool:
         return [results[rank] for rank in range(self.size)]
 
     def _failure(self, what: str, troubles: dict[int, str], kinds: dict[int, str]) -> RankFailure:
-        """Describes the trouble, with the ranks' output and stacks, and ends the pool."""
+        """Kill the ranks, and return an error with their troubles, output and stacks."""
         for rank, kind in kinds.items():
             pid = self._processes[rank].pid
             if kind == HUNG and pid is not None:
                 os.kill(pid, signal.SIGUSR1)
         if HUNG in kinds.values():
-            time.sleep(0.5)  # the stacks are on their way to the log
+            time.sleep(0.5)  # until the ranks have written their stacks to the log
         alike: dict[str, list[int]] = {}
         for rank, trouble in sorted(troubles.items()):
             alike.setdefault(trouble.rstrip(), []).append(rank)

@@ -3,8 +3,9 @@ processes.
 
     PYTHONPATH=tests/python .venv/bin/python -m pytest -p harness.processor_time --times times.tsv
 
-writes a line for each test, in seconds: wall time, processor time, the rest, name. Without
-pytest-xdist, on a quiet machine, a large rest is a wait.
+writes a line for each test: wall time, processor time and their difference in seconds, and the
+test's name. Without pytest-xdist, on a quiet machine, a large difference shows that the test
+waited.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Models of the parameter server's tests whose updates are whole numbers: sums of these are exact,
-in whatever order they are made.
+"""Models of the parameter server's tests.
+
+Their updates are whole numbers, so that sums are exact in every order of addition.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ LEAST_SHARD_BYTES = 1 << 10  # bytes: many shards in a small model
 
 
 class Awkward(nn.Module):
-    """A tensor of every kind that a layout could get wrong."""
+    """A model with a tensor of every kind that needs care in the layout of shards."""
 
     count: torch.Tensor
     mask: torch.Tensor
@@ -40,7 +41,10 @@ class Awkward(nn.Module):
 
 
 def whole_gradients(model: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Give the parameters whole numbers, except "idle"; sums are exact in every type."""
+    """Set whole numbers as gradients, except of "idle" and frozen parameters. Return them.
+
+    Their sums are exact in every type.
+    """
     given = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and name != "idle":
@@ -62,7 +66,7 @@ def summed(
 
 
 class Cells(nn.Module):
-    """Worker i adds 1 to cell i in each step: the weights tell how far everyone is."""
+    """Worker i adds 1 to cell i in each step, so the weights show each worker's steps."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

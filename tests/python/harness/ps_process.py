@@ -47,7 +47,7 @@ class Task:
 
 
 class WorkerProcess(ABC):
-    """Killed when the `with` block ends, with all that it has started."""
+    """A worker's process. The end of the `with` block kills it and all that it has started."""
 
     def __init__(self, task: Task) -> None:
         self._steps, self._log = Path(f"{task.result}.steps"), Path(f"{task.result}.log")
@@ -67,7 +67,7 @@ class WorkerProcess(ABC):
 
     @property
     def errors(self) -> str:
-        """Return its error output: nothing if it ended before it could print."""
+        """Return the process's error output; "" if it ended before it could print."""
         if not self._log.exists():
             return ""
         return self._log.read_text(errors="replace")
@@ -86,11 +86,11 @@ class WorkerProcess(ABC):
 
     @property
     def steps(self) -> int:
-        """The steps that it has taken, and one more perhaps if it was killed."""
+        """The number of steps that the worker reported. If killed, it may have taken one more."""
         return self._reported().count("step ")
 
     def signal(self, number: int) -> None:
-        """Signal the worker, not its agent. After until_step()."""
+        """Signal the worker, not its agent. REQUIRES: until_step() has returned."""
         pid = re.match(r"pid (\d+)\n", self._reported())
         assert pid is not None
         os.kill(int(pid[1]), number)
@@ -111,7 +111,7 @@ class WorkerProcess(ABC):
 
 
 class ForkedWorker(WorkerProcess):
-    """PyTorch is there when it starts."""
+    """A worker forked from the warm process, which has imported PyTorch."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -133,7 +133,7 @@ class ForkedWorker(WorkerProcess):
 
 
 class AgentsWorker(WorkerProcess):
-    """A worker with an agent of its own, torchrun, whose exit status counts."""
+    """A worker under its own torchrun, whose exit status finish() returns."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)

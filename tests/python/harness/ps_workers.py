@@ -76,7 +76,7 @@ def together(count: int, work: Callable[[int, threading.Barrier], Result]) -> li
 def parameter_server(
     boxes: Boxes, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any
 ) -> Iterator[ParameterServer]:
-    """Connected for itself alone; plain SGD unless an optimizer is given."""
+    """Yield a parameter server with its own connections. Without `optimizer` it has plain SGD."""
     with (
         boxes.connected() as connections,
         ParameterServer(

@@ -2,9 +2,10 @@
 
     recovering.py FOLDER STEPS VICTIM
 
-Every rank adds the mean of the ranks' numbers to a weight, once a step, and rank 0 saves it. In the
-first attempt rank VICTIM, if there is such, is killed in the middle. The last line of each rank is
-"rank R of N: weight W after STEPS steps, from step S". A file is named after each process and node.
+In each step, every rank adds 1 to a weight: the sum of all ranks' gradients over its known value.
+Rank 0 saves the weight. In the first attempt, the rank VICTIM, if there is one, is killed after
+half of the steps. The last line of each rank is "rank R of N: weight W after STEPS steps, from step
+S". Each process leaves a file whose name has its id and its node.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main(folder: Path, steps: int, victim: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         gradient = torch.full((1000,), 2.0 * rank)
         dist.all_reduce(gradient)
-        weight += gradient / (size * (size - 1))  # one, however many there are
+        weight += gradient / (size * (size - 1))  # 1, for any number of ranks
         if rank == 0:
             torch.save((step + 1, weight), folder / "half")
             os.replace(folder / "half", saved)

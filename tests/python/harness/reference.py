@@ -1,4 +1,4 @@
-"""Reductions in NumPy, bit for bit as they must be.
+"""Reductions in NumPy. The results of the tested backend must have the same bits.
 
 The order is ((x0 op x1) op x2) ... by rank. Types narrower than float32 are reduced in float32 and
 rounded once; integers wrap, but their AVG is exact and truncated toward zero. The
@@ -65,7 +65,7 @@ def supported_operators() -> list[str]:
 
 
 def reduce_op(name: str) -> Any:
-    """The torch operator of a lower-case name; PREMUL_FACTOR is premul_sum's factor."""
+    """Return the torch operator of a lower-case name; PREMUL_FACTOR is premul_sum's factor."""
     if name == "premul_sum":
         return _make_nccl_premul_sum(PREMUL_FACTOR)
     return getattr(dist.ReduceOp, name.upper())
@@ -111,7 +111,10 @@ def _divided(total: Array, count: int) -> Array:
 
 
 def _integer_mean(operands: Sequence[Array], count: int) -> Array:
-    """Return the sum over `count`, toward zero. Quotients and remainders stay within 64 bits."""
+    """Return the sum divided by `count`, truncated toward zero.
+
+    It adds quotients and remainders, which stay within 64 bits.
+    """
     wide = np.uint64 if operands[0].dtype.kind == "u" else np.int64
     parts = [np.divmod(x.astype(wide), wide(count)) for x in operands]
     rest = fold(np.add, [remainder for _, remainder in parts])

@@ -34,7 +34,7 @@ from rich.table import Table
 
 INSTEAD = "instead-of-gloo"
 
-Case = tuple[type[unittest.TestCase], Callable[[unittest.TestCase], bool]]  # and which of its tests
+Case = tuple[type[unittest.TestCase], Callable[[unittest.TestCase], bool]]  # selects tests
 
 FEATURES = ("plugin", "ddp", "subgroup", "gpu", "cuda")
 GROUP_WORDS = ("initialize_pg", "init_process_group", "dist.barrier")  # in the source of a test
@@ -91,7 +91,7 @@ class _Recorder(unittest.TextTestResult):
 def run_in_this_process(
     suite: str, backend: str, ranks: int, keywords: list[str]
 ) -> dict[str, Outcome]:
-    """Runs a suite here. It reads its environment at import: one call per process."""
+    """Runs a suite in this process, once: a suite reads its environment when it is imported."""
     if backend == INSTEAD:
         backend = os.environ["HBMCOMM_INSTEAD_OF"] = "gloo"
     os.environ.update(
@@ -197,13 +197,13 @@ def names(outcomes: dict[str, Outcome], status: str) -> set[str]:
 
 
 def read_pass_list(path: Path) -> set[str]:
-    """The names in a file written by --record: one a line, '#' starts a comment."""
+    """Return the names in a file written by --record: one a line, '#' starts a comment."""
     lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
     return {line for line in lines if line}
 
 
 def excused(name: str, outcome: Outcome) -> bool:
-    """True where the suite itself decides by the backend's name that it cannot pass."""
+    """Return True if the suite skips or fails the test because of the backend's name."""
     if outcome.status == "skipped":
         return "gloo" in outcome.detail.lower()  # "Only gloo backend supports ..."
     return name in OUT_OF_REACH and OUT_OF_REACH[name] in outcome.detail

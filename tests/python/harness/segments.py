@@ -34,7 +34,7 @@ def mappings(process: int | str) -> list[tuple[int, int, int]]:
 
 
 def in_use() -> int:
-    """Bytes that blocks of this process' segments take."""
+    """Return the bytes of the blocks in use in this process' segments."""
     return sum(segment.in_use_bytes for segment in memory.info().segments)
 
 
@@ -47,7 +47,7 @@ def of_groups(process: int | str) -> set[int]:
 
 
 def held() -> int:
-    """Bytes that the kernel holds for this process' segments, whoever wrote them."""
+    """Return the bytes that the kernel holds for this process' segments, whichever rank wrote."""
     return sum(opened("self").values())
 
 

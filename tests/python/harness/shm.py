@@ -18,12 +18,12 @@ _MS_NOSUID, _MS_NODEV, _MS_PRIVATE = 2, 4, 1 << 18
 
 @cache
 def isolate() -> bool:
-    """Gives this process, and all that it starts from now on, a /dev/shm of its own, if it may."""
+    """Give this process, and all that it starts later, their own /dev/shm. False: not permitted."""
     libc = ctypes.CDLL(None)
     at = os.fsencode(SHM)
     return bool(
         libc.unshare(_CLONE_NEWNS) == 0
-        and libc.mount(None, at, None, _MS_PRIVATE, None) == 0  # or everyone would see the next
+        and libc.mount(None, at, None, _MS_PRIVATE, None) == 0  # hides the next mount
         and libc.mount(b"tmpfs", at, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=1777") == 0
     )
 
@@ -35,8 +35,8 @@ def entries() -> set[str]:
 def left_since(before: set[str]) -> set[str]:
     """Return the new entries that no living process maps.
 
-    If other jobs share /dev/shm: only entries whose names and owner may be ours, without a
-    listener.
+    If other jobs share /dev/shm, it returns only entries of this user with a name in _NAMES, and no
+    socket that has a listener.
     """
     new = entries() - before
     if not isolate():
@@ -59,7 +59,7 @@ def _may_be_left_by_us(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        pass  # without a listener
+        pass  # a socket without a listener
     return True
 
 

@@ -1,4 +1,4 @@
-"""The synchronous parameter server on ranks of a pool: models, optimizers, one process to compare.
+"""The synchronous parameter server on ranks of a pool: models, optimizers, and a reference.
 
 Buckets are small, unless a test says otherwise, so that parameters share buckets, end in the middle
 of one, and span several.
@@ -20,7 +20,7 @@ from harness.context import BACKEND, Context
 from harness.data import assert_same, gathered
 from torch_hbmcomm.parameter_server import SyncParameterServer, sync_channel
 
-SAMPLES = 12  # of a step, for all workers together: divides by every number of workers
+SAMPLES = 12  # of all workers in a step; every number of workers divides it
 INPUTS = 7
 STEPS = 4
 BUCKET_BYTES = 256
@@ -30,7 +30,7 @@ GROUPS = [BACKEND] if BACKEND == "gloo" else [BACKEND, "gloo"]
 
 
 class Uneven(nn.Module):
-    """Parameters of 0, 1 and a prime number of elements, of one dimension and none."""
+    """A model with parameters of 0, 1 and 31 elements, one of them without dimensions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,11 +61,12 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
-    """Make Adam with an eps of its own.
+    """Make Adam with a large eps, so that rounding of the gradients changes a step little.
 
-    Its first step is lr * g / (|g| + eps). Sums over other batches differ in the last bits. With
-    the usual eps, 1e-8, a gradient that cancels out to nearly 0 turns that into up to 2 lr. With
-    this eps it becomes at most lr / eps = 1 times as much.
+    The first step is lr * g / (|g| + eps). Gradients that are summed over other shares of a batch
+    differ in the last bits. With the usual eps, 1e-8, such a difference in a gradient near 0
+    changes the step by up to 2 lr. With this eps it changes the step by at most lr / eps = 1 times
+    as much.
     """
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, eps=0.01)
 
@@ -118,7 +119,7 @@ def buckets_of(size: int) -> Iterator[None]:
 def serve_or_work(
     ps: SyncParameterServer, context: Context, work: Callable[[int, int], None], **options: Any
 ) -> None:
-    """work(worker, workers) on those ranks that are workers; then closes."""
+    """Serve on a dedicated server's rank, call work(worker, workers) on workers; then close."""
     dedicated, rank = options.get("dedicated", False), options.get("server", 0)
     if dedicated and context.rank == rank:
         ps.serve()
@@ -135,7 +136,10 @@ def make(
     bucket_bytes: int = BUCKET_BYTES,
     **options: Any,
 ) -> SyncParameterServer:
-    """Only the server has an optimizer. options: SyncParameterServer's."""
+    """Make a parameter server, with an optimizer on the server's rank alone.
+
+    options: SyncParameterServer's.
+    """
     optimizer = optimize(model.parameters()) if context.rank == options.get("server", 0) else None
     with buckets_of(bucket_bytes):
         return SyncParameterServer(model, optimizer, **options)

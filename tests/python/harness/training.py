@@ -1,5 +1,4 @@
-"""A small model, its training, and collectives of functional PyTorch, the same for whichever group
-and device they run over."""
+"""A small model, its training, and functional collectives, for any group and device."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ STEPS = 4
 
 
 class Net(nn.Module):
-    """Three layers; `second` is used in every other call only, if `sometimes`."""
+    """A model of three layers. If `sometimes`, only every other call uses `second`."""
 
     def __init__(self, sometimes: bool = False) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ def net(**options: Any) -> Net:
 
 
 def batch(context: Context, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's data of a step, equal in both runs."""
+    """Return this rank's data of a step. Equal seeds give equal data."""
     generator = torch.Generator().manual_seed(context.seed + 100 * step + context.rank)
     inputs = torch.randn(8, WIDTH, generator=generator)
     return inputs, torch.randn(8, WIDTH, generator=generator)
@@ -99,7 +98,7 @@ def whole(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def collectives(data: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Functional collectives, with operations between them, for torch.compile too."""
+    """Call functional collectives, with other operations between them. torch.compile takes it."""
     total = funcol.all_reduce(data, "sum", group)
     largest = funcol.all_reduce(data * 2, "max", group)
     gathered = funcol.all_gather_tensor(data, 0, group)

@@ -1,9 +1,9 @@
 """One rank of a pool: forms its groups, then runs the functions that the test process sends.
 
-Talks over one pipe: receives (function, arguments, seed), answers Ok(result) or Error(...). An
-end of file means that the test process is done, or gone: the rank leaves by the ordinary way out,
-so that a hang at exit shows. Output goes to a file of the pool's folder; SIGUSR1 adds the stacks
-of all threads to it.
+The rank receives (function, arguments, seed) over a pipe, and answers Ok(result) or Error(...). At
+the pipe's end of file, when the test process is done or has ended, the rank exits normally: a hang
+at exit must show. Output goes to a file in the pool's folder. On SIGUSR1 the rank writes the stacks
+of all threads there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def log_path(folder: Path, rank: int) -> Path:
 def form_groups(folder: Path, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
     """Makes the default group over BACKEND and returns the reference group over Gloo.
 
-    A shorter timeout than FORMING counts from when all have met.
+    A timeout shorter than FORMING applies only after all ranks have formed both groups.
     """
     store = FileStore(str(folder / "store"), size)
     forming = max(timeout, FORMING)
@@ -73,7 +73,7 @@ def main(
     timeout: timedelta | None,
     device: str = "cpu",
 ) -> None:
-    """Entry point of the process. No `timeout`: a bare rank, which forms no group by itself."""
+    """Entry point of the process. timeout: of the group; None: a bare rank, which forms none."""
     log = os.open(log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -1,8 +1,8 @@
 """Runs a cell of the fault matrix with real processes, and reports each rank's outcome.
 
-Three ranks, forked from the pools' warm process: all on one node, or the last on another. The ranks
-meet at the cell's moment, and the fault comes as the moment says. For faults of the link, the nodes
-are network namespaces.
+Three ranks are forked from the pools' warm process. All are on one node, or the last is on another.
+Each rank reports that it has reached the cell's moment, and waits. The moment decides if the fault
+comes before or after the ranks continue. For faults of the link, the nodes are network namespaces.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from harness.pool import processes
 
 SIZE = 3
 LAYOUTS = {Place.ONE_NODE: "aaa", Place.TWO_NODES: "aab"}
-SHORT = 4.0  # seconds: the timeout that is to be waited for; of operations on the box, below
-BOX_SHORT = 2.0
+SHORT = 4.0  # seconds: the timeout of operations in cells in which a rank waits for its end
+BOX_SHORT = 2.0  # seconds: this timeout for operations on the box
 BEGIN = 6.0  # seconds: the timeout of a start that must time out
 HURRY = 25.0  # seconds: the timeout of a start that must fail much sooner
 LIMIT = 90.0  # seconds, for a whole cell
@@ -54,7 +54,7 @@ _ORDERS = {Fault.RAISES: "raise", Fault.EXITS: "exit", Fault.MEMORY_FULL: "fill"
 
 
 def victim(cell: Cell) -> int | None:
-    """Return the rank that the fault takes out or fills, or None."""
+    """Return the rank that the fault ends, stops or deprives of memory; None if there is none."""
     if cell.fault is Fault.HOST_KILLED:
         return 0
     return SIZE - 1 if cell.fault in RANK_GONE or cell.fault is Fault.MEMORY_FULL else None
@@ -127,7 +127,7 @@ class FaultJob:
         if self.cell.fault is Fault.DISK_FULL:
             self._disk = self._stack.enter_context(_file_system(store, _DISK))
         host, launcher = "127.0.0.1", ()
-        if self._nodes:  # the box is beyond the link, except for the ranks of its node
+        if self._nodes:  # the link is between the box and one rank, or all if they share a node
             node = self._nodes[1 if self.cell.place is Place.ONE_NODE else 0]
             host, launcher = node.address, node.launcher
         options = ("--store", str(store / "files"), "--memory", "32MiB")
@@ -187,7 +187,7 @@ class FaultJob:
     # The fault.
 
     def _inject_at_moment(self) -> None:
-        """Release the ranks, and inject the fault, in the order that the moment wants."""
+        """Release the ranks and inject the fault, in the order that the moment requires."""
         moment = self.cell.moment
         others = [member for member in self._ranks if member.rank != self._victim]
         if moment is Moment.DURING:
@@ -201,7 +201,7 @@ class FaultJob:
             self._inject()
             self._release(self._ranks)
         elif moment is Moment.INIT and self.cell.fault not in _ORDERS:
-            # The victim is in the middle of it as long as another rank has not come.
+            # The victim stays in init_process_group until the last rank calls it too.
             late = others.pop()
             self._release([*others, self._ranks[self._victim]])
             self._await_record(self._victim)
@@ -212,7 +212,7 @@ class FaultJob:
             self._release(others)
         else:
             self._release(others)
-            time.sleep(0.1)  # most ranks have begun; either order must lead to the same verdict
+            time.sleep(0.1)  # most ranks have begun by now; the verdict is the same if one has not
             self._inject()
 
     def _inject(self) -> None:
@@ -281,7 +281,7 @@ class FaultJob:
         return [member.outcome for member in self._ranks]
 
     def _hear_one(self, chosen: Sequence[_RankProcess]) -> None:
-        """Take a message, or the end, of each of these that has any; wait for the first."""
+        """Wait until a message or the end of one of these ranks arrives, and note all that have."""
         ready = wait([one.pipe for one in chosen], max(0.0, self._deadline - time.monotonic()))
         said = [(rank.rank, rank.said, rank.outcome) for rank in self._ranks]
         assert ready, f"after {LIMIT} s still waits for {[one.rank for one in chosen]}: {said}"
@@ -296,7 +296,11 @@ class FaultJob:
         self._answer()
 
     def _answer(self) -> None:
-        """Tell the ranks when all that will have done their exchanges, or have had their errors."""
+        """Answer ranks that wait for the other ranks.
+
+        Ranks that said "steps" get "all done" when each live rank has said "steps" or "failed".
+        Failed ranks get "leave" when each live rank has said "checked" or "failed".
+        """
         for word, answer, over in (
             ("steps", "all done", {"steps", "failed"}),
             ("failed", "leave", {"checked", "failed"}),
@@ -309,7 +313,7 @@ class FaultJob:
                     self._tell(member, answer)
 
     def _lives(self, member: _RankProcess) -> bool:
-        """Return True if the rank has more to say; a stopped rank has not."""
+        """Return True if the rank can still send messages. A stopped rank cannot."""
         stopped = self.cell.fault is Fault.STOPPED and self._faulted and member.rank == self._victim
         return not member.ended and not stopped
 
@@ -340,7 +344,7 @@ class FaultJob:
     def _tell(self, member: _RankProcess, order: str) -> None:
         with suppress(
             BrokenPipeError, ConnectionResetError
-        ):  # the rank has ended, as its pipe will say
+        ):  # the rank has ended; _hear_one() finds the end of its pipe
             member.pipe.send(order)
 
 
@@ -368,7 +372,7 @@ def _file_system(folder: Path, size: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        libc.umount2(at, 2)  # MNT_DETACH: the box may not have ended
+        libc.umount2(at, 2)  # MNT_DETACH: the box may still use it
 
 
 def _fill(folder: Path) -> None:

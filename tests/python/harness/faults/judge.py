@@ -27,7 +27,7 @@ _CODES = {Fault.RAISES: 1, Fault.EXITS: 0}
 
 
 def assert_as_expected(cell: Cell, outcomes: Sequence[Outcome]) -> None:
-    """Raise AssertionError, with all that was seen, unless it is the cell's verdict."""
+    """Raise AssertionError, which shows all outcomes, if they differ from the cell's verdict."""
     seen = "\n".join(str(outcome) for outcome in outcomes)
     try:
         {
@@ -44,7 +44,7 @@ def assert_as_expected(cell: Cell, outcomes: Sequence[Outcome]) -> None:
 
 
 def survivors(cell: Cell, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return the outcomes of the ranks that the fault did not take out."""
+    """Return the outcomes of the ranks that the fault did not end or stop."""
     gone = victim(cell) if cell.fault in RANK_GONE else None
     return [outcome for outcome in outcomes if outcome.rank != gone]
 
@@ -72,7 +72,9 @@ def _timed_out(cell: Cell, outcomes: Sequence[Outcome]) -> None:
         beyond = _is_cut(cell) and outcome.rank == SIZE - 1
         missing = "[01]" if beyond else str(SIZE - 1)
         named = [rf"missing ranks: .*\b{missing}\b"]
-        if _is_cut(cell):  # the heartbeat's bound is the timeout, too; and the store is beyond
+        # The heartbeat may fail first: its limit is the timeout too. The link also separates one
+        # rank from the store.
+        if _is_cut(cell):
             named.append(rf"machine of rank {missing} .* has not answered")
             named += [r"the c10d store at \S+ did not answer"] * beyond
         assert re.search("|".join(named), text), f"rank {outcome.rank} does not know who is missing"
@@ -134,7 +136,11 @@ def _is_cut(cell: Cell) -> bool:
 
 
 def _assert_sums(finished: Sequence[Outcome], outcomes: Sequence[Outcome]) -> None:
-    """Each exchange is in the weights once; one that its worker has not seen the end of may be."""
+    """Check that the weights have every exchange of the ranks `finished` exactly once.
+
+    They have at least the reported exchanges of any other rank, which may have ended between an
+    exchange and its report.
+    """
     known = {outcome.rank for outcome in finished}
     for outcome in finished:
         left = outcome.found

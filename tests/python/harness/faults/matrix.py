@@ -1,6 +1,6 @@
 """The table: faults, moments, places and modes, and the verdict of each combination.
 
-Verdicts come from RULES, the first that applies.
+The first rule of RULES that applies to a combination gives its verdict.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Selection:
-    """Cells by their values; None is any."""
+    """Selects cells by their values. None selects all values."""
 
     faults: frozenset[Fault] | None = None
     moments: frozenset[Moment] | None = None
@@ -266,15 +266,15 @@ def sensible() -> list[Cell]:
 
 
 def pairs(cell: Cell) -> Iterator[tuple[Enum, Enum]]:
-    """Return every two values of the cell, of different axes."""
+    """Return all pairs of the cell's values, which are of different axes."""
     return combinations(cell.values, 2)
 
 
 def covering() -> list[Cell]:
-    """Return few sensible cells in which every two values meet that meet in any sensible cell.
+    """Return few sensible cells that have every pair of values that any sensible cell has.
 
-    Greedy: always the cell with most uncovered pairs. Of equals, it takes the cell whose values
-    were chosen least often, so that all places and modes are covered evenly.
+    A greedy search always takes the cell with most uncovered pairs. Among equals it takes the cell
+    whose values were chosen least often, so that all places and modes are covered evenly.
     """
     left = {pair for cell in sensible() for pair in pairs(cell)}
     times: Counter[Enum] = Counter()

@@ -31,7 +31,7 @@ END = "<!-- The end of what is drawn. -->"
 
 
 def drawn_into(page: str) -> str:
-    """Return the page with the section as the table has it."""
+    """Return the page, with its section replaced by section()."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{section()}\n{END}{after}"
@@ -56,7 +56,10 @@ def section() -> str:
 
 
 def _rules() -> list[tuple[str, ...]]:
-    """Return the rules in their order; those that say the same, once."""
+    """Return the rules in order, with the number of cells of each.
+
+    Rules with the same verdict and reason are one row.
+    """
     counts = dict.fromkeys(((one.verdict.value, one.reason) for one in RULES), 0)
     for cell in CELLS:
         counts[verdict(cell).value, rule(cell).reason] += 1
@@ -73,7 +76,7 @@ def _count() -> str:
 
 
 def _grids() -> list[tuple[list[Mode], list[tuple[str, ...]]]]:
-    """Return a table for each mode; modes with the same table together."""
+    """Return the tables, each with its modes. Modes with equal tables share one."""
     grids: list[tuple[list[Mode], list[tuple[str, ...]]]] = []
     for mode in Mode:
         rows = [

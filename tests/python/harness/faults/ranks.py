@@ -1,16 +1,16 @@
 """A rank in a cell of the fault matrix.
 
-It goes through the moments in order. At the cell's moment it says "ready" and obeys; in the end it
-says what it found. The messages to the parent are tuples that begin with a word:
+It goes through the moments in order. At the cell's moment it sends "ready", and obeys the parent's
+order. The messages to the parent are tuples that begin with a word:
 
-    port N             rank 0 serves the store there
-    ready              it is at the moment
-    turning            it has done an operation since, and does more
-    full KIND TEXT     it could get no memory
-    steps N            it has done its exchanges, and waits for the others' to be done
-    failed KIND TEXT T it has had an error, at that time of the monotonic clock
-    checked N          it has found right results; N is what a parameter server's weight came to be
-    finished           it leaves
+    port N             rank 0 serves the store at this port
+    ready N            the rank is at the cell's moment, after N operations
+    turning N          it has completed an operation since, its Nth, and continues
+    full KIND TEXT     an allocation failed with this error
+    steps N            its N exchanges are complete; it waits for the other ranks' exchanges
+    failed KIND TEXT T it had this error, at the time T of the monotonic clock
+    checked N          its results are right; N is the parameter server's weight, 0 in other modes
+    finished           it has destroyed its groups, and ends
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from harness.network import enter_namespace
 
 LONG_TIMEOUT = 60.0  # seconds, for operations that must not time out
 _LARGE = 1 << 18  # elements: 1 MiB
-_ROOM = 256 << 20  # bytes that a rank with full memory has left: for all but a segment
-BASE = 100_000.0  # an exchange of rank r adds BASE to the power of r
+_ROOM = 256 << 20  # bytes that a rank with full memory may still map: enough, except for a segment
+BASE = 100_000.0  # an exchange of rank r adds BASE ** r to each weight
 
 
 class DeliberateError(Exception):
-    """The victim's exception, which is not caught."""
+    """The exception by which the victim ends."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class RankSetup:
 
 
 class Work(ABC):
-    """A mode: its operations, and the results that they must have."""
+    """The operations of a mode, and the checks of their results."""
 
     def __init__(self, setup: RankSetup) -> None:
         self._setup = setup
 
     @abstractmethod
     def turn(self, number: int, stop: bool) -> bool:
-        """Do an operation. Returns whether any rank that takes part in it has said `stop`."""
+        """Do an operation. Returns True if a rank that takes part in it passed `stop`."""
 
     @abstractmethod
     def save(self) -> None:
@@ -241,10 +241,10 @@ class Rank:
         self._turns = 0
         self._stop = False
         self._work: Work | None = None
-        self._idle: Any = None  # a connection to the box, which nothing needs
+        self._idle: Any = None  # a client of the box in modes that do not use the box
 
     def run(self) -> None:
-        """Go through all moments. An error ends it; only the victim's own leaves it."""
+        """Go through all moments. Reports an error, which ends the work. Raises DeliberateError."""
         try:
             self._begin()
             self._train()
@@ -253,10 +253,10 @@ class Rank:
             raise
         except Exception as error:
             self._say("failed", type(error).__name__, str(error), time.monotonic())
-            while self._pipe.recv() != "leave":  # no other has its error by this one's end
+            while self._pipe.recv() != "leave":  # the parent sends it when all have their errors
                 pass
             if self._work is not None:
-                with contextlib.suppress(Exception):  # the rank had an error already
+                with contextlib.suppress(Exception):  # the rank has reported its error
                     self._work.close()
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -352,7 +352,10 @@ class Rank:
             self._fill()
 
     def _fill(self) -> None:
-        """Leave this process no room. At work it then asks for more than the machine has."""
+        """Limit this process's address space.
+
+        At a moment in AT_WORK, also ask for more memory than the machine has.
+        """
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM, resource.RLIM_INFINITY))
         if self._setup.cell.moment not in AT_WORK:
@@ -375,7 +378,7 @@ class Rank:
 
 
 def run_rank(pipe: Connection, setup: RankSetup) -> None:
-    """Be that rank, in a process of its own; its output goes to a file."""
+    """Run a rank in this process, with its output in a file."""
     output = os.open(setup.folder / f"rank{setup.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -386,11 +389,11 @@ def run_rank(pipe: Connection, setup: RankSetup) -> None:
     try:
         Rank(pipe, setup).run()
     finally:
-        atexit._run_exitfuncs()  # a process of multiprocessing leaves these out
+        atexit._run_exitfuncs()  # processes of multiprocessing skip them
 
 
 def run_client(pipe: Connection, box: str) -> None:
-    """Be a client of the box that adds up without end, in a process of its own."""
+    """Accumulate on the box in an endless loop, as a client in its own process."""
     from torch_hbmcomm import smb
 
     with smb.connect(box, TOKEN) as connected:
