@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-# Registered before any of them is imported, so that their assertions show values.
+# Registered before the harness is imported, so that its assertions show values.
 pytest.register_assert_rewrite("harness")
 
 import surroundings  # noqa: E402
@@ -32,9 +32,9 @@ __all__ = ["box", "boxes", "connect", "many_shards", "server", "transport"]  # f
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*sizes): the world sizes to run this test with")
-    seeds.settle()  # these two before anything is started
+    seeds.settle()  # seeds and /dev/shm first, before any process starts
     shm.isolate()
-    torch.set_num_threads(1)  # a second one would spin, for work that takes microseconds
+    torch.set_num_threads(1)  # a second thread would spin for work of microseconds
 
 
 def pytest_report_header() -> list[str]:
@@ -105,7 +105,7 @@ def impatient_pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def bare_pool(ranks: int) -> Iterator[Pool]:
-    """Ranks with no group; the test's functions form their own. Killed at the end."""
+    """Yield a pool without groups; the test's functions form their own. Killed at the end."""
     own = Pool(ranks, bare=True)
     yield own
     own.kill()

@@ -2,10 +2,10 @@
 
     .venv/bin/python tests/python/soak.py --cycles 1000 --kills 200 --minutes 30 --seed 7
 
-cycles of init_process_group and destroy_process_group; ranks killed at random moments; random
-collectives on groups that come and go, compared with Gloo's. Each part counts descriptors, threads,
-mappings, resident memory and files in /dev/shm before and after, prints them, and fails if one
-grew. The same seed makes the same choices.
+runs three parts: cycles of init_process_group and destroy_process_group, ranks that are killed at
+random moments, and random collectives on groups that come and go, compared with Gloo's. Each part
+counts descriptors, threads, mappings, resident memory and files in /dev/shm before and after. It
+prints the counts, and fails if one grew. The same seed makes the same choices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RANKS = 3
 GROWTH = 16 << 20  # bytes of resident memory that allocators and caches may take over hours
 TIMEOUT = timedelta(seconds=120)
 WARM_UP = 20  # cycles before the first count
-ROUNDS = 60  # of mixed work before it, at least, so that every size has been met
+ROUNDS = 60  # least rounds of mixed work before the first count, to meet every size
 IDLE = 3.0  # seconds in which a group's idle threads end
 
 Count = dict[str, int]
@@ -45,10 +45,10 @@ LARGE = 128 << 10  # bytes
 
 
 def return_large_blocks() -> None:
-    """Have malloc return large blocks to the kernel, always.
+    """Make malloc return every freed large block to the kernel.
 
-    Its own threshold grows with freed blocks. Then the free end of an arena stays: tens of
-    megabytes, or none, by chance.
+    By default, malloc's threshold for large blocks grows with freed blocks. Freed blocks may then
+    stay at the end of an arena: tens of megabytes, or none, by chance.
     """
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE) == 1
 

@@ -1,6 +1,6 @@
-"""Clears the surroundings that tests must not depend on: the environment of whoever starts them.
+"""Clears the environment variables that tests must not depend on.
 
-Knows nothing of PyTorch, whose import reads some of it.
+It does not import PyTorch, which reads some of them at import.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _SETTINGS = ("HBMCOMM_", "MEMKIND_", "DDP_", "GLOO_", "OMP_", "MPICH_", "MPIR_",
 _TORCH = ("TORCH_DISTRIBUTED_", "TORCH_FR_", "TORCH_LOGS", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 _LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PMI", "TORCHELASTIC_", "SLURM_", "OMPI_")
 _TERMINAL = ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE")
-_KEPT = ("HBMCOMM_TEST_", "HBMCOMM_MPI_")  # ours, and which MPI to test with
+_KEPT = ("HBMCOMM_TEST_", "HBMCOMM_MPI_")  # options of the tests, and the MPI to test with
 
-_LONGEST = 64  # bytes of TMPDIR, where multiprocessing makes Unix sockets, whose paths take 107
+_LONGEST = 64  # most bytes of TMPDIR: paths of multiprocessing's Unix sockets there take 107
 
 
 def settle() -> None:
@@ -25,16 +25,16 @@ def settle() -> None:
     for name in list(os.environ):
         if name.startswith(removed) and not name.startswith(_KEPT):
             del os.environ[name]
-    # A background job of a shell ignores Ctrl-C, and so would all that tests start.
+    # A shell's background job ignores SIGINT. The processes that tests start would inherit this.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ["TERM"] = "xterm"  # a dumb one has 80 columns, whatever COLUMNS says
-    # PyTorch's TCPStore asks for its peers' names at each connect: by default, 10 s where no name
-    # server answers.
+    os.environ["TERM"] = "xterm"  # a dumb terminal has 80 columns, even if COLUMNS differs
+    # PyTorch's TCPStore looks up its peer's name at each connect. This takes 10 s by default if no
+    # name server answers.
     os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
     if len(os.fsencode(tempfile.gettempdir())) > _LONGEST:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
-    # The traces of operations that time out: not into the cache of whoever runs the tests.
+    # Traces of operations that time out must not go to the user's cache.
     traces = tempfile.mkdtemp(prefix="hbmcomm-traces-")
     atexit.register(shutil.rmtree, traces, ignore_errors=True)
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = f"{traces}/rank_"

@@ -41,7 +41,7 @@ CHUNK = 16 << 10
 CHUNKS = 12
 COUNT = CHUNKS * CHUNK // 4  # of float32
 ENVIRONMENT = {"HBMCOMM_DEVICE_CHUNK_BYTES": "16K"}
-# Host copies below 64 KiB are PyTorch's, which shows when one is freed early.
+# Host copies below 64 KiB are PyTorch's: the test device counts each that is freed while in use.
 CHUNK_4K = {"HBMCOMM_DEVICE_CHUNK_BYTES": "4K"}
 CHUNKED_COUNT = CHUNKS * 1024
 WAIT_SECONDS = 60.0  # for quick events
@@ -97,7 +97,7 @@ def await_copies(delayed: Any, direction: Any, count: int) -> None:
 
 
 def check_chunks_go_back_early(context: Context) -> None:
-    """Chunks that have come are reduced and go back while the others are still to come."""
+    """Chunks on the host are reduced and copied back while others are not yet on the host."""
     delayed = accelerator.load()
     tensor = torch.zeros(COUNT, device=context.device).fill_(context.rank + 1.0)
     delayed.synchronize()
@@ -121,7 +121,7 @@ def test_chunks_go_back_while_others_come(chunk_pool: Pool) -> None:
 
 
 def check_chunks_come_early(context: Context) -> None:
-    """Chunks come and are reduced while no result goes back, one operation's after another's."""
+    """All chunks of two operations are copied to the host and reduced while none is copied back."""
     delayed = accelerator.load()
     tensors = [
         torch.zeros(COUNT, device=context.device).fill_((context.rank + 1.0) * each)
@@ -161,7 +161,7 @@ def test_one_sequence_number(chunk_pool: Pool) -> None:
 
 
 def check_mismatch(context: Context, counts: tuple[int, int], device: str) -> None:
-    """Ranks that disagree learn of the whole tensors, not of chunks."""
+    """Check that errors of ranks that disagree name whole tensors, not chunks."""
     count = counts[0] if context.rank == 0 else counts[1]
     tensor = torch.ones(count, device=device if context.rank == 0 else context.device)
     with pytest.raises(dist.DistBackendError) as caught:
@@ -208,7 +208,7 @@ def test_timeout_between_chunks(impatient_chunk_pool: Pool) -> None:
 
 
 def check_order_after_an_error(context: Context, async_op: bool) -> None:
-    """A write after the error stays, though results of the first chunks come later."""
+    """Check that results copied back after the error do not overwrite a later write."""
     delayed = accelerator.load()
     tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     dist.all_reduce(tensor)
@@ -221,7 +221,7 @@ def check_order_after_an_error(context: Context, async_op: bool) -> None:
         assert work is not None
         work.wait()
     tensor.fill_(7.0)
-    time.sleep(0.05)  # for a stream that does not wait
+    time.sleep(0.05)  # a stream that does not wait would write now
     delayed.allow_copies(delayed.Direction.TO_DEVICE, -1)
     delayed.allow_copies(delayed.Direction.TO_HOST, -1)
     torch.accelerator.synchronize()
@@ -263,7 +263,7 @@ def test_device_lost_between_chunks(own_chunk_pool: Pool) -> None:
 
 
 def check_death(context: Context) -> None:
-    """Rank 1 dies when a part of the chunks is reduced; no copy of the others loses its buffer."""
+    """Rank 1 dies when some chunks are reduced. Other ranks free no buffer that a copy uses."""
     delayed = accelerator.load()
     tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     delayed.synchronize()
@@ -294,7 +294,7 @@ def test_rank_that_dies_between_chunks(own_chunk_pool: Pool) -> None:
 
 
 def check_gathered(context: Context) -> None:
-    """FSDP's way: the input is the own part of the output, larger than a chunk."""
+    """Gather as FSDP does: the input, larger than a chunk, is this rank's part of the output."""
     data = random_numbers(context, COUNT, torch.float32)
     whole = torch.zeros(context.size * COUNT, device=context.device)
     part = whole[context.rank * COUNT : (context.rank + 1) * COUNT]

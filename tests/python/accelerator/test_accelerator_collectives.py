@@ -84,7 +84,7 @@ def test_layouts(delayed_pool: Pool) -> None:
 
 
 def check_in_place(context: Context) -> None:
-    """The input is the own part of the output, as FSDP has it."""
+    """Gather as FSDP does: the input is this rank's part of the output."""
     data = random_numbers(context, 1000, torch.float32)
     everyone = gathered(context, data)
     whole = torch.zeros(context.size * 1000, device=context.device)

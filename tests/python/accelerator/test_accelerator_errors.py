@@ -1,5 +1,5 @@
-"""Errors of operations on an accelerator's tensors name their cause, and leave memory that copies
-use alone."""
+"""Errors of operations on an accelerator's tensors name their cause, and free no memory that a copy
+still uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 pytestmark = [beyond_gloo, pytest.mark.ranks(2)]
 
-COUNT = 10_000  # below 64 KiB: the host copies are PyTorch's, which shows when one is freed early
+COUNT = 10_000  # below 64 KiB: PyTorch's host copies, counted if freed while in use
 
 
 def check_devices(context: Context) -> None:
@@ -65,7 +65,10 @@ def test_graph_capture(delayed_pool: Pool) -> None:
 
 
 def check_unreported_capture(context: Context) -> None:
-    """PyTorch 2.12 raises for a device that does not say whether a stream records a graph."""
+    """all_reduce works on a device that does not report if a stream records a graph.
+
+    PyTorch 2.12 itself raises an error for such a device.
+    """
     delayed = accelerator.load()
     delayed.tell_of_captures(False)
     tensor = torch.ones(4, device=context.device)
@@ -80,7 +83,7 @@ def test_device_that_does_not_report_captures(delayed_pool: Pool) -> None:
 
 def check_no_pinned_memory(context: Context) -> None:
     delayed = accelerator.load()
-    for count in (4, 3_000_001):  # alone, and in the segment
+    for count in (4, 3_000_001):  # host copies in PyTorch's memory, and in the segment
         tensor = torch.ones(count, device=context.device)
         delayed.fail_pinned(True)
         with pytest.raises(
@@ -97,8 +100,10 @@ def test_out_of_pinned_memory(delayed_pool: Pool) -> None:
 
 
 def check_timeout(context: Context) -> None:
-    """The device of one rank does not come to the operation: each rank knows why, from itself or
-    from the one that was first to time out."""
+    """The device of rank 0 does not reach the operation. Every rank's error has the cause.
+
+    A rank finds the cause itself, or has it from the rank that timed out first.
+    """
     delayed = accelerator.load()
     tensor = torch.ones(COUNT, device=context.device)
     dist.all_reduce(tensor)

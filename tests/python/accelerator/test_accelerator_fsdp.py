@@ -18,7 +18,7 @@ BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 
 
 def odd_net() -> nn.Module:
-    """Parameters that do not divide evenly among the ranks, and some smaller than the world."""
+    """Make a model whose parameters do not divide evenly; some are smaller than the world."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, 1), nn.Linear(1, WIDTH))
 

@@ -1,4 +1,4 @@
-"""DDP's hooks of ours with parameters on the accelerator: the CPU's numbers."""
+"""Our DDP hooks give the same numbers for parameters on the accelerator as on the CPU."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def on_the_host(value: Any) -> Any:
 def assert_alike(
     on_device: nn.Module, on_cpu: nn.Module, start: nn.Module, wire: torch.dtype | None
 ) -> None:
-    """Compare the ends of two trainings, which round each element in an order of their own.
+    """Compare the final parameters of two trainings, which round in different orders.
 
-    With a narrow wire they may be apart by its rounding, as a part of the way that the parameters
-    went.
+    With a narrow wire type they may differ by its rounding, relative to the change of the
+    parameters since `start`.
     """
     for ours, theirs, first in zip(
         on_device.parameters(), on_cpu.parameters(), start.parameters(), strict=True
@@ -186,7 +186,7 @@ def test_layer_sums_equal_the_cpus(delayed_pool: Pool) -> None:
 
 
 def check_async_hook(context: Context) -> None:
-    """Exactly once: plain SGD's replicas on the CPU and on the device end with the same weights."""
+    """Each gradient is applied exactly once: replicas on CPU and device end with equal weights."""
     delayed = accelerator.load()
     group = dist.new_group(pg_options=hbmcomm.Options(parameter_server="auto"), backend="hbm")
     start = model_of(context)

@@ -36,7 +36,7 @@ def check_host_copies(context: Context) -> None:
         delayed.synchronize()
         torch.accelerator.synchronize()
         dist.broadcast(tensor, 0)
-    # A block may still be on its way back when the next one is taken.
+    # An operation may take its block before the block of the last operation is free again.
     assert in_segment(context) <= held + LARGE, "a block that no copy uses is not taken again"
     total = sum(range(1, context.size + 1))
     assert torch.equal(tensor.cpu(), torch.full((LARGE // 4,), float(total)))
@@ -48,7 +48,7 @@ def test_large_host_copies_are_in_the_segment(delayed_pool: Pool) -> None:
 
 
 def check_current_device(context: Context) -> None:
-    """Pinning touches no device but the group's."""
+    """Memory is pinned for the group's device alone."""
     delayed = accelerator.load()
     group = dist.new_group(backend="hbm")
     before = delayed.pinned_under(0)

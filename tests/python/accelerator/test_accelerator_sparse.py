@@ -153,8 +153,10 @@ def test_issue_does_not_block(delayed_pool: Pool) -> None:
 
 
 def check_memory(context: Context) -> None:
-    """Results that are dropped while a stream still reads them, the one that issued the operation
-    or another that waited for it: their memory is not given to the next result."""
+    """Drop results while a stream reads them: the issuing stream, or another that called wait().
+
+    The next result must not reuse their memory.
+    """
     delayed = accelerator.load()
     backend = device_backend(context)
     issuing, other = torch.accelerator.current_stream(), torch.Stream(device=context.device)
@@ -187,8 +189,10 @@ def test_memory_in_use(delayed_pool: Pool) -> None:
 
 
 def check_polled(context: Context) -> None:
-    """Use the result after is_completed() without a wait(), on the issuing stream, which keeps the
-    memory."""
+    """Use a result on the issuing stream after is_completed() alone, and drop it.
+
+    Its memory must not be reused before the stream has read it.
+    """
     delayed = accelerator.load()
     backend = device_backend(context)
     data = random_sparse(context, 300)
@@ -257,7 +261,7 @@ def test_refused(delayed_pool: Pool) -> None:
 
 
 def check_no_pinned_memory(context: Context) -> None:
-    """The host's copy is made when the operation begins, so this is its error, on every rank."""
+    """Rank 0 has no pinned memory when the operation begins, so the operation fails everywhere."""
     tensor = on_device(context, random_sparse(context, 20))
     dist.barrier()
     if context.rank == 0:

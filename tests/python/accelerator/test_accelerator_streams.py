@@ -27,7 +27,7 @@ def mine(context: Context, value: float = 1.0) -> torch.Tensor:
 
 
 def check_producers_and_consumers(context: Context) -> None:
-    """Neither side is waited for by the host: every step is queued behind the one before."""
+    """The host waits neither for a tensor's writer nor for its reader: every step is queued."""
     delayed = accelerator.load()
     tensor = mine(context)
     before = delayed.synchronizations()
@@ -48,7 +48,7 @@ def test_queued_before_and_after(delayed_pool: Pool) -> None:
 def check_issue_does_not_block(context: Context) -> None:
     delayed = accelerator.load()
     tensor = torch.zeros(COUNT, device=context.device)
-    delayed.hold()  # nothing that this stream is given happens from here on
+    delayed.hold()  # from here on this stream executes nothing
     tensor.fill_(context.rank + 1.0)
     works = [dist.all_reduce(tensor, async_op=True), dist.broadcast(tensor, 0, async_op=True)]
     assert not any(work.is_completed() for work in works if work is not None)
@@ -114,8 +114,10 @@ def test_many_operations_in_flight(delayed_pool: Pool) -> None:
 
 
 def check_memory_in_use(context: Context) -> None:
-    """Drop tensors while copies of them are in flight: their memory is not reused, and the host's
-    is not freed."""
+    """Drop tensors while copies of them are in flight.
+
+    The tensors' memory must not be reused, and their host copies must not be freed.
+    """
     delayed = accelerator.load()
     saved = []
     for index in range(30):
@@ -159,7 +161,7 @@ def test_host_memory_comes_back(delayed_pool: Pool) -> None:
 
 
 def check_future(context: Context) -> None:
-    """Callbacks run with streams that wait for the result; the future's wait() does so too."""
+    """Callbacks run under streams that wait for the result, as wait() of the future does."""
     tensor = mine(context)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None

@@ -8,7 +8,7 @@ import pytest
 
 from torch_hbmcomm import smb
 
-# Through bytes, which the native module takes where it takes text.
+# The native module accepts bytes in place of text.
 ODD: Any = b"/proc/\xff\xfe/none"
 
 

@@ -140,7 +140,7 @@ def use_for_longer(context: Context, seconds: float) -> float:
 
 @pytest.mark.ranks(2, 4)
 def test_box_stays_for_slower_ranks(ranks_pool: Pool) -> None:
-    """Longer than destroy_process_group waits for other ranks by itself."""
+    """Some ranks use the box for longer than destroy_process_group waits without a box."""
     first, *others = ranks_pool.run(use_for_longer, 2.5)
     assert first >= max(others)
 

@@ -67,7 +67,7 @@ def new_key() -> int:
 
 
 def made(key: int = 0, size: int = SIZE, flags: int = IPC_CREAT) -> tuple[int, int]:
-    """Return the copy of a segment, and its key."""
+    """Allocate a segment. Return the address of its local copy, and its key."""
     copy, key = alloc(library, key, size, flags)
     assert copy is not None, library.smb_error()
     return copy, key
@@ -134,7 +134,7 @@ def test_sums_are_of_the_type(python: smb.Box, name: str) -> None:
         assert library.shm_wsync(copy, SIZE) == 0
     first, second = tensor(target, SIZE, dtype).clone(), tensor(source, SIZE, dtype).clone()
     assert library.shm_accum(target + 64, source + 128, 1024, CONSTANTS[name]) == 0
-    assert torch.equal(tensor(target, SIZE, dtype), first)  # the copies do not change
+    assert torch.equal(tensor(target, SIZE, dtype), first)  # the local copies do not change
     found = python.alloc(SIZE, key, mode="attach")
     found.read()
     a, b, count = (bytes_ // dtype.itemsize for bytes_ in (64, 128, 1024))

@@ -1,4 +1,4 @@
-"""Connections that break again and again before anything is answered over them."""
+"""Connections that break repeatedly before the box has answered anything over them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from torch_hbmcomm import smb
 
-MOST = 64 << 10  # bytes of a client that pass; more than what it takes to join and to attach
+MOST = 64 << 10  # bytes that pass from a client over a connection: enough to join and attach
 
 
 class Relay:
@@ -67,6 +67,6 @@ def test_a_request_that_breaks_each_connection_is_given_up(
 def test_answers_end_an_outage(server: smb.Server, relay: Relay) -> None:
     with smb.connect(relay.url, server.token, transport="tcp", lanes=1, reconnect_timeout=2) as box:
         segment = box.alloc(1 << 20)
-        for _ in range(200):  # a hundred connections, each good for about one
+        for _ in range(200):  # a connection breaks after one or two writes
             segment.write(source=bytes(MOST // 2))
     assert relay.connections > 50

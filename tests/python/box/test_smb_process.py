@@ -21,13 +21,16 @@ segment = box.alloc(64)
 segment.fetch_add(0, 1)
 future = segment.read_async()
 assert "torch" not in sys.modules and "numpy" not in sys.modules
-"""  # and ends with all of it open
+"""  # the process ends with all of these open
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", script], env=environ, check=True, timeout=30)
 
 
 def test_a_forked_child_closes_its_own(server: smb.Server) -> None:
-    """At its exit, and does not leave that to the lease; its parent's it lets be."""
+    """At its exit the child closes its own connection, without waiting for the end of the lease.
+
+    The child leaves its parent's connection open.
+    """
     script = """
 import ctypes, os, sys
 from torch_hbmcomm import smb
@@ -53,7 +56,7 @@ sys.exit("the child left its segment behind")
 
 
 def test_a_c_process_that_frees_second_lets_go() -> None:
-    """shm_free() in the creating process deletes the key, which another process has deleted."""
+    """shm_free() in the creating process detaches, although another process has deleted the key."""
     script = """
 import ctypes, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The box, or its clients, are killed: the errors and results that the others get."""
+"""A box or some clients are killed: the errors and results that the other clients get."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ box = smb.connect(sys.argv[1], {TOKEN!r}, transport={transport!r})
         assert self.line() == b"ready\n"
 
     def line(self) -> bytes:
-        """Return the next line of its output."""
+        """Return the next line of the script's output."""
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
     def go_on(self) -> None:
-        """Send it a line."""
+        """Send a line to the script."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
 
     def rest(self, seconds: float) -> bytes:
-        """Wait until it ends, and return the rest of its output."""
+        """Wait until the script ends, and return the rest of its output."""
         return self.process.communicate(timeout=seconds)[0]
 
 
@@ -70,14 +70,14 @@ def test_without_a_store_segments_are_lost_at_once(transport: Any) -> None:
         accumulate = other.accumulate_async(segment, "float32")
         process.start()
         assert isinstance(accumulate.exception(timeout=60), smb.SegmentLost)
-        # Over shm it is a copy, and may be done before the client sees that the box has ended.
+        # Over shm the write is a copy, which may end before the client notices the box's end.
         written = write.exception(timeout=60) is None
         assert isinstance(write.exception(), smb.SegmentLost) or (written and transport == "shm")
         for use in (segment.read, segment.write, lambda: segment.fetch_add(0, 1)):
             with pytest.raises(smb.SegmentLost, match="restarted without its data"):
                 use()
         segment.free()
-        again = box.alloc(4096, "lost", mode="create")  # the connection is of use
+        again = box.alloc(4096, "lost", mode="create")  # the connection still works
         assert again.fetch_add(0, 3) == 0
         assert again.fetch_add(0, 0) == 3
 
@@ -113,7 +113,7 @@ def test_a_box_that_stays_away(transport: Any) -> None:
         assert "the last attempt to connect again" in str(raised.value)
         with pytest.raises(ConnectionError):
             segment.read()
-        process.start()  # too late
+        process.start()  # after reconnect_timeout
         with pytest.raises(smb.BoxUnreachable):
             box.alloc(4096)
 
@@ -170,7 +170,7 @@ def test_an_endless_time_is_endless(transport: Any, endless: float) -> None:
         assert pending.result(timeout=endless) == 0
         process.kill()
         process.start()
-        with pytest.raises(smb.SegmentLost):  # and it connects again until then
+        with pytest.raises(smb.SegmentLost):  # the client connects again first
             segment.fetch_add(0, 1)
         box.close(patience=endless)
 
@@ -254,7 +254,7 @@ def test_a_client_is_one_session(transport: Any) -> None:
                     assert box.stats()["clients"] == 1
                     return box.transport == expected
             except MemoryError:
-                return False  # the box has yet to see that the connection before it is closed
+                return False  # the box has not yet noticed the end of the client before
 
         until(lambda: connects(transport, transport))
         until(lambda: connects("auto", "shm"))
@@ -334,7 +334,7 @@ except smb.SegmentLost:
         client.process.send_signal(signal.SIGSTOP)
         until(lambda: watcher.stats()["clients"] == 1)
         client.process.send_signal(signal.SIGCONT)
-        until(lambda: watcher.stats()["clients"] == 2)  # or its first operation may be in doubt
+        until(lambda: watcher.stats()["clients"] == 2)  # else its first operation is in doubt
         client.go_on()
         assert client.rest(60) == b"2\n"
 

@@ -94,7 +94,7 @@ def test_assign(box: smb.Box) -> None:
     expected[1:11] = np.arange(1.0, 11.0)
     expected[50:60] = 3 * np.arange(10.0)
     assert target.numpy("float64").tolist() == expected.tolist()
-    source.assign(source, "int64", -2)  # of itself, whatever its type
+    source.assign(source, "int64", -2)  # target and source may be one segment
     source.read()
     assert source.numpy("int64")[1] == -2 * np.float64(1).view(np.int64)
 
@@ -103,7 +103,7 @@ def test_offsets_of_two_types(box: smb.Box) -> None:
     target, source = box.alloc(400), box.alloc(200)
     target.write(source=np.zeros(100, np.float32))
     source.write(source=torch.arange(100).bfloat16())
-    # The source's element is the one at the target's offset, by default.
+    # By default, the source's first element has the same index as the target's.
     target.accumulate(source, "float32", offset=40, source_dtype="bfloat16")
     target.assign(source, "float32", size=40, source_offset=100, source_dtype="bfloat16")
     target.read()

@@ -1,4 +1,4 @@
-"""Stores of boxes that ended in order."""
+"""Stores of boxes that ended normally."""
 
 from __future__ import annotations
 

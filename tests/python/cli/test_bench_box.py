@@ -32,7 +32,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def measured(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """Run it; return its output and the JSON that it wrote."""
+    """Run the benchmark; return its output and the JSON that it wrote."""
     result = invoke(*TINY, "--json", str(file), *arguments)
     assert result.exit_code == 0, result.output
     return " ".join(result.stdout.split()), json.loads(file.read_text())

@@ -36,7 +36,7 @@ def all_sections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """Run it; return its output and the JSON that it wrote."""
+    """Run the benchmark; return its output and the JSON that it wrote."""
     runner = CliRunner(env={"COLUMNS": "200"})
     result = runner.invoke(main.app, [*TINY, "--json", str(file), *arguments])
     assert result.exit_code == 0, result.output

@@ -46,7 +46,7 @@ def test_one_rank_asks_the_store_three_times() -> None:
 
 
 def test_the_store_answers_requests_one_by_one() -> None:
-    """Check that the time covers necessary requests, and bounds requests of waiting ranks."""
+    """The time is at least that for the necessary requests; waiting ranks add a bounded part."""
     costs = StoreCosts(question=1e-5, seen=1e-7, read=1e-6)
     for ranks in (2, 30, 200):
         least = ranks * (3 * costs.question + ranks * (costs.seen + costs.read))
@@ -96,7 +96,7 @@ import torch.distributed as dist
 dist.init_process_group("hbm", store=dist.HashStore(), rank=0, world_size=32_265)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    needed = 2 * ((1 << 29) + (1 << 28))  # two pairs of buffers, of a power of two each
+    needed = 2 * ((1 << 29) + (1 << 28))  # two pairs of buffers; each size is a power of two
     assert done.returncode != 0
     assert f"a group of 32265 ranks needs at least {needed}" in done.stderr
 

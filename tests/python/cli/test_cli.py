@@ -44,7 +44,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class FakeExtension(ModuleType):
-    """A working torch_hbmcomm._C, as far as `info` asks it."""
+    """A torch_hbmcomm._C with the functions that `info` calls."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ StandIn = Callable[[ModuleType | None], None]
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """Calling it puts an extension in the place of torch_hbmcomm._C; None cannot be imported."""
+    """Yield a function that replaces torch_hbmcomm._C; with None, importing it fails."""
 
     def replace(extension: ModuleType | None) -> None:
         monkeypatch.setitem(sys.modules, "torch_hbmcomm._C", extension)
@@ -349,7 +349,7 @@ def test_bench_says_who_cannot_take_part() -> None:
 
 
 def bench_collectives(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """Run it; return its output and the JSON that it wrote."""
+    """Run the benchmark; return its output and the JSON that it wrote."""
     result = run("bench", "collectives", "--json", str(file), *arguments)
     assert result.returncode == 0, result.stderr
     return " ".join(result.stdout.split()), json.loads(file.read_text())

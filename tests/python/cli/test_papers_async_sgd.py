@@ -48,7 +48,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def measured(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """Run it; return its output and the JSON that it wrote."""
+    """Run the benchmark; return its output and the JSON that it wrote."""
     result = invoke("--quick", "--json", str(file), *arguments)
     assert result.exit_code == 0, result.output
     return " ".join(result.stdout.split()), json.loads(file.read_text())
@@ -322,7 +322,7 @@ def commands_with(word: str) -> list[str]:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ranks_of_mpi_end_with_the_benchmark(how: signal.Signals, socket_folder: Path) -> None:
-    """The ranks' commands name the directory of the benchmark's socket."""
+    """Find the ranks by the directory of the benchmark's socket, which their commands name."""
     pytest.importorskip("mpi4py")
     environ = os.environ | {"TMPDIR": str(socket_folder)}
     command = [sys.executable, "-c", MPI_AT_WORK]

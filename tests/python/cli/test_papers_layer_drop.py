@@ -44,7 +44,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def measured(file: Path, sections: str) -> tuple[str, dict[str, Any]]:
-    """Run it; return its output and the JSON that it wrote."""
+    """Run the benchmark; return its output and the JSON that it wrote."""
     result = invoke("--quick", "--json", str(file), "--sections", sections)
     assert result.exit_code == 0, result.output
     document = json.loads(file.read_text())
@@ -54,7 +54,7 @@ def measured(file: Path, sections: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def sleeping_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spinning threads of a benchmark's ranks would hold each other up on a busy machine."""
+    """Let idle OpenMP threads sleep: on a busy machine, spinning ones would delay all ranks."""
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
 
 
@@ -335,8 +335,8 @@ def test_accuracy_is_measured_by_the_command(
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["contender"] for row in rows] == ["plain", "hook", "PowerSGD"]
     assert rows[0]["share"] == 1
-    assert rows[1]["share"] == pytest.approx(0.19, abs=0.02)  # in each of the first ten steps
-    assert 2 / 3 < rows[2]["share"] < 1  # of the first two steps everything
+    assert rows[1]["share"] == pytest.approx(0.19, abs=0.02)  # in the first ten steps
+    assert 2 / 3 < rows[2]["share"] < 1  # the first two steps send everything
     for row in rows[1:]:
         assert row["differences"]["n"] == row["qualities"]["n"] == 2
         assert row["steps_at"] == [1, 2, 3]

@@ -17,7 +17,7 @@ SNC4 = TOPOLOGIES["snc4"]
 
 
 def reports(nodes: dict[int, dict[int, int]]) -> Reports:
-    """Return reports of all that is the same: rank -> node -> bytes."""
+    """Return equal reports for all collectives. nodes: rank -> node -> bytes."""
     return {
         (collective, rank, what): Report("", sum(there.values()), "", there, there)
         for rank, there in nodes.items()

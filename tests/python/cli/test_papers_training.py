@@ -28,7 +28,7 @@ def test_all_contenders_take_part(name: str) -> None:
 
 def test_a_straggler_is_compared_round_by_round() -> None:
     found = [
-        # A machine that others use, too.
+        # The machine's speed differs between the turns.
         *of_turns(SHM, [10.0, 100.0, 50.0], [9.8, 97.0, 60.0]),
         *of_turns(DDP, [40.0, 40.0, 40.0], [8.0, 8.0, 8.0]),
     ]
