@@ -110,7 +110,7 @@ def test_chain_on_one_tensor(pool: Pool) -> None:
 
 
 def check_futures(context: Context) -> None:
-    """No wait() at all: the futures alone tell."""
+    """Use results after their futures alone, without wait()."""
     data = [torch.ones(size) for size in SIZES * 5]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in data]
     halves = []
@@ -142,7 +142,7 @@ def test_result_and_future_value(pool: Pool) -> None:
 
 
 def check_polling(context: Context) -> None:
-    """is_completed() alone must come true: nothing but the polling drives the operation."""
+    """is_completed() becomes true if the rank only polls, without wait()."""
     for size in SIZES:
         data = torch.ones(size)
         work = dist.all_reduce(data, async_op=True)

@@ -1,4 +1,4 @@
-"""The group's object as c10d.Backend: which of its methods hbm has, and that none is hidden."""
+"""The backend as a c10d.Backend: the methods that hbm has. None of PyTorch's is hidden."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def operators(context: Context) -> Any:
 
 
 def roots(context: Context) -> Any:
-    """Check roots: a root hears nothing of the others before the next collective."""
+    """Broadcast from different roots. A root finds out only in the next collective."""
     dist.broadcast(ones(), context.rank % 2)
     dist.barrier()
 
@@ -337,7 +337,7 @@ def test_every_rank_hears_of_one_that_cannot_take_part(fresh_pool: Pool) -> None
 
 
 def bound_without_hbm(context: Context) -> str:
-    """Take memory once bound; fails on rank 1."""
+    """Form a group on a machine without HBM. Only rank 1 requires HBM (memory="bind")."""
     import torch_hbmcomm as hbmcomm
 
     os.environ["HBMCOMM_BIND"] = "numa"

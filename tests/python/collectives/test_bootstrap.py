@@ -216,7 +216,7 @@ def test_mpi4py_imported_first_under_mpiexec(ranks: int) -> None:
 @beyond_gloo
 @pytest.mark.ranks(2)
 def test_mpi4py_imported_first_under_torchrun(ranks: int) -> None:
-    """There mpi4py makes a world of one process, for good: the error says what to do."""
+    """mpi4py then makes an MPI world of one process, for good. The error names the remedy."""
     finished = run(torchrun(ranks, "--mpi4py-first"), HBMCOMM_NODE="mpi")
     assert finished.code != 0
     assert "import mpi4py after" in finished.output, finished.output

@@ -66,7 +66,7 @@ def test_containers_that_share_nothing_are_nodes(
 
 
 def test_no_container_is_left(socket_folder: Path) -> None:
-    """Not even of ranks that are still running."""
+    """Containers are removed even if their ranks still run."""
     with started(Division(2), 2, ["sleep", "1000"], socket_folder, {}) as running:
         names = [f"{socket_folder.name}-{part}" for part in range(len(running))]
         for name in names:
@@ -79,7 +79,7 @@ def test_no_container_is_left(socket_folder: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("busybox") is None, reason="needs busybox-static, as a base")
 def test_the_example_builds(tmp_path: Path) -> None:
-    """The base image's pip writes down its arguments."""
+    """The pip of the test's base image only records its arguments."""
     base, context = tmp_path / "base", tmp_path / "context"
     (base / "bin").mkdir(parents=True)
     shutil.copy(str(shutil.which("busybox")), base / "bin" / "sh")

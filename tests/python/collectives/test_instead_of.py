@@ -192,14 +192,14 @@ def ways_to_a_group(context: Context) -> dict[str, str]:
 
 
 def by_hand(context: Context) -> Any:
-    """A group as libraries make one that torch.distributed does not know."""
+    """Make a group without torch.distributed, as some libraries do."""
     store = PrefixStore("by hand", distributed_c10d._get_default_store())
     group: Any = dist.ProcessGroup(store, context.rank, context.size)
     backend = dist.ProcessGroupGloo(store, context.rank, context.size, timedelta(seconds=60))
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     backend._set_sequence_number_for_group()
     with mock.patch.object(instead_of, "_create", wraps=instead_of._create) as create:
-        for _ in range(2):  # as some do, for a device and for "cpu"
+        for _ in range(2):  # some libraries register for a device and for "cpu"
             group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
     assert create.call_count == 1
     assert group.name() == "gloo"
@@ -345,7 +345,7 @@ def profiled_reduce_scatter(context: Context) -> dict[str, Any]:
     inputs = [torch.ones(4) for _ in range(context.size)]
     with world(context, "gloo"):
         shown = ranges(lambda: dist.reduce_scatter(torch.empty(4), inputs))
-    return {"names": {name for name, _ in shown}}  # Gloo's are as many as there are ranks
+    return {"names": {name for name, _ in shown}}  # Gloo has a record for each rank
 
 
 def test_the_profiler_shows_the_ranges_of_gloo(gloo: Pool, instead: Pool) -> None:

@@ -1,6 +1,6 @@
 """Counts beyond 2**31: one tensor of 2**31 + 1 one-byte elements.
 
-Both ranks together take up to 6 GiB; skipped, with the figures, where that is not to be had.
+Both ranks together take up to 6 GiB. With less memory available, the tests are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from harness import Context, Pool
 
 COUNT = 2**31 + 1
-NEEDED_GIB = 8  # a part of it for parallel tests
+NEEDED_GIB = 8  # 6 for this test, the rest for parallel tests
 
 LIMIT = 280  # seconds; each of the four tests may have to wait for the others
 
@@ -43,7 +43,7 @@ def skip_without_memory() -> None:
 
 
 def positions(context: Context) -> torch.Tensor:
-    """The ends, the edges of 32-bit counts, and random places; the same on every rank."""
+    """Return both ends, the edges of 32-bit counts, and random positions; equal on every rank."""
     edges = [0, 1, 2**30, 2**31 - 1, 2**31, COUNT - 1]
     return torch.tensor(edges + [context.shared_random.randrange(COUNT) for _ in range(5000)])
 

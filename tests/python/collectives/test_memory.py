@@ -54,7 +54,7 @@ def with_hbm(body: str, **environment: str) -> str:
 
 
 def without_hbm(body: str, **environment: str) -> str:
-    """Run the body where no node is fast enough to count as HBM."""
+    """Run the body with a threshold of bandwidth that no node reaches, so that none is HBM."""
     return run("assert not memory.available()\n" + textwrap.dedent(body), **HIDDEN, **environment)
 
 
@@ -70,7 +70,7 @@ def mapped():
 
 
 def test_memkind_and_hwloc_load_only_for_possible_hbm() -> None:
-    """A group loads no more than asking for HBM does, which looks at the machine first."""
+    """Forming a group loads no more libraries than memory.available(). Taking memory loads all."""
     run(
         MAPPED
         + """

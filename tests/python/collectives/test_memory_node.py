@@ -1,4 +1,4 @@
-"""A memory node: the memory box installed as the README says, where neither PyTorch nor MPI is."""
+"""A memory node: the box alone, installed as the README says, without PyTorch and MPI."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def outside(**settings: str) -> dict[str, str]:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the programs of an environment that has the box alone."""
     folder = tmp_path_factory.mktemp("node")
-    # Here, with the build tools and the files of an earlier `make build`.
+    # The wheel is built in this environment, with its tools and files of an earlier `make build`.
     wheel = [*PIP, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder)]
     run(sys.executable, *wheel, ROOT, environment=outside(HBMCOMM_WITHOUT_TORCH="1"))
     run(sys.executable, "-m", "venv", folder / "venv")

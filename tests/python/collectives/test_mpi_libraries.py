@@ -41,7 +41,7 @@ OVER_MPI = ("--init-method", "mpi://")
 class Mpi:
     library: Path
     mpiexec: Path
-    version: str  # as the log has it
+    version: str  # as in the log
 
 
 @cache
@@ -115,7 +115,7 @@ def all_reduce(count: int, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("count", [100, 200_000])
 def test_a_killed_rank_is_named(mpi: Mpi, count: int) -> None:
-    """Some libraries wait for it, others report that a message could not be sent."""
+    """Some MPI libraries wait for the dead rank; others report that a message was not sent."""
     surroundings = {"HBMCOMM_NODE": "mpi", "HBMCOMM_MPI_LIB": str(mpi.library)}
     job = Deaths(3, environment=surroundings)
     for survivor in job.run(partial(all_reduce, count), Fate(victim=2)):
@@ -158,7 +158,7 @@ def test_open_mpi_without_mpiexec(open_mpi: Mpi) -> None:
 
 
 def test_open_mpi_under_its_mpiexec(open_mpi: Mpi) -> None:
-    # A shell for each rank: mpiexec ends the other one when a rank fails.
+    # Each rank runs in a shell, which ends normally: mpiexec would end the other rank otherwise.
     script = '"$@"; echo "ended with $?"'
     command = start_by(open_mpi, "sh", "-c", script, "sh", sys.executable, JOB_SCRIPT, *OVER_MPI)
     finished = run(command, HBMCOMM_MPI_LIB=str(open_mpi.library))

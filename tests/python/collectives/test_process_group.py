@@ -78,7 +78,7 @@ def check_ddp_buckets(context: Context) -> None:
     for _ in range(3):
         model(torch.ones(4, 100)).sum().backward()
     wanted = before + 4 * (100 * 100 + 100)
-    for _ in range(100):  # the worker may hold the first step's buckets a moment longer
+    for _ in range(100):  # a worker thread may release the first buckets late
         used = backend().memory_stats()["segment.in_use_bytes"]
         if used == wanted:
             break
@@ -125,7 +125,7 @@ def check_complex_memory(context: Context) -> None:
 
 
 def check_hook_that_resizes(context: Context) -> None:
-    """A comm hook may let its bucket grow; the values stay, and so does the segment."""
+    """A comm hook may enlarge its bucket, which keeps its values and stays in the segment."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(5, 5)
     model = DistributedDataParallel(layer)

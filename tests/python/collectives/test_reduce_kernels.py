@@ -1,4 +1,4 @@
-"""The reduction kernels agree with PyTorch's arithmetic, on each instruction set that is here."""
+"""The reduction kernels agree with PyTorch's arithmetic, on each of this machine's instruction sets."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[Callable[[int, int], dist.P2POp], type[BaseException]]]
 
 
 def check_group(context: Context) -> None:
-    """Every kind of call on the group works, and brings this call's data."""
+    """Check that every kind of call on the group works, with its own data instead of old data."""
     size = context.size
     ones = torch.ones(2)
     dist.all_reduce(ones)
@@ -161,7 +161,7 @@ def check_waits_within(context: Context) -> None:
     check_group(context)
 
 
-# Only the second pair is bad: the first moves nothing either.
+# The second pair of tensors is bad. The call is refused, so the first pair is not moved either.
 COALESCED: dict[str, Callable[[list[torch.Tensor], int], Any]] = {
     "allgather_into_tensor_coalesced": lambda outs, size: (
         _get_default_group().allgather_into_tensor_coalesced(
@@ -184,7 +184,7 @@ def check_coalesced(context: Context) -> None:
         outs = [torch.zeros(context.size)]
         with pytest.raises(ValueError):
             call(outs, context.size)
-        dist.barrier()  # behind the issued operations
+        dist.barrier()  # returns after all issued operations
         assert outs[0].tolist() == [0.0] * context.size, name
     check_group(context)
 

@@ -56,8 +56,8 @@ class Placer:
         assert not any(guard.any() for guard in self._guards), f"{what}: written outside a tensor"
 
 
-# Each takes this rank's data, whose length all ranks divide, and all ranks' data. Returns pairs:
-# this rank's result, and the expected result.
+# Each function takes this rank's data and all ranks' data; the number of ranks divides the length.
+# It returns pairs of this rank's result and the expected result.
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 Everyone = list[torch.Tensor]

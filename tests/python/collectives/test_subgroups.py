@@ -52,8 +52,11 @@ def check_only_members_call(context: Context) -> None:
 @pytest.mark.ranks(2, 3, 4, 8)
 @pytest.mark.every_size
 def test_only_members_call(fresh_pool: Pool) -> None:
-    """Has a pool of its own: from 2.14 on, PyTorch counts such a group on its members only. The
-    count names later groups, so names would differ between ranks."""
+    """The test has its own pool, because such a group changes the names of later groups.
+
+    From 2.14 on, PyTorch counts the group on its members only, and names groups by the count. So
+    the names would differ between ranks.
+    """
     fresh_pool.run(check_only_members_call)
 
 
@@ -178,7 +181,7 @@ def test_split_by_pytorch(pool: Pool) -> None:
 
 
 def check_uneven_split(context: Context) -> None:
-    """Ranks that are in different numbers of groups already."""
+    """Split the world when the ranks are already in different numbers of groups."""
     import torch_hbmcomm as hbmcomm
 
     for count in range(3):

@@ -122,7 +122,7 @@ def no_sync(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 
 def join(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Ranks with unequal numbers of batches."""
+    """Train with unequal numbers of batches on the ranks."""
     model = ddp(group)
     with model.join():
         train(model, context, steps=STEPS + context.rank)
@@ -141,9 +141,9 @@ def buffers(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 
 def bf16_compress(state, bucket):  # type: ignore[no-untyped-def]
-    """bf16_compress_hook under another name: DDP refuses that one by name without a GPU.
+    """Call bf16_compress_hook, whose own name DDP refuses without a GPU.
 
-    DDP refuses annotations that are strings, too.
+    It has no annotations: DDP also refuses annotations that are strings.
     """
     return default_hooks.bf16_compress_hook(state, bucket)
 
@@ -197,8 +197,10 @@ def power_sgd(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 
 def check_power_sgd(context: Context) -> None:
-    """PowerSGD starts its second stage in a callback of its first. Gloo does not survive that, so
-    this test has no reference run."""
+    """Compare two runs of PowerSGD, which starts its second stage in a callback of its first.
+
+    Gloo does not survive such a callback, so there is no reference run.
+    """
     first, second = power_sgd(context, world()), power_sgd(context, world())
     for index, (one, other) in enumerate(zip(first, second, strict=True)):
         assert_same(one, other, f"parameter {index} in a second run")
@@ -237,7 +239,7 @@ def fsdp_divide_factor(context: Context, group: dist.ProcessGroup) -> list[torch
 
 
 def fsdp_odd_shapes(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Parameters that do not divide evenly among the ranks, and some smaller than the world."""
+    """Shard parameters that do not divide evenly; some are smaller than the world."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, 3), nn.Linear(3, WIDTH))
     return whole(train(sharded(group, model), context))

@@ -25,7 +25,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(("layout", "blocks"), [("aabb", "2 blocks"), ("aaab", "1 block")])
 def test_not_between_very_uneven_nodes(layout: str, blocks: str, tmp_path: Path) -> None:
-    """Each turn is a block of its own."""
+    """Each turn is a block: between uneven nodes the all_to_all has one block, so no turns."""
     script = tmp_path / "job.py"
     script.write_text(_JOB)
     torchrun: list[str | Path] = [

@@ -113,7 +113,7 @@ def test_parameters_of_several_dtypes(pool: Pool, static: bool, kind: str) -> No
 
 
 class Padded(torch.optim.Optimizer):
-    """Needs a closure by another name, after arguments of its own."""
+    """An optimizer whose closure has another name and comes after another argument."""
 
     def step(self, extra: int = 0, *, run: Any) -> None:  # type: ignore[override]
         raise AssertionError("drain() does not call this")
@@ -221,7 +221,7 @@ def break_one(context: Context, value: float, before: int, kind: str, options: A
     for index in set(range(len(SHAPES))) - {3}:
         gradient = found[index]
         assert gradient is not None and gradient.isfinite().all()
-    assert "all.3" not in state.state_dict()["caches"]  # the next step begins clean
+    assert "all.3" not in state.state_dict()["caches"]  # the bad gradient is not in the residual
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -237,7 +237,7 @@ def test_a_gradient_that_is_not_finite(
 
 
 def wait_in_vain(context: Context) -> None:
-    """A layer of any score is sent after max_age steps."""
+    """A layer is sent after max_age steps, even with the lowest score."""
     ddp = wrapped(Weighted())
     state = layer_drop(ddp, ratio=0.5, max_age=4, target="paper", every=10**6)
     last = 0
@@ -289,8 +289,8 @@ def exceed_float32(context: Context, dtype: torch.dtype, size: float) -> None:
     """Check that L1 and L2 sums beyond float32's largest number do not count as gradients that are
     not finite.
 
-    Rounding alone differs, of gradients that a fixed seed repeats. The bytes follow from the
-    budget, whatever the gradients.
+    A fixed seed repeats the gradients, so that only rounding differs between runs. The sent bytes
+    depend on the budget alone.
     """
     shapes = [(80, 80), (300,)]
     ddp = wrapped(Weighted(dtype, shapes=shapes))

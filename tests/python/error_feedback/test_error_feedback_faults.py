@@ -358,7 +358,7 @@ def test_the_other_hooks_checkpoints(pool: Pool) -> None:
 
 
 def raise_half_way(context: Context) -> None:
-    """Survivors are lost with the step: nothing is saved as if they were not."""
+    """A backward() that raises loses the sent layers of its step, so the state is refused then."""
     ddp = wrapped(Weighted(), bucket_cap_mb=0.001)
     state = low_rank(ddp)
 
@@ -422,7 +422,7 @@ def test_gradients_come_back_after_a_step_that_raised() -> None:
 
 
 def meet_unevenly(context: Context) -> None:
-    """Ranks that are in different numbers of groups."""
+    """Make states on ranks that are in different numbers of groups."""
     store = FileStore(str(context.folder / "store"), context.size)
     dist.init_process_group("hbm", store=store, rank=context.rank, world_size=context.size)
     for count in range(3):

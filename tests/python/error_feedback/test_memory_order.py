@@ -142,7 +142,7 @@ def test_an_order_that_changes_is_refused(pool: Pool) -> None:
 
 
 def change_before_backward(context: Context, urls: list[str], kind: str, between: bool) -> None:
-    """`between`: after DDP was made, and before the state was."""
+    """Change an order before backward(). between: before the state was made, else after it."""
     with smb.connect(urls[0], TOKEN) as box:
         model: Any = Layers(gaps=False)
         ddp = wrapped(model, broadcast_buffers=False)

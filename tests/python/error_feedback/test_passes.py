@@ -39,7 +39,7 @@ def in_threads(count: int, function: Callable[..., Any], *arguments: Any) -> Any
 
 @functools.cache
 def numbers(dtype: torch.dtype) -> Tensor:
-    """Random, of many magnitudes, zeros among them."""
+    """Return random numbers of many magnitudes, zeros among them."""
     magnitudes = torch.exp2(torch.randint(-30, 12, (300_000,)).double())
     values = torch.randn(300_000, dtype=torch.float64) * magnitudes
     values[torch.rand(300_000) < 0.1] = 0

@@ -1,4 +1,4 @@
-"""A rank dies or stops: who waits for it has a precise error, soon, and can leave."""
+"""A rank dies or stops: the ranks that wait for it soon have a precise error, and can leave."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_death_in_the_middle(size: int, call: Call) -> None:
     ),
 )
 def test_the_error_has_the_number(ranks: int, victim: int, call: Call) -> None:
-    """A rank that dies before its 30th operation is missed in the 30th."""
+    """If a rank dies before its 30th operation, the errors have the number 30."""
     survivors = Job(ranks).run(call, Fate(victim, turn=30))
     assert_notified(survivors, victim, SOON_ON_THE_NODE, r"allreduce #30 \(SUM\)")
     assert len({survivor.text for survivor in survivors}) == 1, survivors
@@ -211,13 +211,13 @@ def all_gather_large(rank: int, size: int) -> None:
     ),
 )
 def test_a_late_rank_does_not_hide_a_death(job: Job, call: Call, tmp_path: Path) -> None:
-    """Rank 1 has all that rank 0 has sent, and waits for rank 2, which computes; rank 0 dies."""
+    """Rank 0 dies when rank 1 has received its data and waits for rank 2, which is late."""
     waiting, _ = job.run(partial(last_rank_stays_away, tmp_path, call), Fate(0))
     assert_notified([waiting], 0, SOON_ELSEWHERE, rf"#2 .*{LARGE} float32")
 
 
 def ring_while_rank_2_is_stopped(folder: Path, rank: int, size: int) -> None:
-    """Go round. From the second time on rank 2 is stopped until rank 1 has failed and left."""
+    """Run a ring. In the second one, rank 2 is stopped until rank 1 has failed and left."""
     came, notified = folder / "came", folder / "notified"
     if rank == 2 and came.exists():
         left = f"until [ -e {notified} ]; do sleep 0.05; done; sleep 1"
@@ -235,7 +235,10 @@ def ring_while_rank_2_is_stopped(folder: Path, rank: int, size: int) -> None:
 
 @pytest.mark.full
 def test_a_rank_failed_by_anothers_death_is_unnamed(tmp_path: Path) -> None:
-    """Rank 1 hears from rank 0 that rank 3 has died, and leaves before its local peer polls."""
+    """The error of rank 2 names the dead rank 3, not rank 1.
+
+    Rank 1 hears from rank 0 that rank 3 has died, and leaves before rank 2 runs again.
+    """
     call = partial(ring_while_rank_2_is_stopped, tmp_path)
     survivors = Job(4, "baac").run(call, Fate(3))
     assert_notified(survivors, 3, 2 * SOON_ELSEWHERE, "send|recv")
@@ -291,7 +294,7 @@ def test_death_of_the_store(job: Job, call: Call) -> None:
 
 
 def test_a_timeout_names_the_rank_that_others_wait_for() -> None:
-    """Rank 1 waits for rank 0 of its node, which waits for rank 2, and says so a little later."""
+    """Rank 1 times out 50 ms before rank 0. Rank 1 waits for rank 0, and rank 0 for rank 2."""
     job = Job(3, "aab", timeout=2, hurried=1)
     survivors = job.run(all_reduce_small, Fate(2, signal.SIGSTOP, turn=10))
     report(survivors)
@@ -378,7 +381,7 @@ def use_after_a_leave(pipe: Connection, rank: int, url: str) -> None:
 
 
 def test_a_report_names_a_leavers_waiting_rank(tmp_path: Path) -> None:
-    """Every reader of the words "this one" can name that rank."""
+    """Rank 0's error says "this one". In rank 1's copy of the error, rank 0 is named first."""
     with Ranks(3, use_after_a_leave, f"file://{tmp_path}/store", layout="aab") as ranks:
         ranks.hear(2)
         ranks.tell(0)

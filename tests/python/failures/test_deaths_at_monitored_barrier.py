@@ -1,4 +1,4 @@
-"""monitored_barrier where ranks have died, are late or have left: it names them, and waits for none
+"""monitored_barrier names ranks that have died, are late or have left. It does not wait for ranks
 that cannot come."""
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def url(tmp_path: Path) -> str:
 
 
 def meet_at_barrier(pipe: Connection, rank: int, size: int, url: str, timeouts: list[float]) -> str:
-    """Pass a barrier for each message. Returns its error. The group continues after it."""
+    """Call a barrier after a message, send its error, and return it.
+
+    After another message, check that the group still works.
+    """
     dist.init_process_group(
         "hbm",
         init_method=url,
@@ -81,7 +84,7 @@ def verdicts(texts: list[str]) -> set[str]:
 def test_a_late_rank_0_raises_the_other_ranks_verdict(layout: str, url: str) -> None:
     with Ranks(3, meet_at_barrier, 3, url, [60, 0.5, 60], layout=layout) as ranks:
         ranks.hear(0, 1, 2)
-        ranks.tell(2)  # first, as rank 1 goes when it has waited for half a second
+        ranks.tell(2)  # first: rank 1 waits for half a second only
         ranks.tell(1)
         came = ranks.hear(1, 2)
         ranks.tell(0)
@@ -103,7 +106,7 @@ def test_the_first_deadline_ends_a_barrier_for_all(layout: str, url: str) -> Non
         late = ranks.hear(2)
         assert_all_continue(ranks, 3)
     (verdict,) = verdicts([*came, *late])
-    # Rank 0 itself may be late, on a machine that is busy.
+    # On a busy machine rank 0 may be late too.
     assert re.match(
         r"monitored_barrier of .* timed out after 1000 ms; missing ranks: [02] ", verdict
     )
@@ -159,7 +162,7 @@ def die_amid_a_write(pipe: Connection, rank: int, path: Path) -> None:
 def test_a_death_amid_a_file_write_is_named(
     layout: str, order: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
-    """PyTorch's FileStore then never answers."""
+    """PyTorch's FileStore never answers after a rank has died while it wrote the file."""
     with Ranks(3, die_amid_a_write, tmp_path / "store", layout=layout) as ranks:
         ranks.hear(0, 1, 2)
         for those in order:
@@ -257,7 +260,10 @@ def test_a_death_does_not_hide_another_ranks_verdict(tmp_path: Path) -> None:
 
 
 def leave_or_pass(pipe: Connection, rank: int, url: str, leaving: list[int], all_: bool) -> None:
-    """Some destroy the group, whereupon rank 1 ends; the others pass a monitored barrier."""
+    """Destroy the group on the ranks `leaving`; call monitored_barrier on the others.
+
+    A leaving rank 1 ends immediately; other leaving ranks stay.
+    """
     dist.init_process_group("hbm", init_method=url, rank=rank, world_size=3)
     if rank not in leaving:
         monitored_barrier(timeout=timedelta(seconds=60), wait_all_ranks=all_)
@@ -284,7 +290,7 @@ def leave_or_pass(pipe: Connection, rank: int, url: str, leaving: list[int], all
 def test_does_not_wait_for_those_who_left(
     layout: str, fate: tuple[list[int], str], url: str
 ) -> None:
-    """Each survivor names them immediately. Rank 0, or without it the others, use Gloo's words."""
+    """Each remaining rank names the ranks that left. The first of them also has Gloo's words."""
     leaving, words = fate
     with Ranks(3, leave_or_pass, url, leaving, len(leaving) > 1, layout=layout) as ranks:
         left = max(each.at for each in ranks.hear(*leaving))

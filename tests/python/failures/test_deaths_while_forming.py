@@ -88,7 +88,7 @@ def test_death_in_init(layout: str, victim: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", cases([0, 1], quick=["0"]))
 def test_death_in_init_that_only_the_node_has_seen(victim: int, tmp_path: Path) -> None:
-    """The rank of another node comes when all ranks that saw the death have failed and ended."""
+    """The last rank, on another node, begins after the ranks that saw the death have ended."""
     store = tmp_path / "store"
     with Ranks(3, form_group, f"file://{store}", 3, layout="aab") as ranks:
         await_introduced(store, 2)
@@ -119,7 +119,7 @@ def test_death_of_the_stores_host_in_init(layout: str) -> None:
 
 
 def form_late(pipe: Connection, rank: int, url: str, size: int) -> None:
-    """Rank 0 has a timeout of its own, short; the last rank waits for a word."""
+    """Form a group, on rank 0 with a shorter timeout. The last rank waits for a message first."""
     if rank == size - 1:
         pipe.recv()
     patience = timedelta(seconds=8) if rank == 0 else TIMEOUT
@@ -127,7 +127,7 @@ def form_late(pipe: Connection, rank: int, url: str, size: int) -> None:
 
 
 def test_a_timeout_in_init_ends_the_wait_of_all(tmp_path: Path) -> None:
-    """A later rank must fail, too: in the next step it would wait for ranks that have gone."""
+    """A rank that comes later must fail too, instead of waiting for the ranks that have gone."""
     with Ranks(3, form_late, f"file://{tmp_path}/store", 3) as ranks:
         said = ranks.hear(0, 1, limit=LIMIT)
         ranks.tell(2)
@@ -185,13 +185,13 @@ def form_second_group(pipe: Connection, rank: int, url: str, size: int) -> None:
     ),
 )
 def test_death_in_new_group(layout: str, is_missing: bool, tmp_path: Path) -> None:
-    """The victim has come to the new group, or is the one that has not."""
+    """The victim dies after it has called new_group, or, if `is_missing`, before its call."""
     size = len(layout)
     victim = size - 1 if is_missing else 1
     url = f"file://{tmp_path}/store"
     with Ranks(size, form_second_group, url, size, layout=layout) as ranks:
         ranks.hear(*range(size))
-        time.sleep(0.5)  # in which the others come
+        time.sleep(0.5)  # for the other ranks' calls of new_group
         killed = ranks.signal(victim, signal.SIGKILL)
         said = ranks.hear(*(rank for rank in range(size - 1) if rank != victim))
     assert_named(said, victim, killed, soon(layout))

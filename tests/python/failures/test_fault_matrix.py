@@ -1,7 +1,7 @@
 """The fault matrix: each fault at each moment, on one node and on two, in each mode.
 
-The table is harness/faults/matrix.py. The full tier has every pair of values of two axes, the long
-one all of it.
+The table is in harness/faults/matrix.py. The full tier has every pair of values of two axes; the
+long tier has all cells.
 """
 
 from __future__ import annotations

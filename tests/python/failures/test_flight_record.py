@@ -20,7 +20,7 @@ pytestmark = beyond_gloo
 
 
 def last_stays_away(context: Context, prefix: str) -> str | None:
-    """The last rank takes part in two collectives of three."""
+    """Issue two collectives on all ranks, and two more on all ranks except the last."""
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = prefix
     dist.broadcast(torch.ones(5), 0)
     dist.all_gather_into_tensor(torch.empty(3 * context.size), torch.ones(3))
@@ -64,7 +64,7 @@ def test_a_timeout_leaves_a_trace(impatient_pool: Pool, ranks: int, tmp_path: Pa
 
 
 def last_is_elsewhere(context: Context, prefix: str) -> None:
-    """And waits for a message until that, too, has taken too long."""
+    """Do as last_stays_away(), while the last rank waits for a message until its timeout."""
     last_stays_away(context, prefix)
     if context.rank == context.size - 1:
         with pytest.raises(dist.DistBackendError):

@@ -108,7 +108,8 @@ def make_and_destroy(context: Context, cycles: int) -> dict[str, int]:
         assert (data == context.size).all() and (staged == cycle).all()
         dist.destroy_process_group(group)
         del data, group
-    # A rank takes its memory of a destroyed group back when all have left it, and it forms another.
+    # A rank frees its memory of a destroyed group when all ranks have left that group and this rank
+    # forms another group.
     gc.collect()
     dist.barrier()
     last = dist.new_group()
@@ -134,10 +135,10 @@ def settled(pool: Pool) -> list[dict[str, int]]:
 def test_groups_that_are_destroyed_leave_nothing(
     bare_pool: Pool, cycles: int, nothing_left: None
 ) -> None:
-    """The store is served here, as torchrun's agent does, since its keys stay as long as it does.
+    """This process serves the store, as torchrun's agent does, and so keeps the groups' keys.
 
-    A FileStore would keep a copy of each in each rank, which PyTorch never frees: some 1.6 KB for a
-    group. test_few_keys counts them.
+    A FileStore would keep a copy of every key in each rank, which PyTorch never frees: about 1.6 KB
+    for a group. test_few_keys counts the keys.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     bare_pool.run(form_over, store.port)

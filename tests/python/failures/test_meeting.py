@@ -1,6 +1,5 @@
-"""Ranks that must not meet: of two jobs in one store, twice the same rank, of different groups.
-
-Also ranks that fail before they meet the others.
+"""Ranks that must not form a group together: from two jobs in one store, twice one rank, or from
+different groups. Also ranks that fail before they meet the other ranks.
 """
 
 from __future__ import annotations
@@ -213,20 +212,20 @@ def test_a_rank_out_of_range(rank: int) -> None:
 
 
 def no_thread() -> None:
-    """Leave no address space for the stack of a thread, or for memory."""
+    """Leave too little address space for the stack of a thread, or for memory."""
     importlib.import_module("torch_hbmcomm.backend")
     no_address_space()
 
 
 def no_address_space() -> None:
-    """Leave none for the native module."""
+    """Leave too little address space for the native module."""
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**21, used + 2**21))
 
 
 def no_descriptor() -> None:
-    """Leave none for the socket at which others of the node are met."""
+    """Leave no descriptor for the socket at which the ranks of the node meet."""
     importlib.import_module("torch_hbmcomm.backend")
     no_file()
 

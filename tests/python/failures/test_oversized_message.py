@@ -13,8 +13,8 @@ from harness.fates import Ranks
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
-# The sender's report may come too late for one error. Each attempt fails with a chance of less than
-# 1/3 even on a busy machine, and all of them with less than 1e-9.
+# The sender's report may come too late for the receiver's error. This happens in less than 1/3 of
+# the attempts, even on a busy machine; in all attempts with a probability below 1e-9.
 ATTEMPTS = 20
 HEARD = " has failed: rank 1: ranks disagree in "
 

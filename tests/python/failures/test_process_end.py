@@ -1,6 +1,7 @@
 """A process ends with the program's own exit code, whatever its groups and threads are doing.
 
-Each state of a group meets each way to leave in one of the frames, most of them in the full tier.
+Each state of a group is tested with each way to leave, in one of the frames. Most are in the full
+tier.
 `python -m harness.endings` runs the whole table.
 """
 

@@ -86,7 +86,7 @@ def hear(pipe: Connection) -> Any:
 def outlive(
     pipe: Connection, rank: int, folder: Path, layout: str, victims: tuple[int, ...]
 ) -> None:
-    """Form a group; as long as a rank dies, form another of those that are left."""
+    """Form a group. After each death, form another group of the remaining ranks."""
     torch.set_num_threads(1)
     os.environ["HBMCOMM_NODE_ID"] = layout[rank]
     living = list(range(len(layout)))
@@ -129,7 +129,7 @@ def check_survivors(folder: Path, layout: str, victims: tuple[int, ...]) -> None
 def test_survivors_form_another_group(
     layout: str, victims: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """On one node, the first rank's death included."""
+    """The ranks are on one node. In one case rank 0 dies too."""
     check_survivors(tmp_path, layout, victims)
 
 
@@ -138,7 +138,7 @@ def test_survivors_form_another_group(
 def test_survivors_form_another_group_over_mpi(
     layout: str, victims: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """The MPI world still has the dead rank; the communicator of the living does without it."""
+    """MPI's world still has the dead rank; the new group's communicator does not need it."""
     check_survivors(tmp_path, layout, victims)
 
 
@@ -276,7 +276,7 @@ sys.exit(7 if way == "exit" else 0)
 @pytest.mark.full
 @pytest.mark.parametrize(("way", "code"), [("raise", 1), ("exit", 7), ("destroy", 0)])
 def test_exit_codes_stay_unchanged(way: str, code: int, tmp_path: Path) -> None:
-    """After another rank's end, however this one takes it."""
+    """The code is unchanged after another rank's end, if rank 0 raises, exits or destroys."""
     store = f"file://{tmp_path}/store"
     ranks = [
         subprocess.Popen(

@@ -76,8 +76,10 @@ def test_new_group_after_the_death_of_the_stores_host(layout: str) -> None:
 
 
 def leave_without_store(pipe: Connection, rank: int, url: str, port: int) -> list[str]:
-    """Use a store that ends during the test. Returns the errors of calls that need the store. Rank
-    2 of the processes serves the store, unless the test does."""
+    """Use a store that ends during the test. Returns the errors of calls that need the store.
+
+    With a `port`, process 2 serves the store there; otherwise the store is at `url`.
+    """
     if rank == 2:
         store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
         pipe.send("serving")
@@ -264,8 +266,7 @@ def test_groups_take_no_descriptors(layout: str, count: int) -> None:
 
 
 def connections_of_groups(pipe: Connection, rank: int, url: str, size: int) -> tuple[int, int]:
-    """The connections to the store after three groups were made, and after a barrier that asks it
-    again."""
+    """Return the connections to the store after three groups were made, and after a later use."""
     form(url, rank, size)
     for _ in range(2):
         dist.all_reduce(torch.ones(1), group=dist.new_group(list(range(size))))
@@ -278,7 +279,7 @@ def connections_of_groups(pipe: Connection, rank: int, url: str, size: int) -> t
 
 
 def test_groups_on_one_node_share_pytorchs_connection() -> None:
-    """A name server that does not answer holds up the store at each connection."""
+    """Fewer connections matter: a name server that does not answer delays the store at each."""
     with Ranks(3, connections_of_groups, served_by_rank_0(), 3, layout="aaa") as ranks:
         said = ranks.hear(0, 1, 2)
     assert [each.error for each in said] == [""] * 3, said
@@ -288,7 +289,7 @@ def test_groups_on_one_node_share_pytorchs_connection() -> None:
 def few_descriptors(pipe: Connection, rank: int, port: int, size: int, spare: int) -> None:
     timeout = timedelta(seconds=5)
     store = TCPStore("127.0.0.1", port, size, rank == 0, timeout)
-    if rank == 0:  # PyTorch's connections stand
+    if rank == 0:  # PyTorch's connections are open already
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         highest = max(int(name) for name in os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + spare, hard))

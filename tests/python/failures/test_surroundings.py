@@ -1,7 +1,7 @@
 """Unusual machines and environments: a group works there, or every rank raises the cause.
 
-MPI ends a process in which it cannot start, and may leave files: hbm raises before. So MPI starts
-with the first group over nodes that works, and one pool tries one surrounding after the other.
+MPI ends a process in which it cannot start, and may leave files. hbm raises an error before it
+starts MPI. So one pool can try one surrounding after the other, until a group over nodes works.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class SmallFiles:
 
 @dataclass(frozen=True)
 class HostName:
-    """A host name of the length."""
+    """A host name of `length` characters."""
 
     length: int
 
@@ -151,7 +151,7 @@ def form_over_nodes(
 def form(
     context: Context, store: str, surrounding: Surrounding | None, ranks: tuple[int, ...]
 ) -> str:
-    """Form and use the default group; `ranks` are in the surrounding.
+    """Form and use the default group, on `ranks` in the surrounding.
 
     Return the error, or "" if there was none.
     """
@@ -205,7 +205,7 @@ def test_variables_that_mpi_cannot_follow(bare_pool: Pool, tmp_path: Path) -> No
 
 @pytest.mark.ranks(2)
 def test_variables_that_are_overridden(bare_pool: Pool, tmp_path: Path) -> None:
-    """With one MPI_Init would end the process, with one hang, with one leave files behind."""
+    """By one of them MPI_Init would end the process, by one hang, and by one leave files."""
     harmful = {
         "UCX_TLS": "",
         "MPIR_CVAR_PMI_VERSION": "2",
@@ -264,7 +264,7 @@ def form_in(context: Context, store: str, surrounding: Surrounding) -> tuple[str
     ],
 )
 def test_one_node_works_without(bare_pool: Pool, tmp_path: Path, surrounding: Surrounding) -> None:
-    """And prints nothing."""
+    """The group works without the missing thing, and prints nothing."""
     assert bare_pool.run(form_in, f"{tmp_path}/store", surrounding) == [("", "")] * 2
 
 

@@ -20,7 +20,7 @@ from harness.pool import DIED
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.distributed_c10d import _get_default_group
 
-# A group's timeout, for tests in which an error must come from elsewhere, and sooner.
+# A group's timeout in tests whose error must come sooner, and for another reason.
 LONG_TIMEOUT = 600.0
 # How late an error may come on a loaded machine, in seconds. Less than harness.worker.FORMING, the
 # timeout of an impatient pool's groups until another is set.
@@ -64,7 +64,8 @@ def attempt(context: Context, call: Operation) -> tuple[str, str, float]:
 def without_last(context: Context, name: str) -> tuple[str, str, float, float] | None:
     """Return the error, and the times at which the operation began and failed.
 
-    The last rank stays away. Ranks that only send to a root may be done before they miss it.
+    The last rank does not call the operation. Ranks that only send to a root return None: they may
+    complete without the last rank.
     """
     to_root = name in ("gather", "reduce")
     if context.rank == context.size - 1 or (to_root and context.rank > 0):
@@ -145,7 +146,7 @@ def test_wait_with_a_shorter_timeout(ranks: int) -> None:
         outcome, _ = pool.run(short_wait, limit=SLACK)
         assert outcome[2] < SLACK, outcome
     except RankFailure as failure:
-        # The peer of a rank that gave up may fail; the rank itself must have its error.
+        # Rank 0, which gave up, must return its error. Its peer may fail.
         assert 0 not in failure.kinds, failure
     finally:
         pool.kill()
@@ -240,7 +241,7 @@ def test_abort_unblocks(ranks: int) -> None:
 
 
 def new_group_after_failure(context: Context) -> float:
-    """After a timeout the ranks may part with the group and form another."""
+    """After a timeout the ranks may destroy the group and form another."""
     if context.rank != context.size - 1:
         attempt(context, lambda c: dist.all_reduce(ones()))
     dist.destroy_process_group()
@@ -276,7 +277,7 @@ def die_or_wait(context: Context, size: int) -> tuple[str, str, float] | None:
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("size", [1, 2_000_000])
 def test_killed_rank(fresh_pool: Pool, ranks: int, size: int, nothing_left: None) -> None:
-    """Survivors have their error long before the timeout, and continue to answer."""
+    """Survivors have their error long before the timeout, and still answer the pool."""
     with pytest.raises(RankFailure) as failure:
         fresh_pool.run(die_or_wait, size)
     assert failure.value.kinds == {ranks - 1: DIED}, failure.value
