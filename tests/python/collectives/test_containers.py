@@ -79,7 +79,7 @@ def test_no_container_is_left(socket_folder: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("busybox") is None, reason="needs busybox-static, as a base")
 def test_the_example_builds(tmp_path: Path) -> None:
-    """The pip of the test's base image only records its arguments."""
+    """Build the example on a base image whose pip only records its arguments."""
     base, context = tmp_path / "base", tmp_path / "context"
     (base / "bin").mkdir(parents=True)
     shutil.copy(str(shutil.which("busybox")), base / "bin" / "sh")

@@ -1,4 +1,4 @@
-"""The reduction kernels agree with PyTorch's arithmetic, on each of this machine's instruction sets."""
+"""The reduction kernels agree with PyTorch's arithmetic, on each instruction set found here."""
 
 from __future__ import annotations
 

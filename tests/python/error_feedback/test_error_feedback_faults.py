@@ -358,7 +358,7 @@ def test_the_other_hooks_checkpoints(pool: Pool) -> None:
 
 
 def raise_half_way(context: Context) -> None:
-    """A backward() that raises loses the sent layers of its step, so the state is refused then."""
+    """Refuse to save or drain after a backward() that raised: it lost the layers that were sent."""
     ddp = wrapped(Weighted(), bucket_cap_mb=0.001)
     state = low_rank(ddp)
 

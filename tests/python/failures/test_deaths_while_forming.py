@@ -88,7 +88,7 @@ def test_death_in_init(layout: str, victim: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", cases([0, 1], quick=["0"]))
 def test_death_in_init_that_only_the_node_has_seen(victim: int, tmp_path: Path) -> None:
-    """The last rank, on another node, begins after the ranks that saw the death have ended."""
+    """Start the last rank, on another node, after the ranks that saw the death have ended."""
     store = tmp_path / "store"
     with Ranks(3, form_group, f"file://{store}", 3, layout="aab") as ranks:
         await_introduced(store, 2)
@@ -127,7 +127,7 @@ def form_late(pipe: Connection, rank: int, url: str, size: int) -> None:
 
 
 def test_a_timeout_in_init_ends_the_wait_of_all(tmp_path: Path) -> None:
-    """A rank that comes later must fail too, instead of waiting for the ranks that have gone."""
+    """Check that a later rank fails too, instead of waiting for the ranks that have gone."""
     with Ranks(3, form_late, f"file://{tmp_path}/store", 3) as ranks:
         said = ranks.hear(0, 1, limit=LIMIT)
         ranks.tell(2)

@@ -356,7 +356,7 @@ def test_clipping_does_not_reach_the_residuals(pool: Pool) -> None:
 
 
 def drain(context: Context, options: Any) -> None:
-    """SGD with a rate of 1 subtracts the mean of all gradients then, exactly."""
+    """After drain(), SGD with a rate of 1 has subtracted the exact mean of all gradients."""
     ddp, state = started(ratio=0.8, **options)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
     expected = [torch.zeros(shape) for shape in SHAPES]
@@ -366,7 +366,7 @@ def drain(context: Context, options: Any) -> None:
         for own in everyones(context, step):
             for total, gradient in zip(expected, own, strict=True):
                 total -= gradient / context.size
-        if step >= 9 and state.summary()["waiting"]:  # and not all were sent just now
+        if step >= 9 and state.summary()["waiting"]:  # the last step did not send all layers
             break
     assert state.summary()["cache_norm"] > 0
     state.drain(optimizer)
@@ -381,7 +381,7 @@ def test_drain_applies_the_residuals(pool: Pool, options: Any) -> None:
 
 
 def take_memory(context: Context, dtype: torch.dtype | None, bytes_each: int) -> None:
-    """Residuals are the only memory of a state's own: sent layers are packed in the bucket."""
+    """Check that a state allocates residuals alone: sent layers are packed in DDP's bucket."""
     ddp, state = started(ratio=0.7, cache_dtype=dtype)
     for step in range(6):
         backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])

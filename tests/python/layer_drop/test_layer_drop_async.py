@@ -49,11 +49,11 @@ def many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train_whole_numbers(boxes: Boxes, workers: int, terms: Any, **options: Any) -> None:
-    """Check that weights and waiting deltas are the sum of all updates; at the end, the weights."""
+    """Check that weights and unsent deltas add up to all updates; at the end, the weights alone."""
 
     def work(worker: int, barrier: threading.Barrier) -> tuple[list[Weights], Weights, Weights]:
         model, delays = Layered(), seeds.draws(worker)
-        # A fixed example: a worker decides by its own updates alone, and drops some of these.
+        # The seed is fixed, so each run drops the same layers: a worker's updates decide which.
         generator = torch.Generator().manual_seed(worker)
         settings: dict[str, Any] = {"drop": terms, "workers": workers, **options}
         with parameter_server(boxes, model, rule=Downpour("sum"), **settings) as ps:
@@ -228,7 +228,7 @@ def test_without_staleness_each_step_is_as_the_references(
                     where = f"worker {worker}, step {step}: {name}"
                     assert torch.equal(model.get_parameter(name), value), where
             end = ps.stats()
-            barrier.wait()  # or the first one's close() would send waiting layers
+            barrier.wait()  # an earlier close() would send waiting layers
             return {name: end[name] - start[name] for name in end}
 
     transport = in_turn(TRANSPORTS, workers // 2, GRANULARITIES.index(granularity))
@@ -240,7 +240,7 @@ def test_without_staleness_each_step_is_as_the_references(
 
 
 def test_bytes_follow_the_ratio() -> None:
-    """Whole numbers: in every run the same."""
+    """The updates have fixed seeds, so that the bytes are the same in every run."""
     workers, steps = 3, 200
     dropping = drop(**BY_BYTES)
     generators = [torch.Generator().manual_seed(worker) for worker in range(workers)]
@@ -249,4 +249,4 @@ def test_bytes_follow_the_ratio() -> None:
         reference.step([Layered().give_random(generator) for generator in generators])
     everything = steps * reference.all_bytes
     assert all(pushed < 0.35 * everything for pushed in reference.pushed)
-    assert all(pulled < 0.75 * everything for pulled in reference.pulled)  # sent by any of three
+    assert all(pulled < 0.75 * everything for pulled in reference.pulled)  # sent by three workers

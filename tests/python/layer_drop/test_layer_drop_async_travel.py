@@ -79,15 +79,15 @@ def test_only_changed_layers_are_sent(boxes: Boxes) -> None:
         assert pair.moved(1) == (0, 0)
         assert pair.moved(0) == (0, 0)
 
-        one.give("wide", -7)  # the other one has 3 of its own waiting
+        one.give("wide", -7)  # `other` has an unsent 3 in the same layer
         size = one.wide.nbytes
         assert pair.moved(0) == (size, size)
         assert pair.moved(1) == (0, size)
         assert other.wide.eq(10).all()
         other.give("wide", -2)
-        assert pair.moved(1) == (size, size)  # the 3 and the 2
+        assert pair.moved(1) == (size, size)  # sends the sum of the 3 and the 2
         assert pair.moved(0)[1] == size
-        assert one.wide.eq(19).all()  # with another 7
+        assert one.wide.eq(19).all()  # 7 twice, 3 and 2
 
 
 def layers_of_model(model: nn.Module, terms: hbmcomm.LayerDrop) -> list[tuple[str, ...]]:

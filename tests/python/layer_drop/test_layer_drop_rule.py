@@ -21,7 +21,7 @@ def layers(*sizes: int) -> list[Layer]:
 
 
 def decide(rule: DropRule, of: Sequence[Layer], values: Sequence[float]) -> list[bool]:
-    """A step with these means of absolute values."""
+    """Decide for a step in which the layers' means of absolute values are `values`."""
     layer_sums = [value * one.numel for one, value in zip(of, values, strict=True)]
     decisions = rule.decide(of, layer_sums)
     rule.end_step()
@@ -55,7 +55,7 @@ def test_a_layer_is_a_module() -> None:
 
 
 def test_the_threshold_lets_one_minus_the_ratio_through() -> None:
-    """Sorted from the smallest: 10, 30, 50 of 100 elements; with the third 60 % are exceeded."""
+    """Sort layers of 10, 30 and 50 of 100 elements by score: the third one exceeds 60 %."""
     rule = DropRule(LayerDrop(ratio=0.6, target="paper"))
     of = layers(50, 10, 20, 20)
     assert rule.threshold == NO_THRESHOLD

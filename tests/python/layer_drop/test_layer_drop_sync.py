@@ -1,5 +1,6 @@
-"""Layer dropping on the synchronous parameter server, against a simulation in plain PyTorch, and
-that nothing is lost. Buckets are small: parameters share them and span several.
+"""Layer dropping on the synchronous parameter server equals a simulation in plain PyTorch.
+
+It also loses nothing. Buckets are small, so that parameters share buckets and span several.
 """
 
 from __future__ import annotations
@@ -193,8 +194,7 @@ def test_rounding_is_kept(pool: Pool) -> None:
 
 
 def check_flush(context: Context, dedicated: bool) -> None:
-    """Five steps and as many more as the rank says, two to an update, and nothing is ever sent
-    before the end."""
+    """Worker n takes 5 + n steps, two to an update. No layer is sent before close()."""
     model = nn.ParameterList([torch.zeros(20, 30), torch.zeros(4, 5)])
     drop = LayerDrop(min_numel=0, fixed_threshold=1e9, max_age=100)
     options = {"dedicated": dedicated}
@@ -205,7 +205,7 @@ def check_flush(context: Context, dedicated: bool) -> None:
             model[0].grad = torch.ones_like(model[0])
             model[1].grad = torch.full_like(model[1], 2.0) if worker == 0 else None
             ps.step()
-        if worker == workers - 1:  # while the others are closing
+        if worker == workers - 1:  # while other workers close
             ps.pull()
         assert_close(weights(model), [torch.zeros(20, 30), torch.zeros(4, 5)], 0)
 
@@ -258,7 +258,7 @@ def test_not_finite(pool: Pool, value: float) -> None:
 
 
 def check_overflow(context: Context) -> None:
-    """Each gradient is a float16, and their sum is none."""
+    """Each gradient is finite in float16, but the sum of the gradients is not."""
     model = nn.ParameterList([torch.zeros(8, 8, dtype=torch.float16)])
     ps = make(context, model, drop=LayerDrop(min_numel=0, fixed_threshold=5e4, max_age=100))
     for step in range(3):

@@ -156,7 +156,7 @@ def test_resume(pool: Pool, target: Target) -> None:
 
 
 def check_wrong_state(context: Context) -> None:
-    """The state of the last rank alone is wrong: all complain, and no rank has loaded anything."""
+    """The state of the last rank alone is wrong: all ranks raise, and none has loaded anything."""
     model = model_of()
     last = context.rank == context.size - 1
     ps = make(context, model, drop=DROP)
@@ -227,7 +227,7 @@ def test_bad_terms(pool: Pool) -> None:
 
 
 def check_other_workers(context: Context) -> None:
-    """One worker more has saved a state than there are now."""
+    """Load the states of one worker more than there are now."""
     model = model_of()
     ps = make(context, model, drop=DROP)
     for step in range(3):

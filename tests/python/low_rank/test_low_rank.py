@@ -105,7 +105,7 @@ def keep_everything(context: Context, options: Any) -> None:
             computed[index] += own[index]
             sent[index] += came.double() * context.size
             rounded[index] += 2e-7 * own[index].norm()
-            if "wire_dtype" in options:  # a rank's own rounding stays, the sums' is lost
+            if "wire_dtype" in options:  # residuals keep a rank's rounding, but not the sum's
                 half = torch.finfo(torch.bfloat16).eps / 2  # of a unit: the error of one rounding
                 rounded[index] += came.norm() * (context.size - 1) * half
     dist.all_reduce(rounded)
@@ -123,7 +123,7 @@ def test_nothing_is_lost_by_approximating(pool: Pool, options: Any) -> None:
 
 
 def send_everything(context: Context, options: Any) -> None:
-    """Gradients come rounded to bfloat16, and not as approximations."""
+    """The results are gradients rounded to bfloat16, not approximations."""
     ddp, state = started(context, wire_dtype=torch.bfloat16, **options)
     for step in range(STEPS):
         of_ranks = [normal(context, rank, step) for rank in range(context.size)]
@@ -176,7 +176,7 @@ def scale_losses(context: Context) -> None:
     reference = torch.optim.SGD(plain.parameters(), lr=1)
     for step in range(STEPS):
         own = normal(context, context.rank, step)
-        broken = step in (0, 2, 7)  # the first one, which chooses ranks, among them
+        broken = step in (0, 2, 7)  # step 0 too, which chooses ranks
         if broken and context.rank == step % context.size:
             own[3][0, 0] = float("inf")
         optimizer.zero_grad()

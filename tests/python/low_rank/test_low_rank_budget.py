@@ -32,10 +32,10 @@ def test_ranks_stay_while_everything_is_sent(pool: Pool) -> None:
 
 
 def lack_a_budget(context: Context) -> None:
-    """Send a vector that exceeds the budget, and matrices all the same, whatever the gradients.
+    """Send matrices although a vector alone exceeds the budget. The gradients have no influence.
 
-    Matrices come in the first 1 / (1 - ratio) steps, whose budget is larger. Later they come after
-    each wait of 4 / (1 - ratio) steps, for the 5 steps between two choices of ranks.
+    Matrices are sent in the first 1 / (1 - ratio) steps, whose budget is larger. Later they are
+    sent after each wait of 4 / (1 - ratio) steps, for the 5 steps between two choices of ranks.
     """
     model = Weighted(shapes=[(64, 64), (2000,), (64, 100)])
     ddp = wrapped(model)
@@ -72,7 +72,7 @@ def test_defaults_follow_the_budget(ratio: float, relaxation: float, damping: fl
 
 
 def run_late(context: Context) -> None:
-    """Gradients become small, while large ones wait: the matrix goes whole, and is named once.
+    """Gradients become small while large ones wait: the matrix is sent whole, and named once.
 
     It is sent whole when the L1 sum of its residual exceeds 80 running means of a gradient's. SEED
     fixes the step; it is never one of the first 45, where the residual has 40 such gradients.

@@ -39,7 +39,7 @@ def approximated(
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """How far two tensors are apart, as a part of their size."""
+    """Return the norm of the difference of two tensors, relative to the norm of `expected`."""
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 

@@ -60,7 +60,7 @@ def test_momentum_is_damped_along_sent_directions(pool: Pool, damping: float) ->
 
 
 def damp_one(context: Context) -> None:
-    """The state is given one optimizer, and leaves the momentum of another alone."""
+    """A state with an `optimizer` argument does not change the momentum of another optimizer."""
     ddp = wrapped(Weighted())
     given, other = (torch.optim.SGD(ddp.parameters(), lr=0, momentum=0.9) for _ in range(2))
     low_rank(ddp, ratio=0.8, damping=0.5, optimizer=[given])
@@ -93,7 +93,11 @@ class Outer(torch.optim.Optimizer):
 @pytest.mark.parametrize("found_inf", [None, 0.0, 1.0])
 @pytest.mark.parametrize("wrapped_in", [lambda inner: inner, Outer], ids=["alone", "within"])
 def test_momentum_is_damped_in_the_step_that_uses_it(wrapped_in: Any, found_inf: Any) -> None:
-    """Not by an outer optimizer's, nor by one that a fused optimizer refuses for a GradScaler."""
+    """The damping waits for a step that changes the momentum.
+
+    The step of an outer optimizer alone is none. Neither is a step that a fused optimizer skips
+    because a GradScaler has found an infinity.
+    """
     weight = torch.nn.Parameter(torch.zeros(6, 5))
     inner = torch.optim.SGD([weight], lr=0.1, momentum=0.5, fused=True)
     outer = wrapped_in(inner)

@@ -21,7 +21,7 @@ from torch_hbmcomm.error_feedback.passes import (
 from torch_hbmcomm.low_rank import products
 
 SHAPES = [(1, 1, 1), (3, 64, 147), (30, 256, 300), (1, 1000, 65), (17, 50, 129), (2, 64, 33)]
-DTYPES = [torch.float32, torch.float64]  # the one by csrc/low_rank.h, the other by PyTorch
+DTYPES = [torch.float32, torch.float64]  # computed by csrc/low_rank.h, and by PyTorch
 
 
 def random(rows: int, columns: int, dtype: torch.dtype, size: float = 1.0) -> torch.Tensor:
@@ -29,7 +29,7 @@ def random(rows: int, columns: int, dtype: torch.dtype, size: float = 1.0) -> to
 
 
 def assert_near(found: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Compare with 0.5 times the product, in float64; the bound is of its terms' sizes."""
+    """Compare with 0.5 times the product, in float64. The bound follows from the terms' sizes."""
     wide = left.double(), 0.5 * right.double()
     bound = (wide[0].abs() @ wide[1].abs()) * torch.finfo(found.dtype).eps * (left.shape[1] + 2)
     assert ((found.double() - wide[0] @ wide[1]).abs() <= bound).all()
@@ -71,7 +71,7 @@ def test_products(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("turn", range(5))
 def test_bits_do_not_depend_on_the_number_of_threads(turn: int) -> None:
-    """Nor is a part of a list left out, or computed twice, however threads share it."""
+    """Compute each part of a list exactly once, with any number of threads."""
     draw = seeds.generator(turn)
     sizes = torch.randint(1, 300, (12, 3), generator=draw).tolist()
     shapes = [(1 + rank % min(24, rows), rows, columns) for rank, rows, columns in sizes]
@@ -100,7 +100,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(turn: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bases(dtype: torch.dtype) -> None:
-    """The columns may be linearly dependent, and of the largest and the smallest numbers."""
+    """The columns may be linearly dependent, and may have the largest and smallest numbers."""
     lefts = [random(rows, rank, dtype) for rank, rows, _ in SHAPES if rank <= rows]
     lefts += [torch.zeros(20, 3, dtype=dtype), torch.ones(20, 5, dtype=dtype)]
     lefts += [size * random(40, 4, dtype) for size in (1e37, 1e-37)]

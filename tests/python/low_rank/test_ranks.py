@@ -70,8 +70,10 @@ def test_ranks_cost_at_most_the_budget(turn: int) -> None:
 
 
 def test_ranks_go_where_the_energy_is() -> None:
-    """Spectra that fall alike, of which one is a hundred times as large: in the end every last
-    column takes about as much."""
+    """Matrices have spectra of one shape, but one spectrum is a hundred times as large.
+
+    In the end, the last columns of all matrices have about the same energy.
+    """
     found = [Matrix(name, 256, 256, 4) for name in "abcd"]
     sizes = {"a": 100.0, "b": 1.0, "c": 1.0, "d": 1.0}
     budget = 40 * found[0].cost

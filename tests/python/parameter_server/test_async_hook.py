@@ -183,7 +183,7 @@ def test_accumulated_gradients(pool: Pool, boxes: list[str]) -> None:
 
 
 def drain_several(context: Context, urls: list[str], resync_every: int | None) -> None:
-    """After each refusal a rank may still drain, while the others wait for it."""
+    """Call drain() again after each refusal, while the other ranks wait."""
     with hooked(urls, resync_every=resync_every) as (model, ddp, optimizer, state):
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -355,8 +355,10 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def drift(
     context: Context, urls: list[str], name: str, resync_every: int | None, steps: int
 ) -> tuple[float, float]:
-    """How far the ranks' weights are from each other, relative to their norm, when all have applied
-    everything; and after drain()."""
+    """Return the largest distance of two ranks' weights, relative to their norm.
+
+    The first figure is for all ranks having applied all gradients, the second for after drain().
+    """
     with ExitStack() as resources:
         model = net()
         ddp = wrapped(model)
@@ -384,12 +386,12 @@ def drift(
 
         dist.barrier()
         start = time.monotonic()
-        for turn in range(steps):  # at one pace, with some jitter
+        for turn in range(steps):  # at the same pace on all ranks, with some jitter
             due = start + 0.006 * (turn + context.own_random.random())
             time.sleep(max(0.0, due - time.monotonic()))
             step(1)
         dist.barrier()
-        step(0)  # takes the rest of the others' gradients
+        step(0)  # applies the remaining gradients of the other ranks
         before = apart()
         state.drain(optimizer)
         return before, apart()

@@ -216,7 +216,7 @@ def use_own_box(context: Context) -> None:
     else:
         dist.barrier()
     dist.destroy_process_group()
-    state.close()  # when its boxes have gone, too
+    state.close()  # works although its boxes have gone
     with pytest.raises(RuntimeError, match="AsyncState was closed"):
         ddp(*gradients(0, 0, 0, 1)).backward()
 

@@ -97,7 +97,7 @@ def test_close_sends_unsent_changes(boxes: Boxes) -> None:
     ("staleness", "overlap"), [(0, False), (1, False), (3, False), (1, True), (3, True)]
 )
 def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: bool) -> None:
-    """A worker at the start of step k + 1 has step k - staleness of all that are there."""
+    """Check that a worker begins step k + 1 only after step k - staleness of each live worker."""
     first, steps = 3, 25
     dies, late = 1, first
     begun = [0] * (first + 1)  # the clock at which each joined
@@ -107,7 +107,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
     def expect(worker: int, step: int, present: list[int], seen: list[int]) -> None:
         for other in present:
             if not there[other].is_set():
-                continue  # the segment has gone since
+                continue  # this worker's life segment has gone since
             clock = begun[other] + seen[other]
             assert clock >= step - staleness, f"worker {worker}, step {step}: {other} at {clock}"
 
@@ -164,7 +164,7 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 def adam(parameters: Any) -> torch.optim.Optimizer:
     """Make Adam with an eps at which the last bits of gradients do not matter.
 
-    At the usual 1e-8 they could change a step by lr if a gradient is nearly 0.
+    With the usual eps of 1e-8, the last bits of a gradient near 0 could change a step by lr.
     """
     return torch.optim.Adam(parameters, lr=0.01, eps=0.01)
 

@@ -257,7 +257,7 @@ def test_the_first_worker_fails_and_the_second_begins(boxes: Boxes) -> None:
 
 
 def test_close_after_an_error_sends_nothing_twice(boxes: Boxes) -> None:
-    """The push was done when the wait for a worker that does nothing timed out."""
+    """The error is a timeout after the push, in the wait for a worker that takes no step."""
     idle, model = network(), network()
     options: dict[str, Any] = {"staleness": 0, "rule": Downpour("sum")}
     with (
@@ -391,7 +391,7 @@ def test_a_parameter_that_is_unfrozen(boxes: Boxes) -> None:
 
 
 def test_a_mask_of_infinities(boxes: Boxes) -> None:
-    """A causal mask: minus infinity less minus infinity is not a delta."""
+    """A causal mask has minus infinities, whose difference is not a number and so no delta."""
     model = network()
     mask = torch.full((3, 3), -math.inf).triu(1)
     model.register_buffer("mask", mask.clone())

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def first_and_second(boxes: Boxes, models: list[nn.Module], options: list[dict[str, Any]]) -> None:
-    """The second comes while the first is there."""
+    """Join as a second worker while the first one is active."""
     with (
         parameter_server(boxes, models[0], **options[0]),
         boxes.connected() as connections,

@@ -151,7 +151,7 @@ def test_halves_are_added_in_float(pool: Pool) -> None:
 
 
 def check_memory_formats(context: Context) -> None:
-    """Weights in channels_last, gradients as they come or contiguous."""
+    """Weights are in channels_last; gradients are as autograd makes them, or contiguous."""
     torch.manual_seed(5)
     model = nn.Conv2d(3, 5, 2)
     model.weight.data = model.weight.data.to(memory_format=torch.channels_last)

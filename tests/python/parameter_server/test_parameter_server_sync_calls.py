@@ -41,7 +41,7 @@ pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
 
 def check_uneven_steps(context: Context, dedicated: bool) -> None:
-    """The n-th worker takes n + 1 steps with the gradient n; then it brings nothing."""
+    """Worker n takes n + 1 steps with the gradient n; later updates get no gradient from it."""
     model = nn.ParameterList([torch.zeros(3)])
     options = {"dedicated": dedicated}
     ps = make(context, model, lambda p: torch.optim.SGD(p, lr=1.0), **options)
@@ -115,7 +115,7 @@ def test_after_update(pool: Pool) -> None:
 
 
 def check_pull(context: Context, buffers: str) -> None:
-    """Weights that were changed by hand."""
+    """pull() replaces weights that were changed outside of a step."""
     model = nn.BatchNorm1d(3)
     ps = make(context, model, buffers=buffers)
     with torch.no_grad():
@@ -307,7 +307,7 @@ def test_bad_terms(pool: Pool) -> None:
 
 
 def check_bad_tensors(context: Context) -> None:
-    """The tensors of the last rank alone are bad; all complain."""
+    """The tensors of the last rank alone are bad; all ranks raise an error."""
     last = context.rank == context.size - 1
     gaps = nn.ParameterList([torch.zeros(4, 3)[:, :2]])
     nowhere = nn.ParameterList([torch.zeros(3, device="meta")])

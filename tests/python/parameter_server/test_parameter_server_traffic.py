@@ -28,7 +28,7 @@ def trained_bytes(model: nn.Module) -> int:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_step_moves_only_trained_tensors(overlap: bool) -> None:
-    """Counts the bytes on the wire; the clocks are the rest."""
+    """Count the bytes on the wire. Besides trained tensors, only clocks and entries are moved."""
     steps, model = 7, Awkward()
     membership = smb.key_of("traffic/roster")
 

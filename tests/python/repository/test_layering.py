@@ -165,7 +165,7 @@ def unreachable_layers(graph: Graph) -> list[str]:
     return found
 
 
-# Files directly in csrc/ whose classes the files of a folder define further.
+# Files directly in csrc/, and the namespaces of the components whose entries they are.
 ENTRIES = {"pg_hbm": "hbm::process_group", "smb_client": "hbm::box::client"}
 
 
