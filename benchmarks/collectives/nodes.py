@@ -185,7 +185,7 @@ def table(result: Result) -> Table:
         of, hbm, gloo = row[LINK].of, row["hbm"], row["gloo"]
         bound, least = row[LINK].median, row[LINK].values["crossed_bytes"]
         crossed = [one.values["crossed_bytes"] for one in (hbm, gloo)]
-        follow = of["collective"] == "fsdp_step"  # no ratio: the least bytes omit reduce_scatter
+        follow = of["collective"] == "fsdp_step"  # no ratio: `least` adds up opposite directions
         rows.append(
             [f"{of['layout']}, {of['rate']}", of["collective"], str(of["mib"])]
             + [f"{one / 1e3:.1f}" for one in (bound, hbm.median, gloo.median)]

@@ -276,7 +276,7 @@ sys.exit(7 if way == "exit" else 0)
 @pytest.mark.full
 @pytest.mark.parametrize(("way", "code"), [("raise", 1), ("exit", 7), ("destroy", 0)])
 def test_exit_codes_stay_unchanged(way: str, code: int, tmp_path: Path) -> None:
-    """The code is unchanged after another rank's end, if rank 0 raises, exits or destroys."""
+    """Rank 0 keeps its exit code if rank 1 ends, and it then raises, exits or destroys."""
     store = f"file://{tmp_path}/store"
     ranks = [
         subprocess.Popen(

@@ -279,7 +279,7 @@ def connections_of_groups(pipe: Connection, rank: int, url: str, size: int) -> t
 
 
 def test_groups_on_one_node_share_pytorchs_connection() -> None:
-    """Fewer connections matter: a name server that does not answer delays the store at each."""
+    """Share it, because a silent name server delays the store at each new connection."""
     with Ranks(3, connections_of_groups, served_by_rank_0(), 3, layout="aaa") as ranks:
         said = ranks.hear(0, 1, 2)
     assert [each.error for each in said] == [""] * 3, said

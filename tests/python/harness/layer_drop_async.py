@@ -68,7 +68,7 @@ class Layered(nn.Module):
 
 
 def waiting(ps: ParameterServer, model: nn.Module) -> Weights:
-    """Return a worker's unsent updates: model - base, plus the rest that is not in the model."""
+    """Return a worker's unsent updates: model - base, plus the rounding errors of sent deltas."""
     ps._wait_for_exchange()
     ahead = {name: torch.zeros_like(value) for name, value in weights(model).items()}
     for shard, part in ps._replica._parts.items():

@@ -105,8 +105,8 @@ def run_adam(context: Context, scaled: bool) -> None:
     """Compare the second moment with the second moment of the averaged gradients.
 
     Without the correction, their quotient is 2.5 to 6. With it and SEED, the quotient is 1.15 on 1
-    rank, 1.34 on 2 and 1.75 on 4; only rounding can change these. The correction reduces the weight
-    of early steps too little, so that the moment is never negative.
+    rank, 1.34 on 2 and 1.75 on 4; only rounding can change these. It is above 1 because early steps
+    count too much: otherwise the moment could become negative.
     """
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
     ddp = wrapped(Weighted(shapes=SHAPES))
