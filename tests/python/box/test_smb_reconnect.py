@@ -197,7 +197,7 @@ def test_close_has_its_patience_and_no_more(transport: Any) -> None:
         segment = box.alloc(8)
         process.stop()
         pending = segment.fetch_add_async(0, 1)
-        time.sleep(0.2)  # the reconnector drives it
+        time.sleep(0.2)  # until the reconnector's thread is the progress thread
         begin = time.monotonic()
         box.close(patience=0.5)
         assert time.monotonic() - begin > 0.4

@@ -227,7 +227,7 @@ def namespaces_work() -> bool:
 @pytest.mark.skipif(not namespaces_work(), reason="namespaces are not permitted here")
 @pytest.mark.parametrize("prepare", [OWN_SHM, ""], ids=["own /dev/shm", "shared /dev/shm"])
 def test_containers(prepare: str) -> None:
-    """Neither memory nor process ids may be taken as shared only because the kernel is."""
+    """Containers on one kernel must not be taken to share memory or process ids."""
     where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shell = f'{prepare}mount -t proc proc /proc && exec "$@"'
     command = [*NAMESPACES, "sh", "-c", shell, "sh", sys.executable, str(JOB_SCRIPT)]

@@ -133,7 +133,7 @@ def test_strided_tensors(cluster: Cluster) -> None:
 
 
 def check_in_flight(context: Context, layout: str) -> None:
-    """Run many together, of few and many elements, with another order of waits on each rank."""
+    """Issue all_reduces of few and many elements. Each rank waits for them in its own order."""
     sizes = [context.shared_random.choice([1, 100, 20_000, 300_000, 700_001]) for _ in range(24)]
     datas = [spread(context, size) for size in sizes]
     expected = [reduced_over_nodes(gathered(context, data), "sum", layout) for data in datas]
@@ -224,7 +224,7 @@ def check_subsets(context: Context, layout: str) -> None:
 
 
 def as_rank(context: Context, rank: int) -> Context:
-    """Another rank, as far as its data goes."""
+    """Return a context that draws the data of `rank`."""
     return Context(rank, context.size, None, context.folder, context.seed)
 
 

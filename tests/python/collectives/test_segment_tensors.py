@@ -29,7 +29,7 @@ GUARD = 5  # elements before and after a slice
 
 
 class Placer:
-    """Puts copies of tensors where each rank likes: private, in a segment, or within another."""
+    """Makes copies of tensors at random places: private, in a segment, or inside another tensor."""
 
     def __init__(self, context: Context) -> None:
         self._random = context.own_random

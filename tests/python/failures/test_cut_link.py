@@ -25,7 +25,7 @@ from torch_hbmcomm import Options
 pytestmark = [beyond_gloo, pytest.mark.full, pytest.mark.usefixtures("nothing_left")]
 
 TIMEOUT = 60.0  # seconds
-HEARTBEAT = 3.0  # seconds: the least
+HEARTBEAT = 3.0  # seconds: the least allowed value
 LIMIT = 120.0  # seconds, for a rank to say something
 PORT = 29500  # in a namespace of its own
 LARGE = 100_000  # elements

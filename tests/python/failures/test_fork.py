@@ -96,7 +96,7 @@ def test_child_that_allocates(pool: Pool) -> None:
 
 
 def run_and_leave() -> None:
-    """Leaves a child in the ordinary way: Python's exit handlers and C++ destructors run."""
+    """End a child normally: Python's exit handlers and C++ destructors run."""
     raise SystemExit(0)
 
 
@@ -145,14 +145,14 @@ def test_group_in_a_child_is_an_error(own_pool: Pool) -> None:
 
 
 class Reserve:
-    """Tensors of every size in the segment, of which a private copy tells whether they changed."""
+    """Tensors of many sizes in the segment, with private copies that show if a tensor changed."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._tensors = [self._new() for _ in range(12)]
 
     def churn(self) -> None:
-        """Checks a tensor picked at random, and puts another in its place."""
+        """Check a random tensor, and replace it by a new one."""
         place = self._context.own_random.randrange(len(self._tensors))
         tensor, copy = self._tensors[place]
         assert bytes(tensor.numpy()) == copy, f"{len(copy)} bytes changed"

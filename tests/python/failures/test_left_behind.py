@@ -26,7 +26,7 @@ from torch_hbmcomm import memory
 pytestmark = beyond_gloo
 
 LARGE = 1 << 22  # elements
-EXACT = ("in use", "descriptors", "mappings")  # of a footprint: the same after as before
+EXACT = ("in use", "descriptors", "mappings")  # must be equal before and after
 
 
 def segments_of(context: Context) -> list[int]:
@@ -168,7 +168,7 @@ def send(group: dist.ProcessGroup, value: float, rank: int, sender: int) -> floa
 
 
 def leave_a_message(context: Context, move: Callable[..., float]) -> str | float:
-    """Both ranks send to one another, which neither receives; then rank 0 sends in a new group."""
+    """Each rank sends a message that its peer never receives. Then rank 0 sends in a new group."""
     earlier = dist.new_group()
     move(earlier, 10.0, context.rank, context.rank)
     dist.destroy_process_group(earlier)

@@ -23,7 +23,7 @@ KINDS: list[dict[str, Any]] = [{"foreach": False}, {"foreach": True}, {"fused": 
 
 
 def stepped(kind: dict[str, Any]) -> tuple[torch.optim.Adam, torch.nn.Parameter]:
-    """Return an optimizer that has taken a step, whose state is there."""
+    """Return an optimizer that has taken a step, and so has state."""
     weight = torch.nn.Parameter(torch.zeros(6, 5))
     optimizer = torch.optim.AdamW([weight], lr=0.1, betas=(0.9, 0.75), **kind)
     weight.grad = torch.full((6, 5), 2.0)

@@ -288,7 +288,7 @@ def test_mixed_dtypes(pool: Pool, boxes: list[str], options: Any) -> None:
 
 
 def race(context: Context, urls: list[str]) -> None:
-    """40 steps, in the middle of which the last rank does nothing until the others are done."""
+    """Take 40 steps. After 5, the last rank waits until the other ranks have taken theirs."""
     with hooked(urls) as (model, ddp, optimizer, state):
         for step in range(40):
             if step == 5 and context.rank == context.size - 1:

@@ -46,8 +46,10 @@ KILLED = 2
     ],
 )
 def test_three_of_four_workers_finish(transport: Any, agents: set[int], tmp_path: Path) -> None:
-    """Some under an agent of their own, torchrun; the staleness is bounded. No step is lost, and
-    none counts twice."""
+    """Some workers run under their own torchrun, and the staleness is bounded.
+
+    No step is lost, and none counts twice.
+    """
     steps, staleness = 60, 3
     with BoxProcess("--lease", str(LEASE)) as box, ExitStack() as stack:
         workers = []
