@@ -48,6 +48,7 @@ MERGED = re.compile(r"^//.*\S +(Unit|Below|Above|Measure):")  # clang-format joi
 STATEMENT = re.compile(
     r"inline constexpr ([\w:]+) (k[A-Z]\w*)(?:\{(?P<braced>.+)\}| = (?P<assigned>.+));"
 )
+CONSTANT = re.compile(r"(?<![\w`])k[A-Z]\w*(?![\w`])")
 DURATIONS = {
     "nanoseconds": "ns",
     "microseconds": "us",
@@ -188,12 +189,17 @@ def _row(threshold: Threshold, thresholds: list[Threshold]) -> str:
     cells = [
         f"`{threshold.name}`",
         value,
-        threshold.decision,
-        threshold.below,
-        threshold.above,
+        _with_code(threshold.decision),
+        _with_code(threshold.below),
+        _with_code(threshold.above),
         threshold.measure,
     ]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def _with_code(text: str) -> str:
+    """Return the text with the constants' names in backticks. A table can break a line in code."""
+    return CONSTANT.sub(r"`\g<0>`", text)
 
 
 def _computed(threshold: Threshold, thresholds: list[Threshold]) -> float:
