@@ -2,7 +2,7 @@
 
 The site consists of the repository's Markdown files, at their own paths, with README.md as the
 first page. It also has every other file of the repository that a page links to: pictures, examples,
-measured data.
+measured data. scripts/site/ has the site's style sheet and templates.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ PAGES = [
     "examples/README.md",
     "docs/**/*.md",
 ]
+FENCE = re.compile(r"^```(\w*)$(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
 
 
@@ -35,10 +36,20 @@ def on_files(files: Files, config: Any) -> Files:
     """
     site = Files([file for file in files if file.src_dir != config.docs_dir])
     pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
-    for path in dict.fromkeys([*pages, *(target for page in pages for target in linked(page))]):
+    linked_files = [target for page in pages for target in linked(page)]
+    styles = [path for name in config.extra_css if (path := ROOT / name).is_file()]
+    for path in dict.fromkeys([*pages, *linked_files, *styles]):
         uri = path.relative_to(ROOT).as_posix()
         site.append(File.generated(config, uri, abs_src_path=str(path)))
     return site
+
+
+def on_page_markdown(markdown: str, **context: Any) -> str:
+    """Name "text" as the language of code blocks that name none; mkdocs.yml has Python for them.
+
+    So the pages' commands and outputs stay plain, and examples in docstrings are highlighted.
+    """
+    return FENCE.sub(lambda block: f"```{block[1] or 'text'}{block[2]}```", markdown)
 
 
 def linked(page: Path) -> list[Path]:
