@@ -12,25 +12,25 @@ class Options:
     Args:
         memory: the policy of the group's staging memory and tensors. "preferred": the closest
             high-bandwidth node, or DDR if it is full or absent. "bind": an error instead.
-            "interleave": over the high-bandwidth nodes. "ddr": ordinary memory. Default:
+            "interleave": over the high-bandwidth nodes. "ddr": ordinary memory. None:
             HBMCOMM_MEMORY, else "preferred".
         transport: how the ranks reach one another. "auto": shared memory within a node, MPI between
             nodes. "shm": shared memory; a group over several nodes is refused. "mpi": MPI between
-            all ranks, on one node too, staged in the memory of `memory`. Default: HBMCOMM_NODE,
+            all ranks, on one node too, staged in the memory of `memory`. None: HBMCOMM_NODE,
             else "auto". Must be the same on every rank.
-        staging_bytes: bound of the memory that messages over MPI are staged in. Default:
+        staging_bytes: bound of the memory that messages over MPI are staged in. None:
             HBMCOMM_STAGING_BYTES, else 1 GiB. Must be the same on every rank.
         reduce_threads: threads, 1 to 64, that share large reductions and copies of tensors in
             segments within a node. At most the usable processors over the ranks of this machine.
-            Results have the same bits for any number. Default: HBMCOMM_REDUCE_THREADS, else 1.
+            Results have the same bits for any number. None: HBMCOMM_REDUCE_THREADS, else 1.
         parameter_server: memory boxes that the group is given, as smb.of(group): "auto" is one
             that rank 0 serves while the group lives, of HBMCOMM_BOX_MEMORY (default: half of the
             machine's memory); "smb://host:port[,host:port...]" or "smb+unix:///path" are boxes that
-            run already; "" is none. Default: HBMCOMM_PARAMETER_SERVER, else "". Errors in
+            run already; "" is none. None: HBMCOMM_PARAMETER_SERVER, else "". Errors in
             it are raised on every rank when the group is formed.
         heartbeat_timeout: seconds that another machine may not answer, at least 3, before a rank
             on it counts as lost (a process that is stopped still answers). The group's timeout is
-            the upper bound. Default: HBMCOMM_HEARTBEAT_TIMEOUT, else the group's timeout.
+            the upper bound. None: HBMCOMM_HEARTBEAT_TIMEOUT, else the group's timeout.
 
     Raises:
         ValueError: a value that is not among these

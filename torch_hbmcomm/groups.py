@@ -30,8 +30,8 @@ def monitored_barrier(
     2.13 and takes hbm from 2.14 on.
 
     Args:
-        group: an hbm group; None means the default group
-        timeout: None means the group's own
+        group: an hbm group; None: the default group
+        timeout: for this barrier; None: the group's timeout
         wait_all_ranks: name every missing rank, instead of the first
 
     Raises:
@@ -62,11 +62,11 @@ def split_group(
     Only the ranks of one new group wait for each other.
 
     Args:
-        parent_pg: an hbm group, every rank of which calls; None means the default group
+        parent_pg: an hbm group, every rank of which calls; None: the default group
         split_ranks: for each new group, its ranks in `parent_pg`
-        timeout: for operations in the new groups; None inherits from `parent_pg`
-        pg_options: torch_hbmcomm.Options for the new groups; None inherits from `parent_pg`
-        group_desc: the new groups' description
+        timeout: for operations in the new groups; None: that of `parent_pg`
+        pg_options: torch_hbmcomm.Options for the new groups; None: those of `parent_pg`
+        group_desc: the new groups' description; None: PyTorch's default
 
     Returns:
         the new group that this rank is in, or None

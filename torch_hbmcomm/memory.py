@@ -152,8 +152,12 @@ def empty(
 ) -> torch.Tensor:
     """Return an uninitialised CPU tensor in memory of the given policy.
 
-    ``dtype`` None is ``torch.float32``; ``policy`` None takes ``HBMCOMM_MEMORY``, and without it
-    ``"preferred"``. The memory is freed when the last tensor that shares it is gone.
+    The memory is freed when the last tensor that shares it is gone.
+
+    Args:
+        shape: one extent, or one for each dimension
+        dtype: of the elements; None: torch.float32
+        policy: of the memory; None: HBMCOMM_MEMORY, else "preferred"
 
     Raises ValueError or TypeError for a bad argument, MemoryError when memory is short, and
     RuntimeError when the policy needs HBM and the machine has none.
@@ -177,6 +181,11 @@ def empty_numpy(
     """Return an uninitialised NumPy array in memory of the given policy: see ``empty``.
 
     It is writable and contiguous, hence a buffer for mpi4py, and keeps its memory alive.
+
+    Args:
+        shape: one extent, or one for each dimension
+        dtype: of the elements, which are not Python objects
+        policy: of the memory; None: HBMCOMM_MEMORY, else "preferred"
     """
     import numpy as np
     import torch
@@ -229,9 +238,14 @@ def bind(
     """Bind this process' threads to CPUs of its own, and with them to the nearest memory.
 
     ``core`` gives each local rank a core, ``numa`` a NUMA node, ``none`` changes nothing; all stay
-    within the CPUs that the process is allowed. Arguments that are None come from ``HBMCOMM_BIND``
-    (default ``none``), ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` (set by torchrun; default 0 and 1).
-    Call it before memory is allocated. Returns a description of the binding.
+    within the CPUs that the process is allowed. Call it before memory is allocated. Returns a
+    description of the binding.
+
+    Args:
+        mode: "core", "numa" or "none"; None: HBMCOMM_BIND, else "none"
+        local_rank: this process among those of the machine; None: LOCAL_RANK, which torchrun sets,
+            else 0
+        local_size: their number; None: LOCAL_WORLD_SIZE, which torchrun sets, else 1
 
     Raises ValueError for a bad argument and for more ranks than cores under ``core``.
     """

@@ -85,12 +85,13 @@ class AsyncState(HookState, Closeable):
     parameter, and the hook returns the other ranks' additions.
 
     Args:
-        group: the model's; None is the default one
+        group: the model's; None: the default group
         ddp: with broadcast_buffers=False, no find_unused_parameters, and no other hook
         box: addresses or connections of the boxes, the same on every rank in the same order; None:
             the group's boxes (Options(parameter_server=...)). Each holds an equal share: 8 bytes
             per parameter, 4 more for each rank (8 if it is float64), and 12 for resync_every.
-        resync_every: steps of the source between two versions; for parameters on the CPU
+        resync_every: steps of the source between two versions; for parameters on the CPU. None: no
+            versions.
         source: the rank in the group
         name: this job's name in the boxes' keys
         timeout: seconds to wait for other ranks in drain()

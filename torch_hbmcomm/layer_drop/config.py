@@ -40,16 +40,16 @@ class LayerDrop(EncoderConfig):
             times the mean wait, 4 / (1 - ratio), and at least 8
         cache_dtype: the residuals' dtype; None: float32 (float64 for float64). With bfloat16, each
             step loses the residuals' rounding errors
-        fixed_threshold: used instead of one that is searched for
+        fixed_threshold: used instead of one that is searched for; None: a threshold is searched for
         target: "bytes": between two searches the threshold follows the bytes that were sent, so
             that their mean is 1 - ratio of all. It also falls with a layer's age, so that few
             layers wait until max_age. "paper": the threshold stays, and more is sent, because
             residuals grow
         wire_dtype: for layer_drop_hook: torch.bfloat16: gradients of float32 are sent as bfloat16,
-            and the rounding errors stay in the residuals
+            and the rounding errors stay in the residuals. None: in their own type
         skip_update: for layer_drop_hook: a layer that is dropped keeps its parameters and its
             optimizer's state in that step; a zero gradient would still let weight decay and
-            momentum change them. None: with target="bytes" alone
+            momentum change them. None: True with target="bytes", else False
 
     The state or parameter server that takes it checks the arguments. For one out of its range or of
     another type, this rank has ValueError or TypeError, and each other rank RuntimeError.

@@ -48,7 +48,7 @@ class LowRankState(ErrorFeedbackState[LowRank]):
             steps in this process. LowRank.skip_update needs it
         scaler: the GradScaler whose scaled losses are differentiated, with one optimizer for the
             whole model. Residuals are unscaled; a step that the scaler skips is undone here. Takes
-            a second copy of the residuals
+            a second copy of the residuals. None: losses are not scaled
         log_every: steps between two lines of the logger torch_hbmcomm.low_rank on rank 0; None: no
             lines
 

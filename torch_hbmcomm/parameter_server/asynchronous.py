@@ -76,7 +76,8 @@ class ParameterServer:
         push_every: steps between two exchanges
         rule: "downpour", "easgd" (Zhang et al. 2015), or an object of parameter_server.rules
         transfer: torch.bfloat16: float32 deltas and weights are sent as bfloat16. The rounding
-            error of a delta is sent with the next delta; the box's weights stay float32.
+            error of a delta is sent with the next delta; the box's weights stay float32. None: each
+            tensor's own type.
         buffers: "shared": floating-point buffers (BatchNorm's statistics) are averaged as
             parameters are; "local": each worker has its own. Integer buffers are always local.
         overlap: exchanges run during the next step's computation, and bring weights that are one
@@ -183,6 +184,9 @@ class ParameterServer:
         names the parameter, and this worker continues with the box's weights.
 
         Until close() the optimizer's own step() raises RuntimeError.
+
+        Args:
+            closure: passed to the optimizer's step(); None: no closure
         """
         self._check("step()", _FINISHED)
         self._shared.find()  # raises before the optimizer changes the model

@@ -111,7 +111,9 @@ class Elastic(Rule):
     Elastic averaging (Zhang et al. 2015, *Deep learning with elastic averaging SGD*, equations 5
     and 6); the weights are the center: e = alpha * (local - center), local -= e, center += e.
 
-    alpha: None is 0.9 / (live workers), the paper's beta = 0.9.
+    Args:
+        alpha: the factor, more than 0 and at most 1; None: 0.9 / (live workers), the paper's
+            beta = 0.9
     """
 
     reads_first = True

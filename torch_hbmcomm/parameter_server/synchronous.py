@@ -84,8 +84,8 @@ class SyncParameterServer:
     Args:
         model: on the CPU, with the same parameters and buffers on every rank
         optimizer: the server's; other ranks' optimizers are not used, and may be None
-        group: any with all_gather, gather and broadcast, and with `drop` send and recv; None means
-            the default group
+        group: any with all_gather, gather and broadcast, and with `drop` send and recv; None: the
+            default group
         server: a rank of the group
         dedicated: the server computes no gradients, and runs serve() instead of step()
         buffers: "shared": with an update every rank takes the server's buffers, or, if the server
@@ -161,8 +161,10 @@ class SyncParameterServer:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one update, or with `push_every` add this step's gradients to the next update.
 
-        Call it after the backward pass, on every worker. `closure` is called first, once, and may
-        do the backward pass. Returns its result.
+        Call it after the backward pass, on every worker. Returns the closure's result.
+
+        Args:
+            closure: called first, once; it may do the backward pass. None: nothing is called.
 
         Raises:
             TypeError: on every rank: a gradient is sparse
@@ -181,8 +183,9 @@ class SyncParameterServer:
     def serve(self, after_update: Callable[[], None] | None = None) -> None:
         """Answer until all workers have closed, on a dedicated server.
 
-        `after_update` is called after each update, while the workers wait: for learning-rate
-        schedules, progress, checkpoints.
+        Args:
+            after_update: called after each update, while the workers wait: for learning-rate
+                schedules, progress, checkpoints. None: nothing is called.
         """
         if not self._serves_only:
             raise RuntimeError(

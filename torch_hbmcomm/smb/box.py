@@ -33,15 +33,19 @@ def connect(
 ) -> Box:
     """Connect to the box at ``smb://host:port`` or ``smb+unix:///path``.
 
-    token: None uses HBMCOMM_TOKEN, the file HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token; "" is
-        no token.
-    transport: "auto" picks the first of shm, verbs and tcp that works; any other is used or is an
-        error.
-    lanes: connections of tcp, queue pairs of verbs.
-    seal: with a token, authenticate tcp, and control messages on verbs. Must agree with the box.
-        None: HBMCOMM_BOX_SEAL, else True.
-    reconnect_timeout: seconds in which a lost connection is restored.
-    timeout: of each operation, in seconds; None: while the connection lives.
+    Args:
+        url: the address of the box
+        token: the secret that the box asks for; "" is no token. None: HBMCOMM_TOKEN, the file
+            HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token.
+        transport: "auto" picks the first of shm, verbs and tcp that works; any other is used or is
+            an error.
+        lanes: connections of tcp, queue pairs of verbs
+        read_only: this client cannot write, and the box enforces it.
+        connect_timeout: seconds that one attempt to connect takes at most
+        reconnect_timeout: seconds in which a lost connection is restored
+        timeout: of each operation, in seconds; None: no limit while the connection lives
+        seal: with a token, authenticate tcp, and control messages on verbs. Must agree with the
+            box. None: HBMCOMM_BOX_SEAL, else True.
 
     Raises BoxUnreachable, AccessDenied, or ValueError for a bad argument.
     """
@@ -110,10 +114,14 @@ class Box(Closeable):
     ) -> Segment:
         """Create a segment, or attach to the segment with the key.
 
-        ``mode``: "create" creates it or raises KeyInUse, "attach" attaches or raises NoSuchKey,
-        "auto" does either. Attaching to a segment of another size raises ValueError; size None,
-        with "attach", accepts any size. Without a key the box chooses a random one. A temporary
-        segment is deleted when its last attachment ends.
+        Args:
+            size: bytes, or text such as "64KiB"; None, with "attach": any size. Attaching to a
+                segment of another size raises ValueError.
+            key: an integer or a name; None: a random key, which the box chooses
+            mode: "create" creates it or raises KeyInUse, "attach" attaches or raises NoSuchKey,
+                "auto" does either.
+            temporary: the segment is deleted when its last attachment ends.
+            read_only: the attachment may only read.
         """
         if size is None and mode != "attach":
             raise ValueError('a size of None goes with mode="attach" alone')
@@ -148,9 +156,12 @@ class Box(Closeable):
 
 
 def of(group: ProcessGroup | None = None) -> Box:
-    """Return the group's first box, or its only one; None means the default group.
+    """Return the group's first box, or its only one.
 
     Do not close the box: the group does.
+
+    Args:
+        group: a group that was formed with boxes; None: the default group
 
     Raises ValueError, as all_of does.
     """
@@ -160,6 +171,9 @@ def of(group: ProcessGroup | None = None) -> Box:
 def all_of(group: ProcessGroup | None = None) -> list[Box]:
     """Return the boxes that the group was formed with (torch_hbmcomm.group_boxes): one for "auto",
     else in the order of their addresses.
+
+    Args:
+        group: a group that was formed with boxes; None: the default group
 
     Raises ValueError for a group without boxes, of another backend, or that has ended.
     """

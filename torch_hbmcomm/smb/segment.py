@@ -27,13 +27,20 @@ class Future:
     def result(self, timeout: float | None = None) -> Any:
         """Wait, and return the value of a fetch_add, or None. Raises the error of the operation.
 
+        Args:
+            timeout: seconds to wait; None: no limit
+
         Raises TimeoutError if it is not done within ``timeout`` seconds; the operation continues.
         Raises ValueError if it is not issued.
         """
         return self._native.result(timeout)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Wait as result() does, and return the exception that it would raise, or None."""
+        """Wait as result() does, and return the exception that it would raise, or None.
+
+        Args:
+            timeout: seconds to wait; None: no limit
+        """
         self._native.wait(timeout)
         try:
             self._native.result()
@@ -47,10 +54,10 @@ class Segment:
 
     ``read`` and ``write`` move bytes between the box and the copy, or another object: a
     C-contiguous NumPy array, a contiguous CPU tensor, or any object with Python's buffer protocol.
-    They make no intermediate copy. Offsets and sizes are bytes; size None extends to the end.
+    They make no intermediate copy. Offsets and sizes are bytes.
 
-    The ``*_async`` forms return a Future, which keeps the memory alive. Until it is done, do not
-    change the memory of a write, nor use the memory of a read.
+    The ``*_async`` forms take the same arguments and return a Future, which keeps the memory alive.
+    Until it is done, do not change the memory of a write, nor use the memory of a read.
     """
 
     def __init__(self, client: _smb.Client, native: _smb.Segment) -> None:
@@ -116,13 +123,23 @@ class Segment:
         return memoryview(self._native.view())
 
     def read(self, offset: int = 0, size: int | None = None, into: Any = None) -> None:
-        """Copy from the box to the buffer, at the same offset; or to the beginning of ``into``,
-        filling it if no size is given."""
+        """Copy from the box to the buffer, at the same offset, or to the beginning of ``into``.
+
+        Args:
+            offset: in the segment
+            size: bytes to copy; None: to the end of the segment, or all of ``into``
+            into: the memory to fill; None: the buffer
+        """
         self._client.read(*self._local(offset, size, into))
 
     def write(self, offset: int = 0, size: int | None = None, source: Any = None) -> None:
-        """Copy from the buffer to the box, at the same offset; or from the beginning of ``source``,
-        all of it if no size is given."""
+        """Copy from the buffer to the box, at the same offset, or from the beginning of ``source``.
+
+        Args:
+            offset: in the segment
+            size: bytes to copy; None: to the end of the segment, or all of ``source``
+            source: the memory to copy from; None: the buffer
+        """
         self._client.write(*self._local(offset, size, source))
 
     def accumulate(
@@ -137,13 +154,18 @@ class Segment:
     ) -> None:
         """Compute self += scale * src, element by element, on the box.
 
-        ``dtype``: float32, float64, float16, bfloat16, int32 or int64, by name or as NumPy's or
-        PyTorch's type. ``source_dtype`` None is the same type; bfloat16, float16 and float64 can be
-        added to float32, and float32 to each of them. Integers need a whole number as scale, else
-        ValueError.
+        Concurrent accumulates are never lost.
 
-        ``offset`` and ``size`` are bytes of self. ``source_offset`` None is the offset in src of
-        the element with the same index. Concurrent accumulates are never lost.
+        Args:
+            src: the segment whose elements are added
+            dtype: float32, float64, float16, bfloat16, int32 or int64, by name or as NumPy's or
+                PyTorch's type
+            scale: the factor. Integers need a whole number, else ValueError.
+            offset: in self, in bytes
+            size: bytes of self; None: to the end of self
+            source_offset: in src, in bytes; None: the element with the same index
+            source_dtype: of src; None: as ``dtype``. bfloat16, float16 and float64 can be added to
+                float32, and float32 to each of them.
         """
         batch = self._client.batch()
         what = src, dtype, scale, offset, size, source_offset, source_dtype
@@ -159,8 +181,15 @@ class Segment:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> None:
-        """Compute self = scale * src, converted, element by element, on the box: ``accumulate``
-        without the old values."""
+        """Compute self = scale * src, converted, element by element, on the box.
+
+        Takes the arguments of ``accumulate``, and drops the old values.
+
+        Args:
+            size: bytes of self; None: to the end of self
+            source_offset: in src, in bytes; None: the element with the same index
+            source_dtype: of src; None: as ``dtype``
+        """
         batch = self._client.batch()
         what = src, dtype, scale, offset, size, source_offset, source_dtype
         _wait(batch, self._sum(batch, True, *what))

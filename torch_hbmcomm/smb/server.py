@@ -16,18 +16,29 @@ from torch_hbmcomm.variables import warn_of_wrong_ones
 class Server(Closeable):
     """Serves a memory box from the end of the constructor until close().
 
-    listen: one or more of "host:port" for TCP and RDMA, port 0 for any, or () for none.
-    unix: the path of the Unix socket, which the transport shm needs; True chooses one, False is
-        none.
-    memory: bytes, or text such as "16GiB".
-    store: a directory in which the segments survive the process, and with ``sync`` a crash of the
-        machine.
-    token: None uses HBMCOMM_TOKEN, the file HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token, which
-        is created if missing; "" admits every client.
-    seal: with a token, authenticate TCP, and control messages on RDMA; clients must do the same.
-        None: HBMCOMM_BOX_SEAL, else True.
-    lease: seconds after which the attachments of a silent client end.
-    handlers, accumulate_threads, receivers: numbers of threads; 0 chooses them.
+    Args:
+        listen: one or more of "host:port" for TCP and RDMA, port 0 for any, or () for none
+        memory: bytes, or text such as "16GiB"
+        policy: of the memory: see torch_hbmcomm.memory
+        store: a directory in which the segments survive the process, and with `sync` a crash of
+            the machine; None: no store
+        token: the secret that clients need; "" admits every client. None: HBMCOMM_TOKEN, the file
+            HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token, which is created if missing.
+        unix: the path of the Unix socket, which the transport shm needs; True chooses one, False
+            is none.
+        sync: with `store`, wait for the disk, so that segments survive a crash of the machine
+        lease: seconds after which the attachments of a silent client end
+        most_clients: the largest number of connected clients
+        smallest_block: of the memory pool, in bytes or text; a power of two
+        largest_block: of the memory pool, in bytes or text; a power of two
+        handlers: the number of threads for requests; 0 chooses it.
+        accumulate_threads: the number of threads for sums; 0 chooses it.
+        receivers: the number of threads that receive; 0 chooses it.
+        verbs: "on": an error if RDMA does not work; "auto": RDMA if it works
+        verbs_host: the address of an RDMA device's network interface; "": the first one
+        verbs_port: the port for RDMA; 0: any
+        seal: with a token, authenticate TCP, and control messages on RDMA; clients must do the
+            same. None: HBMCOMM_BOX_SEAL, else True.
 
     Raises ValueError for an invalid argument, MemoryError or RuntimeError with the cause if the box
     cannot start.
