@@ -31,7 +31,7 @@ namespace hbm {
 inline constexpr uint64_t kBatchBytes = uint64_t{3} << 10;
 
 // The time of a retry.
-// Below: waits, kTries times.
+// Below: waits.
 // Above: retries.
 // Measure: `test`
 inline constexpr std::chrono::milliseconds kRetryPeriod{kTries * 1'000u};
@@ -39,7 +39,7 @@ inline constexpr std::chrono::milliseconds kRetryPeriod{kTries * 1'000u};
 // Retries.
 // Unit: retries
 // Below: goes on.
-// Above: fails.
+// Above: fails, by kBatchBytes.
 inline constexpr int kTries =
     2;
 
@@ -48,9 +48,8 @@ inline constexpr int kTries =
 ROWS = [
     "| `kBatchBytes` | 3 KiB | Bytes of a batch. | waits for more, or for a timeout. "
     "| sends a\\|b. | `bench` |",
-    "| `kRetryPeriod` | 2,000 ms | The time of a retry. | waits, `kTries` times. | retries. "
-    "| `test` |",
-    "| `kTries` | 2 retries | Retries. | goes on. | fails. | `bench` |",
+    "| `kRetryPeriod` | 2,000 ms | The time of a retry. | waits. | retries. | `test` |",
+    "| `kTries` | 2 retries | Retries. | goes on. | fails, by `kBatchBytes`. | `bench` |",
 ]
 
 
