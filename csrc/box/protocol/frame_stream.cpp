@@ -42,7 +42,7 @@ void FrameStream::queue(Header header, std::span<const std::byte> body,
 
 void FrameStream::authenticate(const MacKey& sending, const MacKey& receiving) {
   if (output_.bytes() > 0) {
-    throw Error(ErrorKind::kNetwork, "the other end does not take the answer to its join");
+    throw Error(ErrorKind::kNetwork, "the other end does not receive the reply to its join");
   }
   output_.authenticate(sending);
   input_.authenticate(receiving);

@@ -131,11 +131,12 @@ MacKeys mac_keys(std::string_view token, const Hello& hello, const Join& join) {
 }
 
 const char* authentication_mismatch(bool client) noexcept {
-  return client
-             ? "the client seals what tcp carries, and the box does not: start the box with seal, "
-               "or connect with seal=False (HBMCOMM_BOX_SEAL=0)"
-             : "the box seals what tcp carries, and the client does not: connect with seal=True "
-               "(HBMCOMM_BOX_SEAL=1), or start the box with --no-seal";
+  return client ? "the client authenticates its connections, and the box does not: start the box "
+                  "with seal, "
+                  "or connect with seal=False (HBMCOMM_BOX_SEAL=0)"
+                : "the box authenticates its connections, and the client does not: connect with "
+                  "seal=True "
+                  "(HBMCOMM_BOX_SEAL=1), or start the box with --no-seal";
 }
 
 bool equal(const Proof& left, const Proof& right) noexcept {

@@ -134,7 +134,7 @@ protocol::Joined join_box(FrameStream& stream, const std::string& box,
     failed(box, "it answered for another session than the one asked for");
   }
   if (!ends_with_zero(joined.boot_id) || !ends_with_zero(joined.socket_path)) {
-    failed(box, "its names are not terminated");
+    failed(box, "its answer is malformed: a name in it has no end");
   }
   if (authenticates) {
     const protocol::MacKeys keys = protocol::mac_keys(token, hello, join);

@@ -200,7 +200,7 @@ def test_a_box_without_a_token_lets_everybody_in() -> None:
 @pytest.mark.parametrize("sealed", [True, False])
 def test_both_ends_seal_or_neither_does(sealed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HBMCOMM_BOX_SEAL", str(int(sealed)))
-    words = "the box seals what tcp carries" if sealed else "the client seals what tcp carries"
+    words = "the box authenticates" if sealed else "the client authenticates"
     with smb.Server(memory="1MiB", token=TOKEN) as server:
         with smb.connect(server.url, TOKEN, "tcp") as box:
             segment = box.alloc(64 * KIB)

@@ -172,7 +172,7 @@ void Directory::read_identity() {
                     "was changed");
   }
   throw damaged(file, "it should be \"" + std::string(kIdentity) +
-                          "...\": it is of another version of the program, or of another one");
+                          "...\": another program wrote it, or another version of this one");
 }
 
 bool Directory::is_new() const {

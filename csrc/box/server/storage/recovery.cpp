@@ -79,7 +79,7 @@ Recovery::Recovery(Records& records, const FindMemory& find, bool lenient) : rec
     const char* const why = begun_.back().dropped;
     if (why == nullptr || why == kNoSegments || lenient) continue;
     throw damaged(records.location().operations(),
-                  std::string("an operation that the last server had begun cannot be: ") + why);
+                  std::string("it names an unfinished operation that is invalid: ") + why);
   }
 }
 

@@ -45,7 +45,8 @@ void Store::load() {
   const StoreState state = read_state(directory_->state(), generation_);
   if (state.phase != StoreState::Phase::kMaking) return use_left(state);
   if (directory_->last_serial() > 0) {
-    throw damaged(directory_->state(), "by it no box has served the store yet, which has segments");
+    throw damaged(directory_->state(),
+                  "it says that no box has served the store yet, but the store has segments");
   }
   make();
 }

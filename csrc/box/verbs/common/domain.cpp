@@ -20,9 +20,10 @@ void destroy_id(rdma_cm_id* id) noexcept {
 void require_own_devices() {
   static const ForkGuard opened;
   if (!opened.in_child()) return;
-  throw Error(ErrorKind::kUnavailable,
-              "a process forked from one that has used RDMA cannot use it; start it again (spawn "
-              "instead of fork)");
+  throw Error(
+      ErrorKind::kUnavailable,
+      "this process was forked from one that had used RDMA, so it cannot use RDMA; start it by "
+      "spawn instead of fork");
 }
 
 ibv_context* first_device() {
