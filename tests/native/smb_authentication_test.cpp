@@ -165,7 +165,8 @@ TEST(AuthenticationAgreement, IsNotTheRelaysToMake) {
       ADD_FAILURE() << "joined";
     } catch (const Refused& refused) {
       EXPECT_EQ(refused.status(), Status::kUnsupported);
-      EXPECT_NE(std::string(refused.what()).find(client ? "the client seals" : "the box seals"),
+      EXPECT_NE(std::string(refused.what())
+                    .find(client ? "the client authenticates" : "the box authenticates"),
                 std::string::npos)
           << refused.what();
     }
