@@ -40,9 +40,9 @@ def register() -> None:
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
     rendezvous.register_rendezvous_handler("mpi", _rendezvous)
     if value("HBMCOMM_ALLOCATOR") == "segment":
-        from torch_hbmcomm.memory import place_large_tensors_in_segment
+        from torch_hbmcomm.memory import place_large_tensors_at_import
 
-        place_large_tensors_in_segment()
+        place_large_tensors_at_import()
     if instead_of := value("HBMCOMM_INSTEAD_OF"):
         from torch_hbmcomm.instead_of import take_the_place_of
 

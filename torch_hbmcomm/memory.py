@@ -145,6 +145,19 @@ def place_large_tensors_in_segment() -> None:
     _native().install_cpu_allocator(_policy(None))
 
 
+def place_large_tensors_at_import() -> None:
+    """Do as place_large_tensors_in_segment(), while torch is imported.
+
+    The importing program may not use hbm. So a wrong value of a variable raises nothing here, but
+    at the first use of hbm. With a wrong HBMCOMM_MEMORY, tensors stay in ordinary memory.
+    """
+    try:
+        policy = _policy(None)
+    except ValueError:
+        return
+    _native().install_cpu_allocator(policy)
+
+
 def empty(
     shape: int | Iterable[int],
     dtype: torch.dtype | None = None,

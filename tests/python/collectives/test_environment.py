@@ -81,6 +81,26 @@ for use in (memory, lambda: group("hbm")):
 
 
 @pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"HBMCOMM_INSTEAD_OF": "nccl"}, 'takes the place of "gloo" alone'),
+        ({"HBMCOMM_MEMORY": "fast"}, "HBMCOMM_MEMORY"),
+    ],
+)
+def test_a_wrong_value_does_not_fail_the_import_that_replaces_the_allocator(
+    wrong: dict[str, str], words: str
+) -> None:
+    code = """
+print(int(torch.ones(1 << 16).sum()))
+try: memory()
+except ValueError as error: print(error)
+"""
+    first, *rest = output_of(code, HBMCOMM_ALLOCATOR="segment", **wrong).splitlines()
+    assert first == str(1 << 16), (first, rest)
+    assert words in "\n".join(rest), rest
+
+
+@pytest.mark.parametrize(
     "use", ["group('hbm'); group('hbm')", "memory(); memory()", "box(); box()"]
 )
 def test_a_misspelt_variable_is_named_once(use: str) -> None:
