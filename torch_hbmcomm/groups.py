@@ -182,7 +182,7 @@ def check_wrapped(ddp: DistributedDataParallel, state: str) -> None:
 def group_of_model(
     ddp: DistributedDataParallel, group: dist.ProcessGroup | None, state: str
 ) -> dist.ProcessGroup:
-    """Return the group of a model and of the state that its communication hook gets.
+    """Return the model's group. It must also be the group of the communication hook's state.
 
     Args:
         group: the state's; None means the default one

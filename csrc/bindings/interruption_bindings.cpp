@@ -16,7 +16,8 @@ namespace {
 // handler in Python may do anything, such as destroy the group, so it must run between operations,
 // not within one.
 bool only_ctrl_c() {
-  // The built-in module: the one in Python code would partly handle the signal.
+  // `_signal` is in C. The functions of `signal` are in Python, and the interpreter may run the
+  // handlers of pending signals while it executes them.
   const py::module_ signals = py::module_::import("_signal");
   const py::object getsignal = signals.attr("getsignal");
   if (!getsignal(SIGINT).is(signals.attr("default_int_handler"))) return false;

@@ -103,7 +103,7 @@ class Emulation:
                     )
 
     def _turn(self, participants: Participants, model: Model, workers: int) -> tuple[Samples, bool]:
-        """Return the samples of a turn, and True if there is time for another turn."""
+        """Return the samples of a turn, and False if the contender is too slow for another turn."""
         with participants.at_work(model, workers) as turn:
             together = turn.first()
             turn.check()

@@ -28,7 +28,10 @@ def not_hidden_ms(found: Measurement) -> float:
 
 
 def faster(rival: str, subject: str, least: float | None = None) -> Goal:
-    """Judge the rival's time over the subject's, mean of all rows. least: the goal, or None."""
+    """Compare the rival's time with the subject's, by the mean ratio of all rows.
+
+    least: the ratio to reach; None: the ratio is reported and not judged
+    """
     return _ratio(rival, subject, least, "", lambda row: True)
 
 

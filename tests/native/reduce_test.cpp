@@ -332,8 +332,8 @@ TEST_P(KernelsTest, ScalesIntegersTowardsZeroWithinRange) {
   EXPECT_EQ(scaled<uint64_t>(kernels, UINT64_MAX, kUnsigned, -1), 0u);
 }
 
-// Scales more than a block of random elements by random factors, also in place. Every instruction
-// set gives the baseline's bits.
+// Scales many random elements in place, by fixed factors that include 0, NaN and infinity. Every
+// instruction set gives the baseline's bits.
 TEST_P(KernelsTest, ScaleAgreesWithBaseline) {
   std::mt19937_64 random = test_random();
   for (Dtype dtype : reducible_dtypes()) {

@@ -48,7 +48,8 @@ def serve(
         typer.Option(file_okay=False, help="A directory in which the segments survive the box."),
     ] = None,
     sync: Annotated[
-        bool, typer.Option("--sync", help="With --store: survive a crash of the machine too.")
+        bool,
+        typer.Option("--sync", help="With --store: keys and sums survive a crash of the machine."),
     ] = False,
     token_file: Annotated[
         Path | None,

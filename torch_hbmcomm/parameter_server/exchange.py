@@ -128,7 +128,10 @@ class Exchange:
         return self._delta_buffers.local(shard.box, shard.delta_offset, shard.delta_size)
 
     def fresh(self, shard: Shard) -> tuple[memoryview, str]:
-        """Return the memory of a shard's values after fetch(), and their dtype."""
+        """Return the memory of a shard's values, and their dtype.
+
+        The values of fetch(), or of add() with `fetch`, are there after Arrival.wait().
+        """
         if self._narrowed(shard):
             begin = shard.delta_offset
             return self._landing[shard.box][begin : begin + shard.delta_size], shard.delta_dtype

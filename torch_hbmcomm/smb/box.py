@@ -36,7 +36,7 @@ def connect(
     Args:
         url: the address of the box
         token: the secret that the box asks for; "" is no token. None: HBMCOMM_TOKEN, the file
-            HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token.
+            HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token; without any of them no token.
         transport: "auto" picks the first of shm, verbs and tcp that works; any other is used or is
             an error.
         lanes: connections of tcp, queue pairs of verbs

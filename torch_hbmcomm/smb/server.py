@@ -26,17 +26,20 @@ class Server(Closeable):
             HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token, which is created if missing.
         unix: the path of the Unix socket, which the transport shm needs; True chooses one, False
             is none.
-        sync: with `store`, wait for the disk, so that segments survive a crash of the machine
+        sync: with `store`, wait for the disk, so that keys, accumulates and fetch_adds survive a
+            crash of the machine. Data that clients write may still be lost.
         lease: seconds after which the attachments of a silent client end
-        most_clients: the largest number of connected clients
+        most_clients: the largest number of clients. A client counts until it leaves or its lease
+            ends, connected or not.
         smallest_block: of the memory pool, in bytes or text; a power of two
-        largest_block: of the memory pool, in bytes or text; a power of two
+        largest_block: of the memory pool, in bytes or text; a power of two. No segment is larger.
         handlers: the number of threads for requests; 0 chooses it.
         accumulate_threads: the number of threads for sums; 0 chooses it.
         receivers: the number of threads that receive; 0 chooses it.
-        verbs: "on": an error if RDMA does not work; "auto": RDMA if it works
-        verbs_host: the address of an RDMA device's network interface; "": the first one
-        verbs_port: the port for RDMA; 0: any
+        verbs: "on": an error if RDMA does not work; "auto": RDMA if it works; "off": no RDMA
+        verbs_host: the address of an RDMA device's network interface; "": the first
+            device
+        verbs_port: the port of the RDMA connection manager, not of TCP; 0: any
         seal: with a token, authenticate TCP, and control messages on RDMA; clients must do the
             same. None: HBMCOMM_BOX_SEAL, else True.
 

@@ -4,8 +4,9 @@
 // thread executes the request (requests.h). access() admits slices of reads and writes on the
 // thread of the listener. A timer ends sessions whose lease is over (sessions.h).
 //
-// Threads: as RequestHandler; close() by one thread. Lock order: Sessions, Session, RunQueue. The
-// locks of the registry and of the store are never held together with these.
+// Threads: as RequestHandler; close() by one thread. Lock order: Sessions, then one of Session,
+// RunQueue and the lock of the store's records. No two of these three are held together. The lock
+// of the registry is never held together with Sessions, Session or RunQueue.
 #pragma once
 
 #include <atomic>

@@ -5,7 +5,7 @@
 // executes the kLeave. Until then all() includes the session, but join() refuses it once the kLeave
 // is queued.
 //
-// Threads: any. Lock order: Sessions, Session, RunQueue.
+// Threads: any. Lock order: Sessions, then one of Session, RunQueue and the lock of the records.
 #pragma once
 
 #include <chrono>

@@ -60,7 +60,7 @@ class LeaderOperation : public progress::Operation {
   virtual OperationPtr inter_node(size_t block) = 0;
   virtual OperationPtr node_out(size_t block) = 0;
 
-  // Returns false if this rank's inter_node() needs no result of node_in().
+  // Returns true if inter_node() of a block begins only after node_in() of that block.
   virtual bool inter_node_follows_node() const { return true; }
   // Returns the group ranks for which inter_node() of `first` and later blocks, which have not
   // begun, will wait.

@@ -76,7 +76,7 @@ def check_broadcast(context: Context) -> None:
 
 
 def check_all_gather(context: Context) -> None:
-    """Check a whole, not a part, beyond 2**31 elements."""
+    """Check a result of more than 2**31 elements, made of parts that are smaller."""
     part = COUNT // context.size + 1
     where = positions(context) % part
     whole = torch.zeros(context.size * part, dtype=torch.uint8)

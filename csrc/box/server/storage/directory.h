@@ -19,8 +19,9 @@ std::string hex(const protocol::Id& id);  // 32 digits
 
 class Directory {
  public:
-  // Locks the directory until this object is destroyed; creates it if it is missing. With `sync`, a
-  // reserved segment, and a file moved to lost/, are on the disk when the member returns.
+  // Locks the directory until this object is destroyed; creates it if it is missing. With `sync`,
+  // reserve_segment() returns when the segment's file is on the disk, and discard() returns when a
+  // file that it moved to lost/ is on the disk.
   //
   // Throws Error(kInvalid) if the directory is no store, Error(kUnavailable) if another process
   // uses it, or it is damaged or of another version. Changes no existing file.
