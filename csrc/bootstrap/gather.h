@@ -73,8 +73,9 @@ std::vector<int> everyone(int size);
 // Throws Error(kTimeout) naming the missing ranks, Error(kDeath) naming a rank that has died before
 // all arrived.
 //
-// Calls `arrived` once with the text of each rank. It is called before all ranks have arrived if
-// that takes more than some milliseconds.
+// Calls `arrived` at most once for each rank, with the rank and its text; exactly once for each if
+// gather() returns. If the wait takes longer than kRecordCheckPeriod, some calls come before the
+// last rank arrives.
 std::vector<std::string> gather(const Participant& participant, const std::string& step,
                                 const std::vector<int>& among,
                                 const std::function<std::string()>& own_text,

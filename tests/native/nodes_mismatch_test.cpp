@@ -213,8 +213,9 @@ TEST(NodesMismatch, OfLargeBroadcastsRootsFailsOnBoth) {
   });
 }
 
-// A rank that is alone on its node, and only sends or receives as a root, cannot learn that another
-// rank names another root: docs/design/messages.md.
+// With one rank on each of two nodes, each rank may name itself as the root. In a reduce or a
+// gather both then wait as the root, and neither receives a header to compare:
+// docs/design/messages.md.
 TEST(NodesMismatch, OfReceivingRootsEndsAtTheTimeout) {
   each_count("ab", {"reduce", "gather"}, [](RootsTalk& talk) {
     expect_error(ErrorKind::kTimeout, {"timed out", "with root"},

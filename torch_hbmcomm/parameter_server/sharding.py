@@ -44,9 +44,9 @@ class JobSegments:
     """The segments that a worker has attached in the boxes of a job.
 
     Args:
-        name: the job's, which begins the keys
-        shared, own: by the index of the box, the bytes that it has to hold once (shared) and for
-            each worker (own); only for errors
+        name: of the job; the segments' keys begin with it
+        shared, own: the bytes that each box has to hold once (shared) and for each worker (own), in
+            the order of `boxes`; only for the text of a MemoryError
         temporary: the boxes delete the job's segments when the last worker leaves
 
     Threads: one at a time.

@@ -171,8 +171,8 @@ GroupConnection connect_watched(const GroupSetup& setup,
       mpi::chunk_bytes(setup.staging_bytes, setup.size);
     }
     prepare(setup, made);
-    // The version stands for the layout of messages, and with staging_bytes for the cutting into
-    // chunks.
+    // Ranks with equal versions have the same layout of messages. With equal staging_bytes they
+    // also cut transfers over MPI into the same chunks.
     bootstrap::Member self = bootstrap::introduce(setup.version, setup.staging_bytes);
     self.transport = bootstrap::transport_name(setup.transport);
     self.parameter_server = setup.parameter_server;

@@ -42,9 +42,9 @@ struct BlockCut {
   }
 };
 
-// Cuts transfers of at most `longest` elements into blocks. `transfers`: the transfers of which
-// each message between two leaders has a part. `shares`: the messages among which a block of one
-// transfer is divided.
+// Cuts transfers of at most `longest` elements into blocks. `transfers`: the number of transfers
+// that have a part in each message between two leaders. `shares`: the number of messages into which
+// a block of one transfer is divided.
 inline BlockCut cut(const NodeLayout& layout, size_t longest, size_t element, size_t transfers,
                     size_t shares, Grain grain = kCoarse) {
   // kTagRanges blocks are in flight between nodes, each with one message to each peer. With

@@ -119,8 +119,9 @@ class TwoPhase : public GroupOperation {
   ElementRange shard(size_t block, int owner) const;
 
   virtual void post_first(Round& round, size_t block) = 0;
-  // Returns the tag phase of the messages of the first phase (Round::open()). In a chain it is 1 if
-  // the previous rank sends these messages in its own second phase.
+  // Returns the `tag_phase` of Round::open() for the messages of the first phase. In a chain it is
+  // 1 on every rank except the root and the rank after it: there the previous rank sends these
+  // messages in its own second phase.
   virtual int first_phase() const { return 0; }
   // Posts the second phase. `first` has the payloads of the first phase of the block.
   virtual void post_second(Round& round, const Round& first, size_t block) = 0;

@@ -70,8 +70,8 @@ bool ShmGroup::released(const std::byte* region, size_t local_ranks) noexcept {
   return control.released.load(std::memory_order_acquire) + 1 >= local_ranks;
 }
 
-// Only the last rank to publish finds all ranks here, and wakes the ranks that sleep. No rank has
-// to wake earlier.
+// The last rank to publish finds all ranks here, and wakes the ranks that sleep. If several ranks
+// publish last at the same time, each may do so. No rank has to wake earlier.
 void ShmGroup::publish() noexcept {
   arrived_ = 0;
   ++phase_;
