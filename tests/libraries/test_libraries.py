@@ -31,8 +31,8 @@ PAGE = (HERE.parents[1] / "docs" / "libraries.md").read_text()
 LIMIT = 240
 pytestmark = pytest.mark.timeout(2 * LIMIT + 60)
 
-# Libraries whose ranks torchrun starts. Each other library starts its ranks itself.
-UNDER_TORCHRUN = {"accelerate", "deepspeed", "ignite", "torchft", "torchmetrics", "transformers"}
+# Libraries that start their ranks themselves. torchrun starts those of the others.
+STARTING_RANKS = {"fabric", "lightning", "ray"}
 
 # Ways in which a program selects hbm.
 UNMODIFIED = "HBMCOMM_INSTEAD_OF=gloo"
@@ -46,6 +46,7 @@ WAYS = {
     "ignite": (UNMODIFIED, FORMED),
     "lightning": (UNMODIFIED, NAMED),
     "ray": (UNMODIFIED, NAMED),
+    "timm": (UNMODIFIED, NAMED),
     "torchft": (UNMODIFIED,),
     "torchmetrics": (UNMODIFIED, NAMED),
     "transformers": (UNMODIFIED, FORMED),
@@ -83,7 +84,7 @@ CASES = [
 def train(training: str, ranks: int, way: str | None, folder: Path) -> Finished:
     name, *rest = training.split()
     command: list[str | Path] = [sys.executable]
-    if name in UNDER_TORCHRUN:
+    if name not in STARTING_RANKS:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += [HERE / "programs" / f"with_{name}.py", f"--folder={folder}", f"--ranks={ranks}"]
     if way == UNMODIFIED:

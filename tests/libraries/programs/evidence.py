@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torchvision_operators  # noqa: F401
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
