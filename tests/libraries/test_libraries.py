@@ -44,6 +44,7 @@ WAYS = {
     "deepspeed": (UNMODIFIED, NAMED),
     "fabric": (UNMODIFIED, NAMED),
     "ignite": (UNMODIFIED, FORMED),
+    "lightly": (UNMODIFIED, NAMED),
     "lightning": (UNMODIFIED, NAMED),
     "ray": (UNMODIFIED, NAMED),
     "timm": (UNMODIFIED, NAMED),
