@@ -47,6 +47,7 @@ WAYS = {
     "ignite": (UNMODIFIED, FORMED),
     "lightly": (UNMODIFIED, NAMED),
     "lightning": (UNMODIFIED, NAMED),
+    "metriclearning": (UNMODIFIED, NAMED),
     "ray": (UNMODIFIED, NAMED),
     "sentencetransformers": (UNMODIFIED, FORMED),
     "timm": (UNMODIFIED, NAMED),
