@@ -48,6 +48,7 @@ WAYS = {
     "lightly": (UNMODIFIED, NAMED),
     "lightning": (UNMODIFIED, NAMED),
     "metriclearning": (UNMODIFIED, NAMED),
+    "optuna": (UNMODIFIED, NAMED),
     "ray": (UNMODIFIED, NAMED),
     "sentencetransformers": (UNMODIFIED, FORMED),
     "timm": (UNMODIFIED, NAMED),
