@@ -55,13 +55,16 @@ WAYS = {
     "torchft": (UNMODIFIED,),
     "torchmetrics": (UNMODIFIED, NAMED),
     "transformers": (UNMODIFIED, FORMED),
+    "trl": (UNMODIFIED, FORMED),
 }
 TRAININGS = [
-    *((name, 2) for name in WAYS if name != "deepspeed"),
+    *((name, 2) for name in WAYS if name not in {"deepspeed", "trl"}),
     ("accelerate", 4),
     ("deepspeed 1", 2),  # the stage of ZeRO
     ("deepspeed 2", 2),
     ("deepspeed 2", 4),
+    ("trl grpo", 2),  # the method
+    ("trl sft", 2),
 ]
 # Output of a process over Gloo that aborts at its end, after it has written its numbers. This
 # happens in one of ten runs of torchmetrics on a busy machine, with PyTorch 2.13. Over hbm it is a
