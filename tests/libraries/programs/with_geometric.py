@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import digits
 import evidence
 import torch
@@ -28,7 +30,8 @@ class Network(nn.Module):
     def forward(self, graphs: Batch) -> torch.Tensor:
         nodes = self._norm(self._first(graphs.x, graphs.edge_index)).relu()
         nodes = self._second(nodes, graphs.edge_index).relu()
-        return self._scores(global_add_pool(nodes, graphs.batch) / 64)
+        scores: torch.Tensor = self._scores(global_add_pool(nodes, graphs.batch) / 64)
+        return scores
 
 
 def dataset() -> list[Data]:
@@ -44,8 +47,8 @@ def main() -> None:
     dist.init_process_group(options.backend or "gloo")
     model = DistributedDataParallel(Network())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    graphs = dataset()
-    sampler = DistributedSampler(graphs)
+    graphs: Any = dataset()  # a list, where PyTorch's types ask for a Dataset
+    sampler: DistributedSampler[Data] = DistributedSampler(graphs)
     losses = []
     for epoch in range(2):
         sampler.set_epoch(epoch)

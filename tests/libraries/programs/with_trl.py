@@ -62,7 +62,7 @@ def main() -> None:
         )  # fmt: skip
     trainer.train()
     lines = [line for line in trainer.state.log_history if "loss" in line]
-    more = {
+    more: dict[str, Any] = {
         name: [line[name] for line in lines]
         for name in ("reward", "kl", "completions/mean_length", "mean_token_accuracy", "entropy")
         if name in lines[0]
