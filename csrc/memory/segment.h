@@ -116,9 +116,9 @@ class SharedSegment {
 // process forked from a process that used the segment.
 std::shared_ptr<SharedSegment> process_segment(Policy policy);
 
-// Returns the bytes that process_segment() has under this policy, without making it. If the segment
-// does not exist yet, it may become smaller, but at least kLeastDefaultSegmentBytes, if the kernel
-// refuses so many addresses.
+// Returns the size of process_segment(policy) in bytes, without making the segment. A segment that
+// is made later may be smaller, down to kLeastDefaultSegmentBytes, if the kernel refuses the
+// addresses.
 uint64_t process_segment_bytes(Policy policy);
 
 // Returns the statistics of the segments that were used so far; empty in a forked child.

@@ -57,9 +57,9 @@ uint64_t least_segment_bytes(const std::vector<int>& local,
 // Returns the bytes that a rank stages at a time in the slots of shared memory. It is 128 KiB, so
 // that the slots of a few ranks fit the processor's cache. It is 1 MiB if the ranks are
 // oversubscribed, because each chunk then costs a time slice of every rank. The chunk is halved,
-// down to 4 KiB, while the slots would take more than half of `staging_bytes` or an eighth of
-// `segment_bytes`: the segment also has room for other groups and for tensors. Messages over MPI
-// have a chunk of their own (mpi::chunk_bytes()).
+// down to 4 KiB, while the slots would take more than half of `staging_bytes`, or more than an
+// eighth of `segment_bytes`. So the segment has room for other groups and for tensors. Messages
+// over MPI have a chunk of their own (mpi::chunk_bytes()).
 size_t shm_slot_chunk(uint64_t staging_bytes, uint64_t segment_bytes, bool oversubscribed);
 
 }  // namespace hbm::communicator::connect

@@ -120,8 +120,8 @@ class TwoPhase : public GroupOperation {
 
   virtual void post_first(Round& round, size_t block) = 0;
   // Returns the `tag_phase` of Round::open() for the messages of the first phase. In a chain it is
-  // 1 on every rank except the root and the rank after it: there the previous rank sends these
-  // messages in its own second phase.
+  // 1, because the previous rank sends these messages in its own second phase. On the root of a
+  // chain and on the rank after the root it is 0.
   virtual int first_phase() const { return 0; }
   // Posts the second phase. `first` has the payloads of the first phase of the block.
   virtual void post_second(Round& round, const Round& first, size_t block) = 0;

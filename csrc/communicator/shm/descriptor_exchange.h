@@ -33,9 +33,9 @@ struct Introduction {
 
 // Sends `own` to `peers` (key to rank), and returns the introduction of each peer, by rank.
 // `called`: by rank, the sockets over which this rank has called peers. The other peers have called
-// this rank, and wait at `listener`. Throws Error(kDeath) naming a rank that has died, Error(kPeer)
-// naming ranks whose connections have ended, and Error(kTimeout) naming the ranks that did not come
-// before the deadline of the participant.
+// this rank, and wait at `listener`. Throws Error(kDeath) with the name of a rank that has died,
+// and Error(kPeer) with those of ranks whose connections have ended. Throws Error(kTimeout) with
+// the names of the ranks that did not come before the participant's deadline.
 std::map<int, Introduction> exchange(const bootstrap::Participant& participant,
                                      const Introduction& own, std::map<int, Descriptor> called,
                                      PeerListener& listener,
