@@ -1,24 +1,171 @@
-"""The programs in the pages: they are Python, and whole ones train."""
+"""The programs and commands in the pages for users run as they are printed.
+
+A program that is part of a user's script runs after a preamble that stands for the rest of that
+script: it makes the model and the data.
+"""
 
 from __future__ import annotations
 
 import ast
 import os
 import re
-import subprocess
+import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from harness import accelerator
+from harness.box_process import TOKEN, BoxProcess
+from harness.context import Context
+from harness.jobs import BIN, run
+from harness.network import free_port
+from harness.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-TIMEOUT = 240  # seconds, for one training
+BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+# Installation is left out: test_wheels.py installs the wheels in new environments.
+INSTALL = re.compile(r"^(pip install|python3 -m venv|\. venv).*\n", re.MULTILINE)
+TIMEOUT = 240  # seconds, for one block of commands
+
+
+@dataclass(frozen=True)
+class Script:
+    """A user's script on 2 ranks, of which a page prints a part. `dots` stands for its `...`."""
+
+    before: str = ""
+    dots: str = ""
+    after: str = ""
+    device: str = "cpu"
+
+
+IMPORTS = """
+import os
+import torch, torch.distributed as dist, torch_hbmcomm as hbmcomm
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+rank = int(os.environ["RANK"])
+"""
+DATA = """
+model = torch.nn.Linear(64, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = [(torch.randn(32, 64), torch.randint(8, (32,))) for _ in range(3)]
+"""
+GROUP = IMPORTS + DATA + 'dist.init_process_group("hbm")\n'
+DDP = GROUP + "ddp = DistributedDataParallel(model)\n"
+SERVED = (
+    IMPORTS
+    + DATA
+    + """
+dist.init_process_group("hbm", pg_options=hbmcomm.Options(parameter_server="auto"))
+"""
+)
+TRAIN = """
+for images, labels in loader:
+    optimizer.zero_grad()
+    cross_entropy(ddp(images), labels).backward()
+    optimizer.step()
+"""
+PUSH = """
+for images, labels in loader:
+    optimizer.zero_grad()
+    cross_entropy(model(images), labels).backward()
+    ps.step()
+"""
+# All ranks have the same bits.
+EQUAL = """
+for weights in model.parameters():
+    least, most = weights.detach().clone(), weights.detach().clone()
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    assert torch.equal(least, most)
+"""
+SUM = """
+import torch
+ones = torch.ones(8)
+dist.all_reduce(ones)
+assert (ones == 2).all()
+"""
+# Replicas that apply the same gradients in other orders differ by rounding.
+CLOSE = EQUAL.replace("assert torch.equal", "torch.testing.assert_close")
+CLOSED = PUSH + "ps.close()\n"
+BOX = "import numpy\narray = gradient = parameter = numpy.ones(1024, 'float32')\n"
+
+# The programs of each page for users, in order.
+PROGRAMS: dict[str, list[Script | None]] = {
+    "README.md": [
+        Script(),
+        Script(DDP, after=TRAIN + EQUAL),
+        Script(IMPORTS + DATA, "model(loader[0][0]).sum().backward()", "server.close()"),
+        Script(IMPORTS + BOX),
+    ],
+    "docs/accelerators.md": [
+        Script(
+            "import torch, torch.distributed as dist\ntensor_on_cuda = torch.ones(8).to('late')\n",
+            after="assert (tensor_on_cuda.cpu() == 2).all()",
+            device=accelerator.NAME,
+        )
+    ],
+    "docs/failures.md": [
+        Script(
+            GROUP
+            + """
+def train():
+    if rank == 1:
+        dist.group.WORLD.abort()
+    dist.all_reduce(torch.ones(8))
+fresh, new_rank, survivors = f"file://{folder}/fresh", rank, 2
+""",
+            after=SUM,
+        )
+    ],
+    "docs/from-mpi.md": [None],  # under mpiexec, below
+    "docs/from-parameter-server.md": [Script(GROUP)],
+    "docs/from-torch-ccl.md": [Script(after=SUM)],
+    "docs/gradient-compression.md": [
+        Script(GROUP, after=TRAIN + EQUAL),
+        Script(DDP, after=TRAIN + EQUAL),
+    ],
+    "docs/memory-box.md": [Script(BOX, after="assert (array < 1).all()")],
+    "docs/memory.md": [
+        Script(after="assert sum(hbmcomm.memory.where(weights).values()) == 4 * weights.numel()"),
+        None,  # needs a node of high-bandwidth memory
+        Script(GROUP),
+    ],
+    "docs/parameter-server.md": [
+        Script(IMPORTS + DATA, after=EQUAL),
+        Script(GROUP, after=CLOSED),
+        Script(SERVED, after=CLOSED),
+        Script(SERVED, after=CLOSED),
+        Script(
+            SERVED + "ps = hbmcomm.ParameterServer(model, optimizer)\nos.chdir(folder)\n",
+            "ps.close(); dist.barrier()",
+            after=CLOSED,
+        ),
+        Script(GROUP, after=CLOSED + EQUAL),
+        Script(SERVED, TRAIN, CLOSE),
+    ],
+    "docs/process-group.md": [
+        Script(after=SUM),
+        Script("import torch.distributed as dist", after=SUM),
+    ],
+    "docs/quickstart.md": [None],  # under torchrun, below
+}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = BLOCK.finditer(page.read_text())
+    return [block["text"] for block in found if block["language"] == language]
 
 
 def programs(page: Path) -> list[str]:
-    return PROGRAM.findall(page.read_text())
+    return blocks(page, "python")
+
+
+def commands(page: Path) -> list[str]:
+    return blocks(page, "")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -27,21 +174,114 @@ def test_programs_are_python(page: Path) -> None:
         ast.parse(program, page.name)
 
 
+def test_each_program_of_a_page_for_users_has_a_script() -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    printed = {page.relative_to(ROOT).as_posix(): len(programs(page)) for page in pages}
+    assert {page: n for page, n in printed.items() if n} == {
+        page: len(scripts) for page, scripts in PROGRAMS.items()
+    }
+
+
+def whole(script: Script, program: str) -> str:
+    program = re.sub(r"^\.\.\.(?=\s)", lambda _: script.dots.strip(), program, flags=re.MULTILINE)
+    return "\n".join([script.before, program, script.after])
+
+
+def execute(context: Context, program: str, port: int) -> None:
+    """Run the program as a rank started by torchrun would."""
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(context.rank),
+        "WORLD_SIZE": str(context.size),
+        "LOCAL_RANK": str(context.rank),
+    }
+    exec(compile(program, "page", "exec"), {"folder": context.folder})
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def box_of(page: str, folder: Path) -> BoxProcess:
+    """Start the box that the page's first `hbmcomm serve` describes."""
+    for block in commands(ROOT / page):
+        if block.startswith("hbmcomm serve "):
+            first = block.splitlines()[0].replace("/var/lib", str(folder))
+            _, _, listen, address, *options = shlex.split(first, comments=True)
+            assert listen == "--listen"
+            return BoxProcess(*options, host=address.partition(":")[0])
+    return BoxProcess("--memory", "64MiB")
+
+
+@pytest.mark.parametrize("page", [page for page, scripts in PROGRAMS.items() if any(scripts)])
+def test_the_programs_of_a_page_run_on_two_ranks(page: str, tmp_path: Path) -> None:
+    with box_of(page, tmp_path) as box:
+        for script, program in zip(PROGRAMS[page], programs(ROOT / page), strict=True):
+            if script is None:
+                continue
+            program = re.sub(
+                r"smb://[a-z-]+:7777", f"smb://127.0.0.1:{box.port}", whole(script, program)
+            )
+            environment = {"HBMCOMM_TOKEN": TOKEN}
+            pool = Pool(2, bare=True, environment=environment, device=script.device)
+            try:
+                pool.run(execute, program, free_port())
+            finally:
+                pool.kill()
+
+
+def shell(block: str, folder: Path) -> list[str]:
+    """Return the command that runs a page's commands. Its two machines are this one."""
+    block = INSTALL.sub("", block)
+    for place, command in (("a", "host0"), ("b", "the other machine")):
+        block = re.sub(
+            rf"^(torchrun (?:[^\n]*\\\n)*[^\n]*)# on {command}$",
+            rf"HBMCOMM_NODE_ID={place} \1 &",
+            block,
+            flags=re.MULTILINE,
+        )
+    block = block.replace("host0", "localhost").replace("29500", str(free_port()))
+    # `wait` has the exit status of the commands that run in the background.
+    return ["bash", "-ec", f"cd {folder}; {block}\nfor job in $(jobs -p); do wait $job; done"]
+
+
+def run_commands(page: str, folder: Path) -> list[str]:
+    """Run each block of commands of a page; return their outputs."""
+    environment = {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    outputs = []
+    for block in commands(ROOT / page):
+        finished = run(shell(block, folder), TIMEOUT, **environment)
+        assert finished.code == 0, finished.output
+        outputs.append(finished.output)
+    return outputs
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("page", "output"), [("README.md", ""), ("docs/quickstart.md", "2 ranks, loss 0.0000\n")]
-)
-def test_the_first_program_trains_on_two_ranks(tmp_path: Path, page: str, output: str) -> None:
-    train = tmp_path / "train.py"
-    train.write_text(programs(ROOT / page)[0])
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*launcher, "--nproc-per-node", "2", train],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
+def test_the_commands_of_the_quickstart_train(tmp_path: Path) -> None:
+    page = "docs/quickstart.md"
+    (tmp_path / "train.py").write_text(programs(ROOT / page)[0])
+    info, one_node, two_nodes, two_nodes_here, logged = run_commands(page, tmp_path)
+    assert "torch_hbmcomm" in info
+    assert one_node == "2 ranks, loss 0.0000\n"
+    assert two_nodes == two_nodes_here == "4 ranks, loss 0.0000\n"
+    assert "2 ranks, loss 0.0000\n" in logged
+    assert logged.count("rank ") >= 2
+
+
+@pytest.mark.full
+def test_the_command_for_programs_of_gloo_trains_over_hbm(tmp_path: Path) -> None:
+    program = programs(ROOT / "README.md")[0].replace('"hbm"', '"gloo"')
+    program = program.replace(
+        "dist.destroy", "print(dist.group.WORLD._get_backend(torch.device('cpu')))\ndist.destroy"
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == output
+    (tmp_path / "train.py").write_text(program)
+    (output,) = run_commands("docs/from-gloo.md", tmp_path)
+    assert output.count("torch_hbmcomm") == 2
+
+
+@pytest.mark.full
+def test_the_program_for_mpiexec_forms_a_group(tmp_path: Path) -> None:
+    (program,) = programs(ROOT / "docs/from-mpi.md")
+    file = tmp_path / "train.py"
+    file.write_text(f"import torch.distributed as dist\n{program}{SUM}print('summed')")
+    finished = run([BIN / "mpiexec", "-n", "2", sys.executable, file], PYTHONPATH=str(ROOT))
+    assert (finished.code, finished.output) == (0, "summed\n" * 2)
