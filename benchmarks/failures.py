@@ -2,8 +2,8 @@
 
     python -m benchmarks.failures --json failures.json
 
-The contenders alternate. A sample is one job. A rank is killed (SIGKILL), and the sample is the
-time until the slowest live rank has its error. The situations are:
+The contenders alternate. A sample is one job. The last rank, the victim, is killed (SIGKILL). The
+sample is the time until the slowest live rank has its error. The situations are:
 
     allreduce  all ranks repeat a small allreduce
     init       init_process_group, when all ranks except rank 1 have introduced themselves; rank 1
@@ -14,7 +14,7 @@ A layout names each rank's node, by HBMCOMM_NODE_ID: "aabb" is two nodes of two 
 machine. Gloo ignores the layout. If no rank detects the death, the time is the timeout.
 
 MPI is MPICH in native programs, built by `make bench`. They meet without a launcher, because a
-launcher would end all ranks. MPI takes part in allreduce alone.
+launcher would end all ranks. MPI is measured in `allreduce` only.
 """
 
 import multiprocessing
@@ -59,8 +59,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 MPI = "mpich"
 CONTENDERS = {"hbm": "hbm", "gloo": "PyTorch's own backend", MPI: "MPI itself, without a launcher"}
 SITUATIONS = ("allreduce", "init", "new_group")
-_LATE = 1  # the rank that never comes in init
-_INTRODUCTION = {"hbm": "rendezvous1/rendezvous/", "gloo": "cpu//0/"}  # key in the store: + rank
+_LATE = 1  # the rank that never calls init_process_group() in `init`
+# The key of a rank's introduction in the store, without the rank at its end.
+_INTRODUCTION = {"hbm": "rendezvous1/rendezvous/", "gloo": "cpu//0/"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _seconds(backend: str, layout: str, situation: str, timeout: float) -> tuple
 
 
 def _seconds_of_mpi(layout: str, timeout: float) -> tuple[float, bool]:
-    """Do as _seconds(), for programs that call MPI_Allreduce."""
+    """Return the same as _seconds(), for programs that call MPI_Allreduce."""
     size = len(layout)
     victim = size - 1
     libraries = Path(sysconfig.get_path("data")) / "lib"

@@ -2,12 +2,14 @@
 
     python -m benchmarks.gpu --json gpu.json
 
-A call ends when the device has the result. Contenders alternate. Further rows:
+A call ends when the device has the result. Contenders alternate. The contender `copies` copies as
+many bytes as the all_reduce to the host, and as many back at the same time, in pinned memory and
+without communication. Staging through the host cannot be faster. Further rows are:
 
-- `copies`: as many bytes copied to the host and back, in both directions together, in pinned memory
-  and without communication. Staging through the host cannot be faster.
-- `issue`: the time until an asynchronous call returns.
-- `chunks`: several sizes of the chunks of large operations (HBMCOMM_DEVICE_CHUNK_BYTES).
+- `issue`: the time until an asynchronous all_reduce returns
+- `chunks`: all_reduces with several sizes of the chunks of large operations
+  (HBMCOMM_DEVICE_CHUNK_BYTES)
+- `ddp`: a training step under DistributedDataParallel
 """
 
 import os

@@ -65,7 +65,7 @@ class Conversation:
         return bool(select.select([self._of], [], [], max(seconds, 0.0))[0])
 
     def timed(self, *words: object) -> Timed:
-        """Return the program's loop for rounds.
+        """Return a rounds.Timed: a loop that runs in the program.
 
         words: sent before the number of samples and the calls in each.
         """

@@ -21,7 +21,7 @@ _OURS = "hbm"
 _MOST_ROUNDS = 7
 
 Prepare = Callable[[int, str], dict[str, Timed]]
-"""Takes the bytes and the operation. Returns the loops of the contenders that take part."""
+"""Takes the number of bytes and the operation. Returns the contenders' loops, by name."""
 
 
 def _measure(plan: BoxPlan, findings: Findings) -> None:

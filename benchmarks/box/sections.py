@@ -38,7 +38,7 @@ from torch_hbmcomm.bench.rounds import Samples, Timed, interleave
 from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 
 _CLIENTS_LINK = "clients-link"
-_LINK_WINDOWS = 6  # longer windows: operations in flight at a window's end are not counted
+_LINK_WINDOWS = 6  # times the window: operations in flight at its end are not counted
 _LINK_ROUNDS = 5  # the link is slow, and its rate hardly varies
 _LINK_LARGEST = 32 * MIB  # large compared with the link's burst of 128 KiB
 

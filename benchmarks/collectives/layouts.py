@@ -35,15 +35,16 @@ class Layout:
         return sum(self.ranks_of)
 
     def least_bytes(self, collective: str, mib: int) -> float:
-        """Return the bytes that links must carry one after another, each at its full rate.
+        """Return the least bytes that one direction of the busiest link must carry.
 
-        With n nodes, the least bytes are:
+        With n nodes, these are:
 
         - all_reduce: (n-1)/n of the tensor for other nodes to reduce, and as much reduced data
         - reduce_scatter, all_gather: the shares of other nodes' ranks in the input or output
         - all_to_all: the other nodes' shares of the inputs of all ranks of a node
         - broadcast: the tensor
-        - a step of FSDP: the sum of its three collectives, which follow one another
+        - a step of FSDP: the sum of its three collectives, which follow one another; the busiest
+          link and direction may differ between them (see least_crossed())
         """
         total = self.ranks
         foreign = (total - min(self.ranks_of)) / total

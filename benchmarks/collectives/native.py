@@ -33,7 +33,7 @@ STANDARD_ABI = _LIBRARIES / "libmpi_abi.so.1"  # in MPICH 5 and later
 
 
 def _folder() -> str:
-    """Make a directory that lasts until this process ends. It has the ranks' failure log."""
+    """Make a directory that lasts until this process ends: the programs' store is there."""
     made = tempfile.TemporaryDirectory(prefix="hbmcomm-bench-", ignore_cleanup_errors=True)
     atexit.register(made.cleanup)
     return made.name

@@ -148,7 +148,7 @@ def _start(
             "UCX_NET_DEVICES": node.link,
             "GLOO_SOCKET_IFNAME": node.link,
             "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore::FutureWarning",  # of PyTorch's names
+            "PYTHONWARNINGS": "ignore::FutureWarning",  # of PyTorch, about old names
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings on addresses without names
         }
         command = [*node.launcher, sys.executable, "-m", "benchmarks.collectives.nodes_rank"]

@@ -3,8 +3,8 @@
 // alternately with it: a triad of float32, a[i] = b[i] + s * c[i], with non-temporal stores.
 //
 // - memory:  float32 in segments in memory, in chunks of several sizes
-// - store:   the same in a store, with undo records, which the traffic does not count
-// - then, in memory, the other formulas that a parameter server uses
+// - store:   float32 in segments in a store. The writes of undo records do not count as traffic.
+// - then, in memory, the other types and formulas that a parameter server uses
 //
 // Arguments: the store's directory, which is removed (default: in the temporary directory); then
 // the size in MiB of the triad's arrays, and of the larger of target and source.
@@ -76,7 +76,7 @@ float* floats(const storage::BoxSegment& segment) {
   return reinterpret_cast<float*>(segment.block->base());
 }
 
-// The bound, on three segments.
+// The bound: a triad on three segments of a store.
 class StoredTriad {
  public:
   StoredTriad(storage::Store& store, uint64_t bytes, unsigned threads) {

@@ -19,8 +19,8 @@ struct RankPlace {
   int size;
 };
 
-// Meets all other ranks. All ranks call it. `tell` completes this rank's entry for them. Throws
-// Error(kTimeout).
+// Meets all other ranks. All ranks call it. `tell` fills in further fields of this rank's
+// introduction. Throws Error(kTimeout).
 bootstrap::Rendezvous meet(const RankPlace& place,
                            const std::function<void(bootstrap::Member&)>& tell);
 

@@ -77,7 +77,7 @@ class Learner:
 
 
 def _network() -> nn.Module:
-    """Make the network of examples/ddp_digits.py, which stands alone."""
+    """Make the same network as examples/ddp_digits.py, which has its own copy."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),

@@ -44,7 +44,7 @@ class Contender:
     transport: "shm", with shared memory, or "tcp".
     parts: needed memory in multiples of the model's size, by the number of workers.
     participants: starts a server and a number of workers. Raises Unavailable or PeerFailed.
-    ours: a failure ends the run.
+    ours: True for hbm, whose failure ends the run.
     """
 
     name: str
@@ -111,7 +111,7 @@ def _rpc(plan: Plan, workers: int, place: Place) -> Iterator[Participants]:
 
 
 def _over_box(name: str, about: str, way: str, transport: str, copies: int) -> Contender:
-    """Make a contender over the box. copies: of the model in a worker's memory."""
+    """Make a contender over the box. copies: of the model, for each worker."""
     return Contender(
         name,
         f"a box: {about}",

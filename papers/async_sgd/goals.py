@@ -8,12 +8,12 @@ from torch_hbmcomm.bench.report import format_time
 from torch_hbmcomm.bench.result import Measurement
 
 Goal = Callable[[Sequence[Row]], Verdict | None]
-"""Judges all rows of a scenario. Returns None if no contender of the goal took part."""
+"""Judges all rows of a scenario. Returns None if no row has both contenders of the goal."""
 
 LINK = "link"
 """The contender that is the bound."""
 
-_AT_THE_BOUND = 0.8  # least share of the bound in the measured time
+_AT_THE_BOUND = 0.8  # from this share of the measured time on, the bound counts as reached
 
 
 def not_hidden_ms(found: Measurement) -> float:

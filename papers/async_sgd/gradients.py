@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 """An array of float32."""
 
 MOST = 2**24 // _PERIOD
-"""The largest multiple of which every element is exact."""
+"""The largest factor with which every element of multiple() is exact in float32."""
 
 
 def multiple(count: int, factor: int) -> Array:

@@ -39,7 +39,7 @@ THREADS = "threads"  # on one connection
 AGGREGATION = "aggregation"
 WAYS = ("alone", "batch", "packed")
 MESSAGES = 64  # messages written in `aggregation`
-_MOST_PACKED = 4 * KIB  # bytes of a message
+_MOST_PACKED = 4 * KIB  # bytes of the longest message in `aggregation`
 _NUMBERS = 6  # per thread, in the program's answer
 
 app = typer.Typer(add_completion=False)
@@ -97,7 +97,8 @@ def summary(windows: Sequence[Sequence[Thread]], size: int) -> dict[str, float]:
     """Return the values of a row.
 
     - GB/s of all threads together, median of the windows
-    - microseconds of an operation, over all threads and windows; p99 is the median of the threads'
+    - microseconds of an operation, over all threads and windows; the 99th percentile is the median
+      of the threads' percentiles
     - the slowest thread's mean over the fastest thread's
     """
     everyone = [thread for window in windows for thread in window]

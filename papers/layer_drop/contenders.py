@@ -42,7 +42,7 @@ class Contender:
 
 
 def dropping(ratio: float) -> Contender:
-    """Return the hook, or a parameter server, that sends a layer whole or not at all."""
+    """Return the contender that sends a layer whole or not at all, with a budget of bytes."""
     return Contender(f"R = {ratio:g}", "layer_drop", {"ratio": ratio, "target": "bytes"})
 
 

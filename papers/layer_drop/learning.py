@@ -1,9 +1,9 @@
 """Trains a task with one of several ways to send gradients, and measures the model's quality.
 
 The processes of the default group emulate RANKS ranks. If there are fewer processes, each averages
-the gradients of several ranks' batches. One rank with the average then finds the same result as 4
-ranks. The approximations of the hook and of PowerSGD are linear in the ranks' gradients, and use a
-basis of the average. A test compares both: tests/python/low_rank/test_low_rank.py.
+the gradients of several ranks' batches. That gives the same result as RANKS processes, because the
+approximations of the hook and of PowerSGD are linear in the ranks' gradients, and use a basis of
+the average. A test compares the two: tests/python/low_rank/test_low_rank.py.
 """
 
 from __future__ import annotations

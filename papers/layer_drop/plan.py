@@ -15,8 +15,8 @@ class Plan:
 
     ratios: R, the dropped shares of all gradients; 0 is always measured too.
     megabits: rates of the link, each way, in Mbit/s; None: unlimited.
-    steps: number of steps of a ratio under DDP over an unlimited link.
-    slow_steps: number of steps of a ratio under DDP over a limited link.
+    steps: number of steps with each ratio under DDP over an unlimited link.
+    slow_steps: number of steps with each ratio under DDP over a limited link.
     whole_steps: number of steps of a contender that drops nothing.
     rounds: turns of plain DDP and of R = 0, whose difference is small.
     server_steps: most steps with a parameter server.

@@ -53,7 +53,7 @@ def synchronous(hosts: Cluster, terms: Mapping[str, Any] | None, steps: int) -> 
 def boxed(
     hosts: Cluster, terms: Mapping[str, Any] | None, transfer: str | None, steps: int
 ) -> Turn:
-    """Train with a memory box. It is another process, so the turn has no times of the server."""
+    """Train with a memory box. The box is no rank, so the turn has no times of the server."""
     node, workers = hosts.nodes[0], hosts.ranks[1:]
     token = secrets.token_hex(16)
     size, *_ = together(workers[:1], "size")

@@ -171,7 +171,7 @@ class _Residual(nn.Module):
 
 
 class Residuals(Task):
-    """8 residual layers (141,000 parameters) that follow a random net of one hidden layer."""
+    """8 residual layers (141,000 parameters) that learn the labels of a random small net."""
 
     rates: ClassVar[dict[str, float]] = {"SGD": 0.05}
     batch = 16

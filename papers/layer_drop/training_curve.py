@@ -55,7 +55,7 @@ def learned(
     plain: Sequence[Curve],
     more: Mapping[str, float] | None = None,
 ) -> Measurement:
-    """Make the row of a contender from curves by seed. Plain training may have more seeds."""
+    """Make the row of a contender from curves by seed. Further seeds of `plain` are ignored."""
     own, base = mean(found), mean(plain[: len(found)])
     values = {
         "iteration_ms": 1e3 * own.seconds[-1] / own.steps[-1],

@@ -47,7 +47,10 @@ def _table(results: Mapping[str, Result]) -> Table:
 
 
 def _cell(row: report.Row | None) -> str:
-    """Return the rate, its share of the rate of plain sockets in the same run, and the tail."""
+    """Return the rate, its share of the plain sockets' rate in the same run, and the tail.
+
+    The tail is the longest time over the median.
+    """
     if row is None:
         return "-"
     ours, theirs = row[_OURS], row[SOCKETS]

@@ -32,9 +32,10 @@ def _table(results: Mapping[str, Result]) -> Table:
 
 
 def _share(value: float | None) -> str:
-    """Return the change, or a dash if the subtracted computation exceeds the iteration.
+    """Return the change of a time, as in "-82.0%", from its share of the time without dropping.
 
-    This happens in short runs on a busy machine.
+    Returns a dash if the share is negative: in short runs on a busy machine, the computation that
+    is subtracted from an iteration may exceed it.
     """
     return "-" if value is None or value < 0 else f"{value - 1:+.1%}"
 
@@ -106,7 +107,7 @@ TABLE_1 = Experiment(
 
 
 def _training_runs() -> Iterator[Run]:
-    """Yield a run of some minutes for each line of the table. Each also trains with all sent."""
+    """Yield a run of some minutes for each line of the table. Each also trains without drops."""
     limited = [(name, "1000", ratio) for name in ("SGD", "momentum") for ratio in _RATIOS]
     for optimizer, megabits, ratio in [*limited, ("momentum", "unlimited", _RATIOS[1])]:
         name = f"{optimizer.lower()}-{ratio}" if megabits == "1000" else megabits

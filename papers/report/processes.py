@@ -17,13 +17,13 @@ from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 
 _SERIES_C = "mpi-c-in-place"
 _CONTENDERS = ("hbm-zero-copy", "hbm-staged", "hbm-mpi", _SERIES_C, "mpich", "mpi-objects")
-_WHOLE = {2: 256 * MIB, 4: 256 * MIB, 8: 256 * MIB, 16: 64 * MIB}  # 16 at 256 MiB need 30 GB
+_WHOLE = {2: 256 * MIB, 4: 256 * MIB, 8: 256 * MIB, 16: 64 * MIB}  # 256 MiB on 16 need 30 GB
 _QUICK_WHOLE = {2: 16 * MIB, 4: 16 * MIB}
 _PART = 16 * MIB
 _QUICK_PART = MIB
 _SMALL = MIB  # in a gather, the sum of all parts
 _SMALL_RUNS = "small"
-_PROCESSES = {2: 2, 8: 2, 32: 4, 64: 8}  # of a full report -> of a quick report
+_PROCESSES = {2: 2, 8: 2, 32: 4, 64: 8}  # in a full report -> in a quick report
 
 
 def _small_runs() -> Iterator[Run]:
