@@ -12,7 +12,7 @@ from torch_hbmcomm.bench.result import Measurement
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal of `subject`. Exactly one of the last four fields is set.
+    """A goal of the contender `subject`. Exactly one of the last four fields is set.
 
     bounds: contenders to compare with; the fastest of the measured ones counts.
     operation: prefix of the operations' names that the goal applies to.

@@ -42,7 +42,7 @@ class Contender:
     """A way to exchange gradients for weights.
 
     transport: "shm", with shared memory, or "tcp".
-    parts: needed memory in multiples of the model's size, by the number of workers.
+    parts: takes the number of workers; returns the needed memory in multiples of the model's size.
     participants: starts a server and a number of workers. Raises Unavailable or PeerFailed.
     ours: True for hbm, whose failure ends the run.
     """

@@ -2,10 +2,10 @@
 
     python -m papers.layer_drop.feedback
 
-It applies training's rule to ResNet-50's layers. The magnitudes of gradients are lognormal, with
-one distribution per layer. Accumulated gradients grow with the square root of their age, or partly
-in proportion to it. `shrinking` reduces gradients by 2.3 % a step. Figures are means of several
-models.
+It applies DropRule, the rule of the training, to ResNet-50's layers. The magnitudes of gradients
+are lognormal, with one distribution per layer. Accumulated gradients grow with the square root of
+their age, or partly in proportion to it. `shrinking` reduces gradients by 2.3 % a step. Figures are
+means of several models.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Values have their names in table.py. A hook that drops also has "steps", the steps that it counted,
 and "aim", the intended "counted_share". Samples are milliseconds of an iteration, or of a pass over
-memory. Curves are of the section training, by epoch, means over the seeds: "steps", "seconds",
-"loss" and "accuracy". A contender "paper: ..." has the figures of Lee et al. (2020).
+memory. Curves are of the sections training (by epoch) and server-training (by evaluation), means
+over the seeds: "steps", "seconds", "loss" and "accuracy". A contender "paper: ..." has the figures
+of Lee et al. (2020).
 """
 
 from __future__ import annotations

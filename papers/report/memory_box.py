@@ -56,7 +56,8 @@ def _clients(results: Mapping[str, Result]) -> Table:
 
 
 def _ratios(measured: Sequence[Measurement], theirs: str) -> dict[str, list[float]]:
-    """Return their time over the box's, for every model and number of workers, by scenario."""
+    """Return, by scenario, the time of `theirs` over the box's for each model and number of
+    workers."""
     cells: dict[tuple[str, str, int], dict[str, float]] = {}
     for one in measured:
         if one.of.get("section") == "node" and one.samples:
