@@ -1,4 +1,4 @@
-"""Layouts of ranks on nodes, and the least bytes on each node's link for a collective."""
+"""Layouts of ranks on nodes, and the least bytes of a collective on the busiest link."""
 
 from __future__ import annotations
 

@@ -148,8 +148,8 @@ def _start(
             "UCX_NET_DEVICES": node.link,
             "GLOO_SOCKET_IFNAME": node.link,
             "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore::FutureWarning",  # of PyTorch, about old names
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings on addresses without names
+            "PYTHONWARNINGS": "ignore::FutureWarning",  # hides PyTorch's warnings about old names
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # hides warnings that addresses have no host names
         }
         command = [*node.launcher, sys.executable, "-m", "benchmarks.collectives.nodes_rank"]
         output = subprocess.PIPE if rank == 0 else None

@@ -23,7 +23,7 @@ using Part = std::span<std::byte>;
 enum class Direction : uint64_t { kSend, kReceive };
 
 struct Request {
-  Direction direction;  // the server's
+  Direction direction;  // kSend: the server sends
   uint64_t bytes;
   std::array<std::byte, 24> reserved;  // the box's requests have 40 bytes
 };

@@ -29,7 +29,7 @@ void triad_sse(float* a, const float* b, const float* c, size_t count) {
   _mm_sfence();
 }
 
-// A fifth faster than SSE. AVX-512 is no faster.
+// AVX2 is a fifth faster here than SSE, and AVX-512 is no faster than AVX2.
 [[gnu::target("avx2")]] void triad_avx2(float* a, const float* b, const float* c, size_t count) {
   const __m256 factor = _mm256_set1_ps(kFactor);
   for (size_t i = 0; i < count; i += 8) {

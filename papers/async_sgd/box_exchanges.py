@@ -57,7 +57,7 @@ def zero_copy(shared: Segment, buffer: Segment, gradients: Array, weights: Array
 def pipelined(shared: Segment, buffer: Segment, gradients: Array, weights: Array) -> Exchange:
     """Make an exchange that sends, adds and fetches several chunks at the same time.
 
-    The box keeps the order: an operation waits for earlier operations on the same bytes.
+    The client of the box keeps the order: an operation waits for earlier ones on the same bytes.
     """
     sent = gradients.view(np.uint8)
     fetched = weights.view(np.uint8)

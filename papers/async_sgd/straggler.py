@@ -35,7 +35,7 @@ _ROUNDS = 7
 _LEAST = 0.95  # least share of the speed that the fast workers have without the slow one
 
 _Turn = Callable[[Sequence[Peer]], list[float]]
-"""Trains these workers. Returns the seconds of a step of each."""
+"""Trains the given workers. Returns, for each worker, the seconds of a step."""
 
 
 def _measure(plan: Plan, findings: Findings) -> None:

@@ -22,7 +22,7 @@ class Trainee:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        warnings.simplefilter("ignore", FutureWarning)  # DDP's, about its own arguments
+        warnings.simplefilter("ignore", FutureWarning)  # DDP warns of its own arguments
 
     def join(self, store_file: str, world: int, width: int, threads: int = 1) -> None:
         """Join the process group.

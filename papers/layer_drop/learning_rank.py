@@ -19,7 +19,7 @@ from torch_hbmcomm.bench.peer import obey
 class Learner:
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        warnings.simplefilter("ignore", FutureWarning)  # DDP's, about its own arguments
+        warnings.simplefilter("ignore", FutureWarning)  # DDP warns of its own arguments
 
     def join(self, store_file: str, world: int, task: str) -> None:
         """Join the process group. store_file: path of a new file, equal on all ranks."""

@@ -30,10 +30,10 @@ def _seconds(value: float) -> str:
 
 
 COLUMNS = {
-    # pass
+    # section pass
     "pass_ms": Column("a pass", _milliseconds),
     "gb_s": Column("traffic", "{:.1f} GB/s".format),
-    # ddp, server; means over iterations
+    # sections ddp and server; means over iterations
     "worker_ms": Column("worker's\ncompute", _milliseconds),
     "server_ms": Column("server's\ncompute", _milliseconds),
     "compute_ms": Column("compute", _milliseconds),
@@ -46,14 +46,14 @@ COLUMNS = {
     "counted_share": Column("bytes,\nas counted", "{:.1%}".format),
     "bytes_share": Column("bytes over the link,\nof plain's", "{:.1%}".format),
     "time_share": Column("communication,\nof plain's", "{:.1%}".format),
-    # training; means over seeds
+    # sections training and server-training; means over seeds
     "accuracy": Column("accuracy\nat the end", "{:.2f} %".format),
     "points": Column("beside\nplain's", "{:+.2f}".format),
     "loss": Column("loss\nat the end", "{:.4f}".format),
     "seconds": Column("time", _seconds),
     "target_seconds": Column("time to plain's\naccuracy - 0.5", _seconds),
     "sooner": Column("sooner", "{:.2f}x".format),
-    # break-even
+    # sections pass and break-even
     "extra_ms": Column("extra compute", _milliseconds),
     "extra_share": Column("of forward\nand backward", "{:.2%}".format),
     "gflop": Column("operations", "{:.1f} GFlop".format),

@@ -26,7 +26,7 @@ _WIDTH, _HIDDEN = 512, 4  # 4 layers of 1 MiB, and two small ones
 class Learner:
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        warnings.simplefilter("ignore", FutureWarning)  # DDP's, about its own arguments
+        warnings.simplefilter("ignore", FutureWarning)  # DDP warns of its own arguments
 
     def join(self, store_file: str, world: int, batch: int) -> None:
         """Join the process group.

@@ -146,7 +146,10 @@ def _more_threads(found: Sequence[Measurement], alone: _Alone) -> str:
 
 
 def _of_aggregation(found: Sequence[Measurement], alone: _Alone) -> str:
-    """Return our finding 1, on messages. It uses the minima: means include waits for a core."""
+    """Return our answer to the paper's finding 1, on aggregation, for messages (tcp).
+
+    It uses the minima, because means include waits for a core.
+    """
     least = min(one.of["bytes"] for one in found)
     fastest = {
         one.of["operation"]: one.values["min_us"]

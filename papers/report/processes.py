@@ -17,7 +17,8 @@ from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 
 _SERIES_C = "mpi-c-in-place"
 _CONTENDERS = ("hbm-zero-copy", "hbm-staged", "hbm-mpi", _SERIES_C, "mpich", "mpi-objects")
-_WHOLE = {2: 256 * MIB, 4: 256 * MIB, 8: 256 * MIB, 16: 64 * MIB}  # 256 MiB on 16 need 30 GB
+# The size of the tensors by the number of processes. 16 processes would need 30 GB at 256 MiB.
+_WHOLE = {2: 256 * MIB, 4: 256 * MIB, 8: 256 * MIB, 16: 64 * MIB}
 _QUICK_WHOLE = {2: 16 * MIB, 4: 16 * MIB}
 _PART = 16 * MIB
 _QUICK_PART = MIB
