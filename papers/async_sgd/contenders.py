@@ -59,7 +59,7 @@ _AT_ITS_END = (
     'if [ "$PMI_RANK" = 0 ]; then node=$1 link=$2; else node=$3 link=$4; fi; shift 4; '
     'FI_TCP_IFACE=$link exec ip netns exec "$node" "$@"'
 )
-"""A shell script that runs MPI's rank 0 in the server's namespace, any other rank in the workers'."""
+"""A shell script that runs rank 0 in the server's namespace, other ranks in the workers' one."""
 
 
 @contextmanager
