@@ -1,4 +1,4 @@
-"""The same work by rivals: MPI to a server rank, MPI one-sided, and PyTorch's RPC.
+"""The work of a box by rivals: MPI to a server rank, MPI one-sided, and PyTorch's RPC.
 
 "add" sends the worker's data to the server and adds it there. A box does this by a write and an
 accumulate.
