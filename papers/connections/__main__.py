@@ -4,8 +4,8 @@
 
 It also varies the number of threads on one connection. The box and a native program with the
 threads (benchmarks/native/box_threads.cpp) are on this machine. Every thread has its own segment.
-In a window all threads repeat one operation, and wait for each. The windows of the numbers of
-threads alternate.
+In a window all threads repeat one operation, and wait for each. The windows of different numbers of
+connections and threads alternate.
 """
 
 from __future__ import annotations
