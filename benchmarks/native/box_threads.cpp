@@ -4,15 +4,15 @@
 //       Makes CLIENTS clients of one connection each, with THREADS threads each. Every thread has a
 //       segment and a buffer of BYTES. Replaces earlier clients.
 //   run ACTION MILLISECONDS
-//       All threads repeat ACTION for MILLISECONDS. The answer has, for each thread, the number of
-//       operations, the seconds, and an operation's minimum, mean, 99th percentile and maximum in
-//       microseconds.
+//       All threads repeat ACTION for MILLISECONDS. The answer has six numbers for each thread: how
+//       often it ran ACTION, the seconds, and the minimum, mean, 99th percentile and maximum of the
+//       microseconds that ACTION took.
 //
-// Actions:
-// - "read", "write": all bytes in one operation
+// Actions, each on all BYTES:
+// - "read", "write": in one operation
 // - "alone:SIZE": writes messages of SIZE bytes, one operation after the other
-// - "batch:SIZE": issues the operations of all messages together
-// - "packed:SIZE": copies the messages into the buffer, and writes the buffer in one operation
+// - "batch:SIZE": writes such messages, and issues all operations together
+// - "packed:SIZE": copies such messages into the buffer, and writes the buffer in one operation
 #include <algorithm>
 #include <chrono>
 #include <cstring>

@@ -1,8 +1,8 @@
 """A model that extrapolates measurements on few ranks to many ranks.
 
-A time grows with the number p of ranks as a + b p + c p^2. On this machine all ranks share the
-cores: each rank has work b of its own, and work c for every other rank. If each rank has its own
-core, all ranks do their work in parallel: b for itself, and c p for the other ranks.
+A time grows with the number p of ranks as a + b p + c p^2. On this machine all ranks share k cores,
+so b p + c p^2 is a k-th of the work of all ranks. A rank has work k b of its own, and work k c for
+each other rank. If each rank has its own core, all ranks work in parallel: a + k b + k c p.
 """
 
 from __future__ import annotations

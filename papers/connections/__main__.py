@@ -75,7 +75,7 @@ class Plan:
 class Thread:
     """The figures of one thread in a window.
 
-    operations: number completed.
+    operations: number completed; in `aggregation` an operation writes all MESSAGES.
     seconds: time since the common start of the threads.
     minimum, mean, p99, maximum: microseconds of an operation.
     """

@@ -128,8 +128,9 @@ def _register(
         return lambda: state.summary()["sent_bytes"] / state.summary()["gradient_bytes"]
     if contender == "PowerSGD":
         parameters = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
-        # In each step the hook sends 1 - R of all gradients' bytes. Its first 1 / (1 - R) steps
-        # together send R of one step's gradients more. PowerSGD may send as many bytes in all.
+        # In each step the hook sends 1 - ratio of all gradients' bytes. Its first 1 / (1 - ratio)
+        # steps together send the part `ratio` of one step's gradients more. PowerSGD may send as
+        # many bytes in all.
         most = ((1 - ratio) * steps + ratio - _VANILLA) / max(steps - _VANILLA, 1)
         rank, share = power_sgd_rank([list(one.shape) for one in parameters], most)
         power = powerSGD_hook.PowerSGDState(
