@@ -150,7 +150,8 @@ class PolledConnections : public ConnectionEnd {
   }
 };
 
-// The caller's thread serves the first connection. move() throws the failures of all connections.
+// The caller's thread serves the first connection. If connections fail, move() throws the failure
+// of the first of them.
 class ThreadedConnections : public ConnectionEnd {
  public:
   explicit ThreadedConnections(std::vector<int> sockets)
@@ -194,7 +195,7 @@ class ThreadedConnections : public ConnectionEnd {
   }
 
   std::barrier<> together_;
-  // Written by the caller, between the barriers at the end and at the start.
+  // Written by the caller between two calls of move(), when the threads wait at the first barrier.
   Direction direction_{};
   Part buffer_;
   bool ending_ = false;
