@@ -88,7 +88,7 @@ def of_turns(
 ) -> Iterator[Measurement]:
     """Make the measurements of a contender from its speeds in each turn.
 
-    "share" is the median ratio of two speeds: beside the slow worker (held_up) and without it
+    "share" is the median ratio of two speeds: with the slow worker (held_up) and without it
     (alone). Each ratio is of one turn, because the machine's speed differs from turn to turn.
     """
     share = statistics.median(b / a for a, b in zip(alone, held_up, strict=True))
