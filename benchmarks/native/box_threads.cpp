@@ -4,9 +4,9 @@
 //       Makes CLIENTS clients of one connection each, with THREADS threads each. Every thread has a
 //       segment and a buffer of BYTES. Replaces earlier clients.
 //   run ACTION MILLISECONDS
-// All threads repeat ACTION for MILLISECONDS. The answer has six numbers for each thread. The first
-// two are how often it ran ACTION, and the seconds. Then come the minimum, mean, 99th percentile
-// and maximum of the microseconds that ACTION took.
+//       All threads repeat ACTION for MILLISECONDS. The answer has six numbers for each thread. The
+//       first two are how often it ran ACTION, and the seconds. The others are the minimum, mean,
+//       99th percentile and maximum of the microseconds that ACTION took.
 //
 // Actions, each on all BYTES:
 // - "read", "write": in one operation
