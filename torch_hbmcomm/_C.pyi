@@ -10,27 +10,29 @@ class Options:
     """Options of a process group.
 
     Args:
-        memory: the policy of the group's staging memory and tensors. "preferred": the closest
-            high-bandwidth node, or DDR if it is full or absent. "bind": an error instead.
-            "interleave": over the high-bandwidth nodes. "ddr": ordinary memory. None:
-            HBMCOMM_MEMORY, else "preferred".
+        memory: the policy of the memory that the group allocates, such as staging memory and DDP's
+            buckets. "preferred": the closest high-bandwidth node, or DDR if that node is full or
+            absent. "bind": the same node, or an error. "interleave": pages in turn over the
+            high-bandwidth nodes. "ddr": ordinary memory. None: HBMCOMM_MEMORY, else "preferred".
         transport: how the ranks reach one another. "auto": shared memory within a node, MPI between
             nodes. "shm": shared memory; a group over several nodes is refused. "mpi": MPI between
             all ranks, on one node too, staged in the memory of `memory`. None: HBMCOMM_NODE,
             else "auto". Must be the same on every rank.
         staging_bytes: bound of the memory that messages over MPI are staged in. None:
             HBMCOMM_STAGING_BYTES, else 1 GiB. Must be the same on every rank.
-        reduce_threads: threads, 1 to 64, that share large reductions and copies of tensors in
-            segments within a node. At most the usable processors over the ranks of this machine.
-            Results have the same bits for any number. None: HBMCOMM_REDUCE_THREADS, else 1.
-        parameter_server: memory boxes that the group is given, as smb.of(group): "auto" is one
-            that rank 0 serves while the group lives, of HBMCOMM_BOX_MEMORY (default: half of the
-            machine's memory); "smb://host:port[,host:port...]" or "smb+unix:///path" are boxes that
-            run already; "" is none. None: HBMCOMM_PARAMETER_SERVER, else "". Errors in
-            it are raised on every rank when the group is formed.
-        heartbeat_timeout: seconds that another machine may not answer, at least 3, before a rank
-            on it counts as lost (a process that is stopped still answers). The group's timeout is
-            the upper bound. None: HBMCOMM_HEARTBEAT_TIMEOUT, else the group's timeout.
+        reduce_threads: number of threads, 1 to 64, that share a rank's large reductions and copies
+            of tensors in segments within a node. A rank uses no more threads than its share of the
+            processors: the usable processors divided by the ranks of this machine. Results have the
+            same bits for any number. None: HBMCOMM_REDUCE_THREADS, else 1.
+        parameter_server: the group's memory boxes, which smb.all_of(group) returns. "auto": rank 0
+            serves a box while the group lives, of HBMCOMM_BOX_MEMORY bytes (default: half of the
+            machine's memory). "smb://host:port[,host:port...]" or "smb+unix:///path": boxes that
+            run already. "": no box. None: HBMCOMM_PARAMETER_SERVER, else "". A wrong value, or a
+            box that cannot be reached, is an error on every rank when the group is formed.
+        heartbeat_timeout: seconds, at least 3, after which another machine that does not answer
+            counts as lost, with its ranks. The machine's kernel answers, also for a stopped
+            process. The group's timeout is the upper bound. None: HBMCOMM_HEARTBEAT_TIMEOUT, else
+            the group's timeout.
 
     Raises:
         ValueError: a value that is not among these
@@ -105,8 +107,8 @@ def memory_empty(shape: list[int], dtype: torch.dtype, policy: str) -> torch.Ten
 def memory_where(address: int, bytes: int) -> dict[int, int]: ...
 def memory_bind(mode: str, local_rank: int, local_size: int) -> str: ...
 
-# Error feedback: csrc/error_feedback.h. Tensors are flat, contiguous and of float32, bfloat16 or
-# float16, or all of float64.
+# Error feedback: csrc/error_feedback.h. Tensors are flat and contiguous. They are float32, bfloat16
+# or float16, or all float64.
 def error_feedback_accumulate(
     gradients: Sequence[torch.Tensor],
     before: Sequence[torch.Tensor | None],
@@ -124,5 +126,6 @@ def error_feedback_unpack(
 # Layer dropping: csrc/layerdrop.h.
 def layerdrop_threshold(scores: Sequence[float], sizes: Sequence[int], ratio: float) -> float: ...
 
-# Before the interpreter is finalised, by this thread or, with here=False, by the main thread.
+# Keeps the library's threads out of the interpreter from now on. Called before the interpreter is
+# finalised, by the calling thread (here=True) or by the main thread (here=False).
 def end_interpreter(here: bool) -> None: ...

@@ -5,8 +5,8 @@
 
 This module holds the names that torch.distributed lacks. Importing it registers the backend, in
 case PyTorch does not do so by itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0). If PyTorch is not imported
-yet, the backend is registered when it is. The native module is loaded when the first group is made,
-or when a name that needs it is used.
+yet, the backend is registered when PyTorch is imported. The native module is loaded when the first
+group is made, or when a name that needs it is used.
 `smb`, the memory box, needs no PyTorch.
 """
 

@@ -1,9 +1,10 @@
 """Registers the backend "hbm" when torch is imported (entry point torch.backends).
 
-Importing this package registers again, because the entry point may be switched off, or PyTorch may
-have learned of an accelerator since. Registering loads the native module only if HBMCOMM_ALLOCATOR
-asks for it, and replaces another backend if HBMCOMM_INSTEAD_OF names it. A wrong value of either
-variable raises at the first use of hbm and not here, since programs without hbm import torch too.
+Importing this package also calls register(), because the entry point may be switched off, or
+PyTorch may have learned of an accelerator since. register() loads the native module only if
+HBMCOMM_ALLOCATOR asks for it, and replaces another backend if HBMCOMM_INSTEAD_OF names it. A wrong
+value of either variable raises at the first use of hbm and not here, since programs without hbm
+import torch too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def register() -> None:
     known = "hbm" in backend.backend_list
     if not known:
         backend.register_backend("hbm", _create, extended_api=True, devices=["cpu"])
-    # Set directly: register_backend() would make hbm the default of an accelerator without one.
+    # Set directly, because register_backend() would make hbm the default backend of an accelerator
+    # that has no default backend.
     backend.backend_capability["hbm"] = _devices()
     if known:
         return
@@ -56,7 +58,7 @@ def _devices() -> list[str]:
 
 
 def register_with_torch() -> None:
-    """Register now if torch is there, else once it has been imported. Does not import it."""
+    """Register now if torch has been imported, else when it is imported. Does not import torch."""
     if "torch" in sys.modules:
         register()
     elif not any(isinstance(finder, _AfterTorch) for finder in sys.meta_path):

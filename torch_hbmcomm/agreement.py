@@ -1,4 +1,4 @@
-"""Collective attempts: one rank's bad argument is every rank's error, and the group continues."""
+"""Raises an error of one rank, such as a bad argument, on every rank. The group stays usable."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def together(
     REQUIRES: attempt() does not communicate in `group`, and its results can be pickled.
 
     If attempt() raises on one rank, every rank raises: that rank its own exception, each other rank
-    RuntimeError with the rank and its error's text. The group continues.
+    RuntimeError with the rank and its error's text. The group stays usable.
 
-    caller: names the object that all ranks make. If it differs, every rank raises ValueError.
+    caller: the name of the object that all ranks make. If the names differ, every rank raises
+    ValueError.
     """
     error: Exception | None = None
     own: tuple[str, T | None, str]

@@ -24,7 +24,7 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
     Raises:
         ValueError: options of another backend, or a wrong environment variable.
         DistBackendError: a rank did not come before the timeout.
-        RuntimeError: MPI is missing or does not fit.
+        RuntimeError: the group needs MPI, and there is no MPI library that hbm can use.
         Exception: an error of smb.Server or smb.connect, if the options ask for a memory box.
     """
     ranks = distributed_options.global_ranks_in_group
@@ -57,6 +57,6 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
 
 
 def _milliseconds(timeout: timedelta) -> timedelta:
-    """Round to the nearest millisecond: PyTorch's options hold seconds as a float32, so that 300 s
-    come back as 299.999999 s."""
+    """Round to the nearest millisecond: PyTorch's options hold seconds as a float32, so that 5.7 s
+    come back as 5.699999 s."""
     return timedelta(milliseconds=math.ceil(timeout / timedelta(milliseconds=1) - 0.5))

@@ -1,4 +1,4 @@
-"""Ends the state of a batch of operations whose body raised.
+"""Drops PyTorch's state of a batch of operations if the batch's body raises.
 
 `batch_isend_irecv` runs inside PyTorch's `_coalescing_manager`, which puts the group into a list of
 groups that coalesce. If the body raises (for a tag that is not an integer, a sparse tensor, or

@@ -28,7 +28,8 @@ def backend_creator(distributed_options: Any) -> Any:
 def _end_attempt(distributed_options: Any, why: str) -> None:
     """Publish the error to the other ranks, as csrc/bootstrap/gather.h does."""
     members = distributed_options.global_ranks_in_group
-    # A process that has no native module has formed no group, so this formation is its first.
+    # The 1 in the key is the formation's number: a process without the native module has formed no
+    # group before.
     key = f"hbm/rendezvous1/{members[0] if members else 0}/given_up"
     who = f'rank {distributed_options.group_rank} of group "{distributed_options.group_id}"'
     with contextlib.suppress(RuntimeError):  # the store is gone

@@ -33,7 +33,7 @@ _SILENCE = 5.0  # seconds that rank 0 waits for other ranks to leave the box bef
 @dataclass(frozen=True)
 class _Invitation:
     """The token and the addresses of rank 0's box. An address in `far` may lead a rank to another
-    machine, because different networks may use the same address."""
+    machine, because different networks may use the same address. The rank then tries the next."""
 
     token: str
     near: list[str]  # for ranks that share rank 0's loopback
@@ -89,8 +89,8 @@ class GroupBoxes:
                 ) from error
 
     def remember_clients(self) -> None:
-        """Remember on rank 0 the sessions for which close() keeps the box. Call it once all ranks
-        have connected."""
+        """Remember, on rank 0, the session of each rank in its box: close() waits for their end.
+        Call it once all ranks have connected."""
         if self._server is not None:
             self._clients = {row["session"] for row in self._server.stats()["client_table"]}
 

@@ -1,5 +1,5 @@
-"""Process groups: monitored_barrier and split_group, which torch.distributed offers for its own
-backends only, and functions that find the group or backend that a caller means."""
+"""Functions of process groups. monitored_barrier and split_group stand in for functions that
+torch.distributed, in some releases, refuses for hbm. Others find a caller's group or backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.native import load
 
-_splits: Counter[str] = Counter()  # calls of split_group by group name, equal on all its ranks
+# The number of split_group calls on each group, by its name; equal on all ranks of the group.
+_splits: Counter[str] = Counter()
 
 
 def monitored_barrier(
@@ -59,10 +60,10 @@ def split_group(
     """Split a group into disjoint smaller groups.
 
     It is torch.distributed.split_group, which in PyTorch 2.13 refuses backends outside of PyTorch.
-    Only the ranks of one new group wait for each other.
+    A rank waits only for the ranks of its own new group.
 
     Args:
-        parent_pg: an hbm group, every rank of which calls; None: the default group
+        parent_pg: an hbm group, whose ranks all call split_group; None: the default group
         split_ranks: for each new group, its ranks in `parent_pg`
         timeout: for operations in the new groups; None: that of `parent_pg`
         pg_options: torch_hbmcomm.Options for the new groups; None: those of `parent_pg`
@@ -108,8 +109,9 @@ def form_group(
 
     REQUIRES: no other group has the name `name`.
 
-    dist.new_group(use_local_synchronization=True) names a group after the number of groups that the
-    calling rank is in. Ranks in different numbers of groups would wait for each other for ever.
+    dist.new_group(use_local_synchronization=True) would name the group after the number of groups
+    that the calling rank is in. Ranks in different numbers of groups would then use different
+    names, and wait for each other until the timeout.
     """
     made: dist.ProcessGroup
     made, _ = distributed_c10d._new_process_group_helper(

@@ -1,6 +1,6 @@
 """Replaces Gloo by hbm, for HBMCOMM_INSTEAD_OF=gloo.
 
-Every group that a program asks of Gloo for CPU tensors is a group of hbm. The group's name stays
+A group that a program asks of Gloo for CPU tensors is a group of hbm. The group's name stays
 "gloo", for programs that check it; its class is ProcessGroupHbm. c10d knows the backend by the type
 CUSTOM, because c10d casts a backend of the type GLOO to ProcessGroupGloo. docs/process-group.md
 lists the replaced functions of PyTorch.
@@ -27,7 +27,7 @@ from torch_hbmcomm.variables import require_choices, say
 
 _GLOO = "gloo"
 _CPU = torch.device("cpu")
-_STAND_IN = "hbm_for_gloo"  # in PyTorch's list of backends: hbm under Gloo's name
+_STAND_IN = "hbm_for_gloo"  # name in PyTorch's list of backends; its groups have the name "gloo"
 _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
 _GLOO_CLASS: Any = getattr(dist, "ProcessGroupGloo", ())  # absent where PyTorch has no Gloo
 _GLOO_THREADS = 2  # of a ProcessGroupGloo with default options
@@ -122,8 +122,9 @@ def _warn_of_gloo() -> None:
 
 
 def _stays(device: str) -> bool:
-    """Return True if Gloo stays the backend of this device type, as of this machine's GPUs. Gloo
-    keeps each type, except "cpu", of which the machine has a device or PyTorch no module."""
+    """Return True if Gloo stays the backend of this device type. Gloo never stays for "cpu". For
+    another type it stays if this machine has such a device, for example a GPU, or if PyTorch has no
+    module of that name."""
     module = getattr(torch, device, None)
     return device != "cpu" and (module is None or module.device_count() > 0)
 
@@ -145,7 +146,7 @@ def _register_backend(
     backend of hbm with the same ranks, which meet in the group's store."""
     if device.type == "cpu" and isinstance(backend, _GLOO_CLASS):
         store = group.get_group_store()
-        if _stands_in(group):  # registered before, for the same tensors
+        if _stands_in(group):  # hbm has replaced a Gloo in this group before: take the same hbm
             backend, backend_type = group._get_backend(_CPU), _CUSTOM
         elif store is None:
             load().warn(
@@ -197,7 +198,8 @@ def _set_sequence_number(original: Callable[..., None], group: dist.ProcessGroup
 def _set_timeout(
     original: Callable[..., None], timeout: timedelta, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Set the timeout of a group's backends; PyTorch 2.13's function checks for Gloo's class."""
+    """Set the timeout of a group's backends. PyTorch 2.13's function would leave out hbm: for CPU
+    tensors it sets the timeout only of a backend of Gloo's class."""
     chosen = distributed_c10d._get_default_group() if group is None else group
     if isinstance(chosen, dist.ProcessGroup) and _stands_in(chosen):
         chosen.set_timeout(timeout)

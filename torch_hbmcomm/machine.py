@@ -49,7 +49,8 @@ def memory() -> int:
 def _limits(groups: str) -> list[int]:
     """Return the limits of control groups and of the groups that contain them, in bytes.
 
-    groups: a group a line, as in "0::/a/b" (version 2) or "5:memory:/a/b" (version 1)
+    groups: one control group on each line, as in "0::/a/b" (version 2) or "5:memory:/a/b"
+    (version 1)
     """
     found = []
     for line in groups.splitlines():

@@ -101,10 +101,11 @@ class Info:
     hbm_source: str
     """The way in which memkind found HBM, or its reason for finding none."""
     mode: Literal["none", "flat", "cache", "hybrid"]
-    """HBM as nodes of its own (flat), as a cache in front of DDR, or both (hybrid)."""
+    """``flat``: HBM has NUMA nodes of its own. ``cache``: HBM is a cache in front of DDR.
+    ``hybrid``: both. ``none``: no HBM was found."""
     mode_source: str
     cluster: str
-    """CPU nodes in a socket, as in ``"4 (SNC-4)"``."""
+    """The number of CPU nodes in a socket, as in ``"4 (SNC-4)"``."""
     cpu_node: int | None
     """The NUMA node of the CPU that this thread runs on."""
     closest_hbm_nodes: tuple[int, ...]
@@ -112,9 +113,9 @@ class Info:
     memkind_version: str
     nodes: tuple[Node, ...]
     segments: tuple[SegmentStats, ...]
-    """One for each policy that this process has used."""
+    """One entry for each policy that this process has used."""
     settings: dict[str, str]
-    """The environment variables that bear on memory and are set."""
+    """The environment variables that affect memory and are set, with their values."""
 
 
 def available() -> bool:
@@ -256,9 +257,10 @@ def bind(
 
     Args:
         mode: "core", "numa" or "none"; None: HBMCOMM_BIND, else "none"
-        local_rank: this process among those of the machine; None: LOCAL_RANK, which torchrun sets,
-            else 0
-        local_size: their number; None: LOCAL_WORLD_SIZE, which torchrun sets, else 1
+        local_rank: the index of this process among the job's processes on this machine; None:
+            LOCAL_RANK, which torchrun sets, else 0
+        local_size: the number of the job's processes on this machine; None: LOCAL_WORLD_SIZE, which
+            torchrun sets, else 1
 
     Raises ValueError for a bad argument and for more ranks than cores under ``core``.
     """

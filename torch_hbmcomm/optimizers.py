@@ -120,6 +120,7 @@ def _untraced(owner: T, function: StepHook[T]) -> Any:
         if (living := found()) is not None:
             function(living, optimizer, arguments, keywords)
 
-    # A call here, not a decorator of a function of this module: torch.compiler.disable() imports
-    # the compiler, which takes a second. An optimizer's constructor imports the compiler anyway.
+    # torch.compiler.disable() imports the compiler, which takes a second. So it does not decorate a
+    # function of this module, but is called here, after an optimizer's constructor, which imports
+    # the compiler anyway.
     return torch.compiler.disable(hook)

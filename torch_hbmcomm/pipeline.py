@@ -29,7 +29,7 @@ class TaskPipeline(Closeable):
     """Begins tasks in order, and ends them in order, on one thread. All queued tasks begin before
     the thread waits for the end of an earlier one.
 
-    After the first error every other task fails with that error.
+    After the first error every task that has not ended fails with that error.
 
     close() completes the queued tasks, and ends the thread. It is also called at the end of the
     interpreter. If this object is garbage-collected, the thread ends by itself.

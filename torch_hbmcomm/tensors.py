@@ -104,10 +104,12 @@ class Orders:
             )
 
     def check_bucket(self, name: str, parameter: torch.Tensor, part: torch.Tensor) -> None:
-        """Check the order of the parameter's part of a bucket, which has not been averaged yet.
+        """Check the memory order of the parameter's part of a bucket.
 
-        Raises ValueError if the part equals the gradient only in another order. DDP chooses the
-        order in its constructor, and keeps that order until it rebuilds its buckets.
+        REQUIRES: the bucket has not been averaged yet, so the part has the elements of .grad.
+
+        Raises ValueError if the part equals .grad only in another order. DDP chooses the order in
+        its constructor, and keeps that order until it rebuilds its buckets.
         """
         shape, strides, order = self._known[name]
         gradient = parameter.grad

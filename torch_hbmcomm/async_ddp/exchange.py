@@ -73,7 +73,8 @@ class BucketExchange:
         self._host_copies: dict[tuple[str, ...], HostCopy] = {}  # of buckets on an accelerator
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Start the exchange of a bucket; its future gets the bucket's buffer, filled by take()."""
+        """Start the exchange of a bucket. The future gets the bucket's buffer once Totals.take()
+        has filled it."""
         gradients = bucket.buffer()
         names = self._parameters.names(bucket.parameters())
         self._parameters.check_bucket(names, gradients, arranged_again=names not in self._plans)
@@ -97,7 +98,7 @@ class BucketExchange:
         return promise.then(torch.futures.Future.value)  # so that DDP sees an exception
 
     def take_all(self) -> Flats:
-        """Take everything that was added and not taken yet. Waits."""
+        """Take all additions to the totals that this rank has not taken yet. Waits."""
 
         def take() -> Flats:
             gradients = self._parameters.empty()

@@ -52,9 +52,9 @@ class Run:
 class FlatLayout:
     """The layout of the parameters of one dtype.
 
-    ranges: in flat tensors, by name
-    totals: in the boxes, of totals; the delta buffers are for gradients
-    weights: in the boxes, of published parameters
+    ranges: the range of each parameter in flat tensors, by name
+    totals: the layout of the totals in the boxes, with delta buffers for gradients
+    weights: the layout of published parameters in the boxes
     """
 
     def __init__(self, counts: Mapping[str, int], dtype: torch.dtype, boxes: int) -> None:
@@ -72,8 +72,8 @@ class FlatLayout:
         self.weights = self._lay_out(wire, wire, boxes)
 
     def bucket(self, names: Sequence[str]) -> list[tuple[Shard, list[Run]]]:
-        """Return the shards of the totals of a bucket with these parameters in this order, and the
-        runs of each."""
+        """Return the shards in which a bucket with these parameters, in this order, is sent, and
+        the runs of each shard."""
         numbers = {name: number for number, name in enumerate(self._counts)}
         starts = {}  # in the bucket, by the tensor's number
         at = 0

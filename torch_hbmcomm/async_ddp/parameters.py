@@ -63,8 +63,8 @@ class Parameters:
             at += parameter.numel()
 
     def bytes(self, published: bool) -> tuple[list[int], list[int]]:
-        """Return the bytes that each box has to hold: for totals and a publication, once, and for
-        each rank's delta buffers."""
+        """Return two lists of the bytes that each box has to hold. The first is for the totals and,
+        if `published`, for a publication. The second is for the delta buffers of one rank."""
         totals = [layout.totals for layout in self.layouts.values()]
         weights = [layout.weights for layout in self.layouts.values()]
         shared = [*totals, *totals, *weights] if published else totals
@@ -119,7 +119,7 @@ class Parameters:
         return found
 
     def empty(self) -> Flats:
-        """Return memory in the parameters' dtypes."""
+        """Return uninitialised flat tensors in the parameters' dtypes."""
         return {dtype: torch.empty(s.count, dtype=dtype) for dtype, s in self.layouts.items()}
 
     def _parts(self, flats: Flats) -> Iterator[tuple[torch.Tensor, str, nn.Parameter]]:

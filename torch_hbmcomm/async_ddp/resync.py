@@ -1,4 +1,5 @@
-"""Versions of the source's parameters, published in the boxes and taken between a rank's steps."""
+"""Versions of the parameters of one rank, the source. It publishes a version in the boxes, and each
+other rank takes the version between two steps."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from torch_hbmcomm.pipeline import TaskPipeline
 class SourceVersion:
     """The source's parameters, and the totals that are applied in them.
 
-    A rank that takes both continues as the source would. Both are by the dtype of the parameters,
-    in the order of its layout; half types are float32.
+    A rank that takes both continues as the source would. Both are flat tensors, by the dtype of the
+    parameters. Weights of half types are float32; `applied` is always float64.
     """
 
     weights: dict[torch.dtype, torch.Tensor]
@@ -112,7 +113,7 @@ class Resync:
         if self._is_source:
             if steps >= self._next:
                 self._next = steps + self._every
-                # The pipeline gives the version before it brings the next gradients, and until
+                # The pipeline gives the version before it exchanges the next gradients, and until
                 # then the parameters do not change.
                 self._pipeline.submit(lambda: None, lambda _: self._give())
         elif self._poll is not None and self._poll.done():

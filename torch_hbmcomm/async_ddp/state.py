@@ -88,11 +88,13 @@ class AsyncState(HookState, Closeable):
         group: the model's; None: the default group
         ddp: with broadcast_buffers=False, no find_unused_parameters, and no other hook
         box: addresses or connections of the boxes, the same on every rank in the same order; None:
-            the group's boxes (Options(parameter_server=...)). Each holds an equal share: 8 bytes
-            per parameter, 4 more for each rank (8 if it is float64), and 12 for resync_every.
-        resync_every: steps of the source between two versions; for parameters on the CPU. None: no
-            versions.
-        source: the rank in the group
+            the group's boxes (Options(parameter_server=...)). Together the boxes hold 8 bytes for
+            each element of a parameter, and 4 more for each rank; resync_every adds 12. For a
+            float64 element they hold 8 for each rank, and resync_every adds 16. Each box has an
+            equal share.
+        resync_every: steps of the source between two versions; only for parameters on the CPU.
+            None: no versions.
+        source: the rank, in the group, that publishes its parameters
         name: this job's name in the boxes' keys
         timeout: seconds to wait for other ranks in drain()
 
