@@ -41,12 +41,14 @@ from torch_hbmcomm.sizes import KIB, MIB
 
 ROLE = "torch_hbmcomm.bench.box_peer"
 _SIZES = [64 * KIB * 4**power for power in range(7)]  # to 256 MiB
-_SEGMENTS = 6  # of the largest size: two clients' segments and sources, and unreleased ones
+# A box has memory for this number of segments of the largest size. Each of two clients has a
+# segment and a source. Two more may belong to clients that have disconnected.
+_SEGMENTS = 6
 _DEVICES = Path("/sys/class/infiniband")
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32")
 LATENCY_BYTES = 4 * KIB
-LATENCY_SAMPLES = 500  # of a turn, in the section latency
+LATENCY_SAMPLES = 500  # at most in a turn of the section latency
 
 _CLIENT_SEGMENT = 16 * MIB  # all clients' segments together exceed the caches
 _CLIENT_CHUNK = MIB
@@ -61,10 +63,11 @@ class BoxPlan:
     """The measurements to make. Raises ValueError for invalid ones.
 
     largest: bytes of the largest read, write or accumulate.
-    rounds: turns of each contender, and as many alone.
-    lanes: connections of tcp.
+    rounds: turns of each contender among the others, and as many alone.
+    lanes: connections of a client over tcp.
     threads: the number of threads that accumulate on the box.
-    clients: how many work at a time, each for `window` seconds a round.
+    clients: numbers of clients, each with rows of its own. In a round these clients work at the
+    same time, for `window` seconds, or longer if they are many.
     megabits: rate of a slow link, each way, in Mbit/s, for a section that has one.
     store: a directory on the disk that stores are measured on; None: they are not.
     """
@@ -126,7 +129,8 @@ def box(
     store: Path | None = None,
     memory: int = 0,
 ) -> Iterator[BoxProcess]:
-    """Start a box. memory: bytes, if it is more than the plan's largest size takes."""
+    """Start a box. memory: the least memory of the box, in bytes; the plan's largest size may need
+    more."""
     token = secrets.token_hex(16)
     with peer(ROLE, launcher, ["box"]) as process:
         url = process.ask(
@@ -272,8 +276,8 @@ def measure_clients(
 ) -> None:
     """Measure all clients of a box together: reads, writes, and both in turn.
 
-    contenders: by name, the transport, and the prefix of an operation in the name of ClientPeer's
-    action.
+    contenders: for each name, a transport and a prefix. The prefix and an operation are the name of
+    ClientPeer's action, as in "memcpy read".
     box_launcher, launcher: the commands that start the box and each client.
     """
     segment = max(_CLIENT_CHUNK, min(_CLIENT_SEGMENT, plan.largest))
@@ -325,8 +329,8 @@ def _together(
 def _of_all(
     row: Mapping[str, Any], name: str, rounds: Sequence[Sequence[int]], window: float
 ) -> Measurement:
-    """Make the measurement of all clients together. In a round that moved nothing, one chunk took
-    at least the whole window."""
+    """Make the measurement of all clients together: the time of one chunk. If a round moved
+    nothing, the chunk took longer than the window, and the window counts."""
     each = [sum(moved) for moved in zip(*rounds, strict=True)]
     samples = [window * 1e6 / max(1, sum(moved) / _CLIENT_CHUNK) for moved in rounds]
     return sampled(

@@ -31,7 +31,7 @@ class Buffers:
 
     @cached_property
     def other(self) -> torch.Tensor:
-        """A tensor as large as `whole`, for a collective with two such sides."""
+        """A tensor as large as `whole`, for alltoall, whose input and output have this size."""
         return self._zeros(self.size)
 
     @cached_property
@@ -54,7 +54,7 @@ class Buffers:
 
 
 def check(collective: str, call: Callable[[], object], buffers: Buffers) -> None:
-    """Call a collective once with each rank's buffers at rank + 1, and check the outcome.
+    """Call a collective once, with each rank's buffers filled with rank + 1, and check the outcome.
 
     All ranks call it, before a contender is timed. Raises RuntimeError for a wrong outcome;
     otherwise leaves zeros.

@@ -58,8 +58,8 @@ class Contender(ABC):
 
     @abstractmethod
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        """Return the loop, once its outcome has been checked. All ranks call it. REQUIRES: open(),
-        and offers() of the cell."""
+        """Check the outcome of one call, and return the loop of timed calls. All ranks call it.
+        REQUIRES: open() was called, and offers() is true for the collective and the buffers."""
 
 
 class PythonContender(Contender):

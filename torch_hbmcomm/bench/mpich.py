@@ -31,7 +31,8 @@ class Mpich(PythonContender):
 
     def open(self) -> None:
         group_of_all("hbm", OVER_MPI)
-        from mpi4py import MPI  # after the world is formed, or it would be one of this rank alone
+        # After hbm has formed the world: mpi4py would form a world of this rank alone.
+        from mpi4py import MPI
 
         self._mpi = MPI
 

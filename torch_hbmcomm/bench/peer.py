@@ -21,7 +21,7 @@ from typing import IO, Any
 _START_SECONDS = 180  # importing PyTorch may take long; a failed start is noticed earlier
 _ANSWER_SECONDS = 180
 _END_SECONDS = 10
-_LEAVE_SECONDS = 2  # until a peer without a parent ends, even if it waits
+_LEAVE_SECONDS = 2  # from the parent's end until a peer ends, even if the peer waits
 
 
 class PeerFailed(RuntimeError):
@@ -77,7 +77,8 @@ def peers(
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
 ) -> Iterator[list[Peer]]:
-    """Start the peers of one command, in the order of their ranks; they end with the context.
+    """Start a command that runs `count` peers. Yields the peers in the order of their ranks; they
+    end with the context.
 
     role: the module that they run.
     launcher: the words before the command, to run it in another namespace or as several ranks.

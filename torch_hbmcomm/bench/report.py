@@ -16,7 +16,7 @@ from torch_hbmcomm.bench.result import Measurement, Result, Section
 from torch_hbmcomm.sizes import format_bytes
 
 Row = Mapping[str, Measurement]
-"""The measurements of one set of names, by contender."""
+"""The measurements of one row of a table, by contender."""
 
 Choice = Annotated[
     str, typer.Option(help="Names separated by commas; all: those that can run here.")
@@ -67,8 +67,8 @@ def finish(shown: RenderableType, result: Result, json: Path | None) -> None:
 
 
 def rows(found: Sequence[Measurement], *without: str) -> list[Row]:
-    """Group measurements into rows, in the order in which they were measured. without: names that
-    do not tell rows apart."""
+    """Group measurements into rows, in the order in which they were measured. without: names in
+    Measurement.of whose values do not separate rows."""
     grouped: dict[tuple[Any, ...], dict[str, Measurement]] = {}
     for one in found:
         key = tuple(value for name, value in one.of.items() if name not in without)
@@ -125,10 +125,10 @@ def times(found: Measurement) -> str:
 
 
 def compared_with(found: Measurement, subject: Measurement | None, reference: bool) -> Text:
-    """Format times, and the median over the subject's median; red if below 1.
+    """Format times, and the ratio of the median to the subject's median; red if it is below 1.
 
-    If interleaving slows the contender, append its time alone, and that over the subject's
-    interleaved median.
+    If interleaving slows the contender, append its median alone, and the ratio of that to the
+    subject's interleaved median.
     """
     text = Text(times(found))
     if found is subject:

@@ -42,7 +42,7 @@ from torch_hbmcomm.bench.summary import Summary
 from torch_hbmcomm.version import __version__
 
 _ALONE = "alone_"  # prefix of the figures of rounds without the other contenders
-_WORSE = 1.1  # interleaved time over time alone: a larger quotient is no noise
+_WORSE = 1.1  # interleaved median over median alone: a larger ratio is more than noise
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _version(package: str) -> str | None:
 
 
 class Unavailable(RuntimeError):
-    """This machine cannot run it; the message says why, and what to do."""
+    """This machine cannot run a section or a contender; the message says why, and what to do."""
 
 
 @dataclass
@@ -218,10 +218,12 @@ class Section:
     """A part of a run.
 
     about: a description in a line.
-    measure: measures by the plan. Raises Unavailable, or PeerFailed if a process of hbm's fails.
-    streams: how many times its bytes an operation moves through memory, for a section that is shown
-    in GB/s; 0: shown as times.
-    columns: the table's columns after the contenders, by heading: functions of a row.
+    measure: measures the section as the plan says. Raises Unavailable, or PeerFailed if a process
+    of hbm's fails.
+    streams: 0 for a section that is shown as times. For a section that is shown in GB/s: the bytes
+    that an operation moves through memory, divided by the operation's size.
+    columns: the table's columns after the contenders. For each heading, a function that makes the
+    entry of a row.
     """
 
     name: str

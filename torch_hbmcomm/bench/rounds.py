@@ -1,8 +1,9 @@
 """Contenders take turns, and every call is timed by itself.
 
-A sample is a single call. Calls shorter than BATCH_SECONDS are timed in batches of that length,
-because reading the clock would count, and a sample is a batch's mean. A mean of longer calls would
-hide their spread: Gloo takes 0.1 ms or 0.8 ms if its threads must be woken.
+A sample is a single call. For short calls the time of reading the clock would count. So calls
+shorter than BATCH_SECONDS are timed in batches of that length, and a sample is the mean of a batch.
+A mean of longer calls would hide their spread: a call of Gloo takes 0.1 ms, or 0.8 ms if its
+threads must be woken.
 
 Contenders that follow one another in a round also disturb one another: threads that spin or wake up
 late take time from the next contender. So each contender is measured alone as well, in rounds
@@ -22,7 +23,7 @@ BATCH_SECONDS = 10e-6
 MOST_SAMPLES = 20  # of a turn
 _TURN_SECONDS = 10e-3  # long against the skew with which ranks leave a barrier
 _FEW, _MANY = 3, 30  # trial calls, for slow and for fast calls
-_SLOW = 100_000  # nanoseconds
+_SLOW = 100_000  # nanoseconds from which a call is slow
 
 Timed = Callable[[int, int], Sequence[float]]
 """A loop that takes a number of samples, and the calls in each. Returns, for each sample, the
@@ -75,7 +76,7 @@ def interleave(
     """Measure all contenders interleaved, then some of them alone.
 
     Args:
-        rounds: in each, every contender has a turn
+        rounds: the number of rounds; in each, every contender has a turn
         alone: the contenders also measured alone, for `rounds` turns; None: all, if there are
             several
         barrier: called before each turn; ranks that measure together meet there
@@ -101,7 +102,7 @@ def interleave(
 def _turn(
     found: Timed, barrier: Callable[[], None], agree: Callable[[int], int], most: int
 ) -> tuple[int, int]:
-    """Return the number of samples, and of calls in each."""
+    """Return the number of samples in a turn, and of calls in each sample."""
     for trials, enough in ((_FEW, _SLOW), (_MANY, 0)):
         barrier()
         nanoseconds = agree(max(1, round(statistics.median(found(trials, 1)) * 1e3)))

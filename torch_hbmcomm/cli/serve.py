@@ -150,8 +150,8 @@ def _metrics_address(text: str) -> Address:
 
 
 def _wait_for_the_end() -> None:
-    """Wait for a signal of _ENDING, which are blocked, and unblock them: the next one ends the
-    process."""
+    """Wait for one of the signals _ENDING, which are blocked. Then unblock them, so that a second
+    signal ends the process."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_DFL)
     signal.sigwait(_ENDING)

@@ -12,11 +12,11 @@ from torch_hbmcomm.groups import cpu_backend, form_group, is_hbm
 
 
 class Averager:
-    """Averages over the ranks of a group, all of which make one together.
+    """Averages over the ranks of a group. All ranks make their Averager together.
 
-    Gradients use the group itself. Decisions use a second communicator of the same ranks, which
-    lasts as long as the process's groups. In the group itself a decision would wait for the sent
-    layers of the bucket before, and nothing would overlap.
+    Gradients use the group itself. Decisions (agree()) use a second communicator of the same ranks,
+    which lasts as long as the process's groups. In the group itself a decision would wait until
+    the gradients of the bucket before have been averaged, and nothing would overlap.
 
     Args:
         name: the communicator's, the same on every rank; no other group has it
@@ -32,7 +32,7 @@ class Averager:
         self._decisions = _form_second_group(group, name, description)
 
     def agree(self, values: torch.Tensor) -> torch.Tensor:
-        """Average values that decide, in place; the same bits on every rank. Waits."""
+        """Average the values of a decision, in place. Every rank gets the same bits. Waits."""
         dist.all_reduce(values, group=self._decisions)
         return values.div_(self._ranks)
 
@@ -61,14 +61,15 @@ class Averager:
     def _divides(self, dtype: torch.dtype) -> bool:
         """Return True if the group averages (ReduceOp.AVG), False if it only sums.
 
-        Only some backends can average. Between nodes, hbm averages two-byte types on one rank only.
+        Only some backends can average. Two-byte types are summed with every backend.
         """
         return self._is_hbm and dtype.itemsize >= 4
 
 
 def check_equal(settings: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the settings of all ranks, given by rank. Raises ValueError if they differ, naming
-    which and where. The hook is the first setting, because other hooks have other settings."""
+    """Compare the settings of all ranks, given by rank. Raises ValueError with the setting and the
+    rank if they differ. The first setting is the hook's name: with another hook, later settings
+    may be missing."""
     for rank, other in enumerate(settings):
         for name, value in settings[0].items():
             if other[name] != value:

@@ -23,7 +23,7 @@ class Accumulated:
 
     gradients: this step's, by parameter, as DDP has them.
     factor: undoes a scaler: factor * gradient was added to the residual.
-    residual_sums: by parameter, L1 sums of the residuals; L2 sums (of squares) for Encoder.squares.
+    residual_sums: by parameter, L1 sums of the residuals; L2 sums (of squares) if Encoder.squares.
     sizes: by parameter, L1 sums of the gradients, not multiplied by factor.
     wire_factor: the wire has wire_factor * residual.
     """
@@ -120,7 +120,7 @@ class Encoder(Protocol):
         """Forget, between two steps, which parameters wait: everything was sent by other means."""
 
     def summary(self) -> dict[str, float]:
-        """Return the numbers that the state's summary() has with this encoder alone."""
+        """Return the numbers that this encoder adds to the state's summary()."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint, equal on all ranks, between two steps."""

@@ -21,7 +21,7 @@ class Residuals:
     A step is accumulate() and pack() for each name, then commit().
 
     Args:
-        dtype: None: float32, for gradients of float64 float64
+        dtype: the residuals' dtype; None: float32. Gradients of float64 always have float64
         recoverable: roll_back() can undo a step; takes twice the memory
 
     Memory: one copy of the gradients. Threads: one at a time.
@@ -63,7 +63,8 @@ class Residuals:
         return sums, sizes
 
     def accumulated(self, name: str) -> torch.Tensor:
-        """Return the residual made by accumulate() in this step, flat; to change in place."""
+        """Return the residual made by accumulate() in this step, flat. The caller may change it in
+        place."""
         residual = self._changes[name]
         assert residual is not None, f"{name} was packed twice in a step"
         return residual
@@ -80,8 +81,8 @@ class Residuals:
         Only the errors of rounding to a narrower dtype stay in the residuals.
 
         Args:
-            parts: elements of each name, where the wire is too small for all; the parts of one name
-                come in order, until all of it was packed
+            parts: for each name, the range of elements to pack, if the wire is too small for all.
+                Successive calls pack the ranges of a name in ascending order. None: all elements
         """
         if not names:
             return
@@ -187,9 +188,8 @@ def own_share(
     names: Sequence[str],
     keys: Collection[str] = (),
 ) -> Share:
-    """Choose this rank's share of its own state, or of all ranks' states.
-
-    Every state must have the keys in _KEYS, and `keys`.
+    """Choose the states that this rank loads. `given` is its own state, or the states of all ranks
+    that saved. Every state must have the keys in _KEYS, and `keys`.
 
     The saved states are distributed over the present ranks, so that the residuals' sum stays the
     same.

@@ -291,9 +291,9 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         """Continue from a checkpoint, between two iterations; all ranks call it.
 
         Args:
-            state: this rank's; or a sequence of the states of all ranks that saved, whose number
-                may differ. Their residuals are distributed and added up, so that the sum over the
-                ranks stays the same.
+            state: this rank's state; or a sequence of the states of all ranks that saved, also if
+                the number of ranks is another now. Their residuals are distributed and added up, so
+                that the sum over the ranks stays the same.
 
         Raises ValueError for the state of another hook, model, rank or number of ranks; then
         nothing has changed.
@@ -344,7 +344,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
 def run_hook(
     kind: type[ErrorFeedbackState[Any]], state: object, bucket: object, shards: Sequence[object]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Call state.exchange(bucket) for the hook of the states of a class.
+    """Call state.exchange(bucket), for the hook whose states are of the class `kind`.
 
     Raises TypeError for another state, and under FullyShardedDataParallel, which passes shards.
     """

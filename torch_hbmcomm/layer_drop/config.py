@@ -35,7 +35,7 @@ class LayerDrop(EncoderConfig):
             those that share a bucket)
         min_numel: a layer with fewer elements is always sent, and so is one without a parameter of
             two dimensions
-        always_send: False: such layers may wait, too
+        always_send: False: the layers that min_numel describes may wait, too
         max_age: steps that a layer waits at most before it is sent; math.inf: for ever; None: four
             times the mean wait, 4 / (1 - ratio), and at least 8
         cache_dtype: the residuals' dtype; None: float32 (float64 for float64). With bfloat16, each
@@ -51,8 +51,9 @@ class LayerDrop(EncoderConfig):
             optimizer's state in that step; a zero gradient would still let weight decay and
             momentum change them. None: True with target="bytes", else False
 
-    The state or parameter server that takes it checks the arguments. For one out of its range or of
-    another type, this rank has ValueError or TypeError, and each other rank RuntimeError.
+    The state or parameter server that is given a LayerDrop checks its arguments. If an argument is
+    out of its range or of another type, the rank that gave it raises ValueError or TypeError, and
+    each other rank RuntimeError.
     """
 
     every: int = 100

@@ -46,7 +46,7 @@ def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
 
 
 def _is_sent_whole(shapes: Sequence[Shape], min_numel: int) -> bool:
-    """Return True for parameters that have too few elements, or all one dimension."""
+    """Return True if the parameters have too few elements together, or none has two dimensions."""
     numel = sum(shape.numel for shape in shapes)
     return numel < min_numel or all(shape.dimensions < 2 for shape in shapes)
 

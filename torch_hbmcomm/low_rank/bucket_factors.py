@@ -45,7 +45,7 @@ class BucketFactors:
             for index, one in zip(self._matrices, found, strict=True)
         }
         self._bases: dict[int, torch.Tensor] = {}  # L of the chosen parameters
-        self._copies: dict[int, torch.Tensor] = {}  # of residuals; memory for restore()
+        self._copies: dict[int, torch.Tensor] = {}  # residuals as matrices; restore() reuses them
         self.lefts = torch.empty(
             sum(rule.rank(matrix) * matrix.rows for matrix in self._matrices.values()),
             dtype=layers.wire,
@@ -166,8 +166,8 @@ def _split(wire: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.
 def _as_type(
     tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield the tensors. If `like` has another dtype, yield an empty tensor of it instead, whose
-    elements are copied back at the end of the block."""
+    """Yield the tensors, each in the dtype of its counterpart in `like`. If the dtypes differ, it
+    is an empty tensor, which is copied to the given one at the end of the block."""
     given = [
         one if one.dtype == other.dtype else torch.empty_like(one, dtype=other.dtype)
         for one, other in zip(tensors, like, strict=True)

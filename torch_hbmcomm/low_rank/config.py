@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch_hbmcomm.error_feedback.config import EncoderConfig
 
-_RELAXATION = 1.2  # at most; below that the default is 1 + _RELAXED / (1 - R)
+_RELAXATION = 1.2  # bound of the default, which is 1 + _RELAXED / (1 - R) below it
 _RELAXED = 0.02
 _DAMPING = 0.25  # the default grows from 0 by this along each of the two ranges of R
 _DAMPED = (0.5, 0.8), (0.9, 0.95)
@@ -40,8 +40,9 @@ class LowRank(EncoderConfig):
             that were sent. None: 0 up to R = 0.5, 0.25 from R = 0.8 to 0.9, 0.5 from R = 0.95 on,
             and between these along straight lines
 
-    The state that takes it checks the arguments. For one out of its range or of another type, this
-    rank has ValueError or TypeError, and each other rank RuntimeError.
+    The state that is given a LowRank checks its arguments. If an argument is out of its range or of
+    another type, the rank that gave it raises ValueError or TypeError, and each other rank
+    RuntimeError.
     """
 
     min_numel: int = 64  # rank 1 is a quarter of an 8 x 8 matrix; less would save little

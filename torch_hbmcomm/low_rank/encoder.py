@@ -41,9 +41,9 @@ class LowRankEncoder(LowRankRule):
         self._warned: set[str] = set()  # overdue matrices that a warning has named
 
     def encode(self, bucket: Accumulated, averager: Averager) -> Encoded:
-        """Approximate each matrix of a rank above 0. Other parameters are sent whole, and so is a
-        matrix whose residual or left factor is not finite. A parameter whose gradient is zero on
-        all ranks waits."""
+        """Approximate each matrix of a rank above 0. A matrix of rank 0 waits if it is not overdue,
+        and so does a parameter whose gradient is zero on all ranks. Everything else is sent whole,
+        also a matrix whose residual or left factor is not finite."""
         layers = bucket.layers
         self.open_bucket(layers)
         factors = BucketFactors(self, layers, bucket.residuals, bucket.wire_factor)

@@ -44,8 +44,8 @@ class LowRankState(ErrorFeedbackState[LowRank]):
         ddp: the model, without another hook. Its group may be of any CPU backend; parameters on an
             accelerator need one that serves both devices, as "hbm" does
         config: equal on all ranks; None: LowRank()
-        optimizer: steps the model; or several that have its parameters between them. None: any that
-            steps in this process. LowRank.skip_update needs it
+        optimizer: the model's optimizer, or several that together have its parameters. None: every
+            optimizer that steps in this process. LowRank.skip_update needs this argument
         scaler: the GradScaler whose scaled losses are differentiated, with one optimizer for the
             whole model. Residuals are unscaled; a step that the scaler skips is undone here. Takes
             a second copy of the residuals. None: losses are not scaled

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 SKETCHED = 4
-"""The numbers of a sketch. The more numbers, the less the size that they estimate is off by
-chance."""
+"""The count of numbers in a sketch. More numbers estimate the gradient's size with a smaller random
+error."""
 
 _MOST = 1e32
 """The largest finite number that is exchanged: the sum over a million ranks is still finite."""

@@ -1,5 +1,5 @@
-"""Chooses the ranks of low-rank approximations: the next byte goes to the column that takes most
-energy out of the residuals.
+"""Chooses the ranks of low-rank approximations. The budget of bytes is given to the columns that
+take most energy, for each byte, out of the residuals.
 
 Every rank of the group plans alike, from numbers that are equal on all ranks.
 """

@@ -32,7 +32,8 @@ from torch_hbmcomm.low_rank.measures import SKETCHED, Measures
 from torch_hbmcomm.low_rank.ranks import Matrix, first_ranks, matrix_of, next_ranks
 
 _REPAY_STEPS = 50
-"""Steps in which later budgets repay bytes beyond the budget; at most a whole budget in each."""
+"""The number of steps whose budgets together repay bytes that were sent beyond a budget. Each step
+repays at most a whole budget."""
 
 _GRADIENT_DECAY = 0.9
 """The weight of all earlier steps in the running mean of a gradient's magnitude."""
@@ -94,7 +95,8 @@ class LowRankRule:
         self._rights: dict[str, torch.Tensor] = {}
         self.waited: dict[str, int] = {}
         self._gradients: dict[str, float] = {}  # running means of their sums of absolute values
-        self._sizes: dict[str, tuple[float, float]] = {}  # running sums: of gradients, of applied
+        # Running sums of squared norms: of averaged gradients, and of applied updates.
+        self._sizes: dict[str, tuple[float, float]] = {}
         self.overdue: dict[str, float] = {}
         self._step = _Step()
 
@@ -151,9 +153,10 @@ class LowRankRule:
         return passes.sums_of([right[:, -1].contiguous()], squares=True)[0]
 
     def _right(self, matrix: Matrix) -> torch.Tensor:
-        """Return R [columns, rank]; without columns if there is none, or one of another split.
+        """Return R, [columns, rank]. The tensor is empty if there is no R of this matrix yet.
 
-        A checkpoint of a model in another memory format has R of another split.
+        It is also empty if R has another number of rows. That may be so in a checkpoint of a model
+        in another memory format, which divides the dimensions into other rows and columns.
         """
         none = torch.empty(matrix.columns, 0)
         right = self._rights.get(matrix.name, none)
@@ -219,9 +222,9 @@ class LowRankRule:
         """Return the transposes of R', whose columns have norm 1, of the types and devices of the
         matrices' values.
 
-        Half of them are of the step before, because gradients keep to their directions. The other
-        half is random, the same on every rank of the group, because the rest of the residuals is in
-        other directions.
+        Half of the columns are from R of the step before, because gradients keep to their
+        directions. The other half is random, because the rest of the residuals is in other
+        directions. Every rank of the group draws the same.
         """
         found = []
         for matrix, like in zip(matrices, values, strict=True):
@@ -308,7 +311,7 @@ class LowRankRule:
         budget = self._share * step.whole - step.fixed - self._owed / _REPAY_STEPS
         matrices = list(step.matrices.values())
         phase = self._steps % _CHOICE_STEPS
-        if phase != 1:  # the step after a choice measures the R of the ranks before it
+        if phase != 1:  # the step after a choice still has energies of the ranks before the choice
             for name, energy in step.energies.items():
                 self._energies[name] += energy
         if not self._ranks:
