@@ -1,6 +1,7 @@
 """Training with a parameter server: asynchronous on memory boxes, synchronous on collectives.
 
-Classes are loaded by name, because membership, layout, sharding and exchange need no PyTorch.
+A class is loaded when its name is first used, because the modules membership, layout, sharding and
+exchange need no PyTorch.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class ParameterServer:
             in the same order; None: the group's boxes (Options(parameter_server=...))
         staleness: how many exchanges a worker may be ahead of the slowest live one (Ho et al.
             2013); None: any number. A worker that dies counts until its lease ends. With 0, plain
-            SGD and Downpour training gives the same as synchronous training; with other optimizers
-            the workers' local updates are averaged.
+            SGD under "downpour" gives the same as synchronous training; with other optimizers the
+            workers' local updates are averaged.
         push_every: steps between two exchanges
         rule: "downpour", "easgd" (Zhang et al. 2015), or an object of parameter_server.rules
         transfer: torch.bfloat16: float32 deltas and weights are sent as bfloat16. The rounding
@@ -80,11 +80,12 @@ class ParameterServer:
             tensor's own type.
         buffers: "shared": floating-point buffers (BatchNorm's statistics) are averaged as
             parameters are; "local": each worker has its own. Integer buffers are always local.
-        overlap: exchanges run during the next step's computation, and bring weights that are one
-            step older; None: yes, unless staleness is 0 or layers are dropped. Without, fresh
-            weights are there when step() returns.
-        drop: layers with small changes are sent later, and layers that no worker sent do not come
-            back (Lee et al. 2020); each worker decides alone. None: everything is sent.
+        overlap: True: an exchange runs during the next step's computation, and its weights are one
+            step older. False: fresh weights are in the model when step() returns. None: True,
+            unless staleness is 0 or layers are dropped.
+        drop: the rule by which layers with small changes are sent later (Lee et al. 2020). Each
+            worker decides alone, and reads back only the layers that it or other workers have
+            changed. None: everything is sent.
         name: this job's name in the boxes, if box is given; workers of one name train one model
         workers: the number of workers to wait for at the start; None: the group's size, or 1
         keep: the weights stay in the boxes when the last worker leaves; a job of the same name then
@@ -92,8 +93,8 @@ class ParameterServer:
         group: the group that was formed with the boxes; None: the default group
         timeout: seconds to wait for other workers
 
-    Without `box` it is a collective: if one rank's arguments are wrong, each other rank has
-    RuntimeError with that rank's text, and the group continues.
+    Without `box` the constructor is a collective. If one rank's arguments are wrong, each other
+    rank raises RuntimeError with that rank's text, and the group stays usable.
 
     Raises:
         ValueError: incompatible arguments, or a model unlike the other workers' models
@@ -130,7 +131,7 @@ class ParameterServer:
         self._steps = self._refused = 0
         self._unsent = 0  # steps since the last exchange
         self._pending = False  # True: the model has unsent changes
-        self._seconds = 0.0  # in exchanges, as step() sees them
+        self._seconds = 0.0  # time of step() in exchanges, and in waits for them
         self._ended = ""  # the call or error after which methods are refused
         self._loaded = False
         with ExitStack() as resources:
@@ -211,7 +212,7 @@ class ParameterServer:
     def _exchange_during_next_step(self, pipeline: TaskPipeline) -> None:
         """Apply the arrived weights, and start an exchange that runs during the next step.
 
-        Waits for the last exchange first: the delta buffers belong to an exchange until its end.
+        Waits for the last exchange first, because it uses the delta buffers until its end.
         """
         self._wait_for_exchange()
         workers, scales = self._workers_and_scales()
@@ -453,7 +454,8 @@ class ParameterServer:
         self._adopt(self._layout.shards)
         if clock := job.membership.activate(math.inf if ahead is None else ahead + 1):
             self._exchange.count_from(clock)
-            self._adopt(changing)  # again: deltas may have been pushed before this worker counted
+            # Again: before activate() other workers did not wait for this one, and may have pushed.
+            self._adopt(changing)
         job.membership.wait_for_workers(config.workers)
 
     # -- parts of an exchange --------------------------------------------------------------------

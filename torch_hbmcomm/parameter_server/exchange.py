@@ -95,7 +95,7 @@ class Exchange:
 
     Args:
         narrow: over transports that copy, values come back in the delta's dtype
-        sends: shards at a time to a box; None: any number
+        sends: the number of shards that are sent to one box at a time; None: any number
 
     Raises the errors of JobSegments.alloc(); smb.BoxError.
 
@@ -140,7 +140,7 @@ class Exchange:
     def add(self, shards: Iterable[Shard], scales: Scales, fetch: bool) -> list[Arrival]:
         """Add the deltas of shards to their values, and bring the values to fresh() if `fetch`.
 
-        A delta buffer belongs to the box until its shard has arrived. `sends` bounds the number of
+        Do not change a delta buffer until its shard has arrived. `sends` bounds the number of
         shards that are being sent. If all were sent together, they would share the connections and
         arrive together, and no values could come back before that.
 
@@ -176,7 +176,8 @@ class Exchange:
         )
 
     def _ask(self, shard: Shard) -> list[smb.Future]:
-        """Bring the values of a shard to fresh(); the box narrows them in the delta buffer."""
+        """Bring the values of a shard to fresh(). If they are narrowed, the box first rounds them
+        into the delta buffer, and the worker reads them from there."""
         if not self._narrowed(shard):
             self.pulled_bytes += shard.size
             return self._memory.fetch(shard.box, shard.offset, shard.size)
@@ -236,7 +237,8 @@ class BoundedExchange:
         self._pushed = self._pulled = 0
 
     def count_from(self, clock: int) -> None:
-        """Set the clocks to the foremost worker's, and wait for workers too far behind it."""
+        """Set the clocks to `clock`, the foremost worker's, and wait for the workers that are too
+        far behind it."""
         self._pushed = self._pulled = clock
         if self._staleness is not None:
             self._membership.wait_pushed(clock - self._staleness)
@@ -248,7 +250,7 @@ class BoundedExchange:
         Then call end(); or wait for each arrival, and call finish().
 
         Without a bound on staleness, start() waits for no worker: deltas and fresh weights are in
-        flight together. With a bound, start() first waits until all deltas have been added and no
+        flight together. With a bound, start() first waits until its deltas have been added and no
         worker is too far behind; then it begins to fetch.
         """
         if self._staleness is None:

@@ -24,7 +24,9 @@ class AsyncJob:
     Raises:
         ValueError: the model or the config is unlike the other workers'
         RuntimeError: all others left while this worker joined
-        MemoryError, TimeoutError, smb.BoxError
+        MemoryError: a box is too small
+        TimeoutError: the first worker did not write the weights in time
+        smb.BoxError: from a box
     """
 
     def __init__(

@@ -79,8 +79,8 @@ class Layout:
     """The shards of all tensors.
 
     changing: the shards except constants
-    weights_bytes: of the weights in each box, by its index
-    delta_bytes: of one worker's delta buffer in each box, by its index
+    weights_bytes: the bytes of the weights in each box, by the box's index
+    delta_bytes: the bytes of one worker's delta buffer in each box, by the box's index
     """
 
     tensors: tuple[TensorSpec, ...]

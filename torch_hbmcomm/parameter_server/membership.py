@@ -37,7 +37,7 @@ class JobCell(IntEnum):
     """Cells of the job's entry."""
 
     READY = 0  # 0, or the mark of the weights that were written
-    END = 1  # entries below it have been used
+    END = 1  # all entries that have been used are below it
     LOADS = 2  # workers that came with a checkpoint
     LOADED = 3  # 1: the first of these workers has written the checkpoint
 
@@ -57,7 +57,7 @@ class WorkerState(IntEnum):
     JOINING = 1
     ACTIVE = 2
     GONE = 3  # finished, left or died
-    CLOSED = 4  # died before it was active
+    CLOSED = 4  # not usable: its worker died before it was active, or no worker had claimed it
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,9 @@ class MembershipTable:
         self._write(0, JobCell.READY, mark)
 
     def activate(self, lag: float = 0) -> int:
-        """Count this worker from now on, and return its clock. The clock is at most `lag` behind
-        the foremost worker's, which may advance until that worker sees this one."""
+        """Count this worker from now on, and return its clock, which is at most `lag` behind the
+        foremost worker's. Sets the clock again if the foremost worker has advanced further before
+        it saw this one."""
         clock = -1
         while True:
             foremost = max((entry.pushed for entry in self.active()), default=0)
@@ -122,7 +123,8 @@ class MembershipTable:
             self.set_pushed(clock)
             self.set_pulled(clock)
             self._write(self.index, WorkerCell.STATE, WorkerState.ACTIVE, worker=True)
-            self._fence()  # as in _wait(): this worker sees the other's clock, or is seen
+            # As in _wait(): this worker sees the other's clock, or the other sees this worker.
+            self._fence()
 
     def wait_for_workers(self, count: int) -> None:
         """Wait until `count` workers have joined, including workers that have left again."""
@@ -160,8 +162,8 @@ class MembershipTable:
         return [entry for entry in self._used() if entry.state == WorkerState.ACTIVE]
 
     def notice_deaths(self) -> None:
-        """Check at most once a second whether another worker is alive, each in turn. A dead worker
-        no longer counts."""
+        """Check whether one other worker is alive, at most once a second; the workers are checked
+        in turn. A dead worker no longer counts."""
         now = time.monotonic()
         if now < self._next_check:
             return

@@ -18,7 +18,7 @@ from torch_hbmcomm.tensors import flat, is_finite
 
 @dataclass(frozen=True)
 class _Part:
-    """A shard's tensors of one dimension and equal length.
+    """The flat tensors of a shard, all of the shard's length.
 
     base: the weights taken last. delta, fresh: in the box, or this process's copy. rest: rounding
     errors of earlier deltas, if deltas are narrower than weights.

@@ -19,7 +19,7 @@ class SharedModel:
     """Finds the tensors of a model by name, because modules and users may replace tensors.
 
     specs: all of the model's parameters and buffers, as they were at the start
-    optimizer: None: nothing is checked
+    optimizer: find() checks that it has the model's parameters only; None: no check
     """
 
     def __init__(

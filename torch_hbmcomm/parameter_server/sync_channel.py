@@ -40,11 +40,11 @@ class Bucket:
         return sum(span.length for span in self.spans) * self.dtype.itemsize
 
     def only(self, chosen: Sequence[bool]) -> Bucket:
-        """Leave out the spans of tensors that are not chosen; chosen: by index."""
+        """Leave out the spans of tensors that are not chosen. chosen: by the tensor's index."""
         return Bucket(self.dtype, tuple(span for span in self.spans if chosen[span.tensor]))
 
     def pack(self, wire: torch.Tensor, flats: Sequence[torch.Tensor | None]) -> None:
-        """Copy into `wire`; None counts as zeros."""
+        """Copy the spans of `flats` into `wire`. None counts as zeros."""
         for span, at in packed_ranges(self.spans):
             source = flats[span.tensor]
             if source is None:
@@ -53,7 +53,7 @@ class Bucket:
                 wire[at].copy_(source[span.start : span.stop])
 
     def unpack(self, wire: torch.Tensor, flats: Sequence[torch.Tensor]) -> None:
-        """Copy out of `wire`."""
+        """Copy `wire` into the spans of `flats`."""
         for target, at in parts_of(self.spans, flats):
             target.copy_(wire[at])
 
@@ -71,11 +71,11 @@ def cut(tensors: Iterable[torch.Tensor], most: int) -> Iterator[Bucket]:
             yield Bucket(dtype, spans)
 
 
-Parts = Sequence[tuple[Bucket, torch.Tensor]]  # of a bucket: each rank's spans and elements
+Parts = Sequence[tuple[Bucket, torch.Tensor]]  # of one bucket: the spans and elements of each rank
 Receive = Callable[[Bucket, list[torch.Tensor]], None]
 Pack = Callable[[Bucket, torch.Tensor], None]
 _Works = Sequence[dist.Work | None]  # never None: this rank is in the group
-_Transfer = tuple[_Works, Callable[[], object]]  # and a function to call once the works are done
+_Transfer = tuple[_Works, Callable[[], object]]  # works, and a function to call once they are done
 
 
 class SyncChannel:
@@ -128,7 +128,8 @@ class SyncChannel:
         """Bring every rank's `flats` to the server, which calls receive(bucket, rows) for each
         bucket. `rows` has the elements of every rank; receive() may overwrite them.
 
-        None counts as zeros; `like` has the sizes and the dtypes. Returns bytes of one rank.
+        None counts as zeros; `like` has the sizes and the dtypes. Returns the bytes that each rank
+        sends.
         """
 
         def start() -> Iterator[_Transfer]:
@@ -163,9 +164,10 @@ class SyncChannel:
     ) -> int:
         """Send to the server tensor i of each rank r with brings[r][i], and no others.
 
-        pack(part, wire) puts this rank's part of a bucket into `wire`, buckets and parts in order.
-        The server calls receive(parts) for each bucket, with the parts of all ranks that have one,
-        in the order of the ranks; receive() may overwrite the parts. Returns bytes of this rank.
+        pack(part, wire) puts this rank's part of a bucket into `wire`; it is called for the buckets
+        in order. The server calls receive(parts) for each bucket, with the parts of all ranks that
+        have one, in the order of the ranks; receive() may overwrite the parts. Returns the bytes of
+        this rank's tensors that are sent.
         """
         rank = self._group.rank()
         incoming_buffers: list[torch.Tensor | None] = [*self._receive_buffers] or [None]

@@ -74,7 +74,7 @@ class SyncLayerDrop:
     def packer(self, indices: Sequence[int]) -> Callable[[Bucket, torch.Tensor], None]:
         """Return a function that packs a bucket: it moves chosen residuals into the message `wire`.
 
-        indices: the parameters that are the tensors of the buckets
+        indices: the parameters; indices[i] is the one that is tensor i in the buckets
         """
         direct = self._direct
         if direct is not None:

@@ -193,7 +193,7 @@ def _average(
 
 
 def _average_parts(arrived: Parts, divisor: int, flats: Sequence[torch.Tensor]) -> None:
-    """Average rows. A span that a row lacks counts as zeros."""
+    """Average the parts of the ranks. A span that a rank has not sent counts as zeros."""
     found: dict[Span, list[torch.Tensor]] = {}
     for bucket, row in arrived:
         lengths = [span.length for span in bucket.spans]
@@ -218,7 +218,7 @@ def check_averages(
 
 
 def _sum(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Add rows in their order; halves in float32. May overwrite the first."""
+    """Add rows in their order; half types in float32. May overwrite the first row."""
     first = rows[0]
     total = first.to(torch.float32) if first.dtype in _HALF else first
     for row in rows[1:]:

@@ -43,7 +43,7 @@ _SAVED = "one saved on the server's rank"
 
 
 class SyncParameterServer:
-    """Train one model by several workers whose optimizer and its state are on one rank only.
+    """Train one model by several workers; the optimizer and its state are on one rank only.
 
         ps = hbmcomm.SyncParameterServer(model, optimizer)  # instead of DistributedDataParallel
         for batch, target in data:
@@ -61,11 +61,11 @@ class SyncParameterServer:
     .grad before the next backward pass. To clip the average, register a step hook with the server's
     optimizer.
 
-    When a gradient is not finite on any worker, the update is left out on all ranks and counted as
-    "refused"; the first one is warned of.
+    If a worker's gradient is not finite, the update is left out on all ranks and counted as
+    "refused". A RuntimeWarning reports the first such update.
 
-    With `drop` every worker sends only the layers that it chooses. In the other layers it counts as
-    zeros, and adds their gradients up for later, except the gradients of refused updates.
+    With `drop` every worker sends only the layers that it chooses. In the other layers its
+    gradients count as zeros. It adds them up for later, except the gradients of refused updates.
 
     Workers may take different numbers of steps: a closed worker brings nothing to later averages.
     Until they close, workers call step() and pull() in the same order. Between two of these calls
@@ -88,8 +88,9 @@ class SyncParameterServer:
             default group
         server: a rank of the group
         dedicated: the server computes no gradients, and runs serve() instead of step()
-        buffers: "shared": with an update every rank takes the server's buffers, or, if the server
-            brought no gradient, those from the lowest rank that did; "local": each keeps its own
+        buffers: "shared": with an update every rank takes the server's buffers. If the server
+            brought no gradient, it takes the buffers of the lowest rank that did. "local": each
+            rank keeps its own
         push_every: steps whose gradients are averaged to one update; in between, step() sets .grad
             to None
         drop: the rule of layers that wait; None: everything is sent
@@ -98,7 +99,7 @@ class SyncParameterServer:
         ValueError: on every rank: models or arguments differ; the text names a rank.
         ValueError, TypeError: this rank's arguments or model are wrong.
         RuntimeError: another rank's arguments or model are wrong; has that rank's text. The group
-            continues.
+            stays usable.
     """
 
     def __init__(

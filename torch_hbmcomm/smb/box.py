@@ -39,10 +39,10 @@ def connect(
             HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token; without any of them no token.
         transport: "auto" picks the first of shm, verbs and tcp that works; any other is used or is
             an error.
-        lanes: connections of tcp, queue pairs of verbs
+        lanes: the number of connections over tcp, or of queue pairs over verbs
         read_only: this client cannot write, and the box enforces it.
         connect_timeout: seconds that one attempt to connect takes at most
-        reconnect_timeout: seconds in which a lost connection is restored
+        reconnect_timeout: seconds without a connection after which operations raise BoxUnreachable
         timeout: of each operation, in seconds; None: no limit while the connection lives
         seal: with a token, authenticate tcp, and control messages on verbs. Must agree with the
             box. None: HBMCOMM_BOX_SEAL, else True.

@@ -30,8 +30,8 @@ class Future:
         Args:
             timeout: seconds to wait; None: no limit
 
-        Raises TimeoutError if it is not done within ``timeout`` seconds; the operation continues.
-        Raises ValueError if it is not issued.
+        Raises TimeoutError if the operation is not done within ``timeout`` seconds; the operation
+        continues. Raises ValueError if the operation is not issued yet.
         """
         return self._native.result(timeout)
 
@@ -57,7 +57,7 @@ class Segment:
     They make no intermediate copy. Offsets and sizes are bytes.
 
     The ``*_async`` forms take the same arguments and return a Future, which keeps the memory alive.
-    Until it is done, do not change the memory of a write, nor use the memory of a read.
+    Until the operation is done, do not change the memory of a write, nor use the memory of a read.
     """
 
     def __init__(self, client: _smb.Client, native: _smb.Segment) -> None:

@@ -43,7 +43,8 @@ def find(token: str | None) -> Token:
         file = default_file()
     except RuntimeError:  # this user has no home directory
         return _NONE
-    return read(file) if os.path.exists(file) else _NONE  # no permission: none
+    # Without permission to look into the directory, exists() is false, and there is no token.
+    return read(file) if os.path.exists(file) else _NONE
 
 
 def find_or_create(token: str | None) -> Token:
