@@ -1,7 +1,7 @@
 """Builds the native parts by CMake; everything else about the package is in pyproject.toml.
 
-With HBMCOMM_WITHOUT_TORCH=1 there is no torch_hbmcomm._C, the process group, and nothing requires
-PyTorch or MPI: the memory box alone, a distribution of the name hbmcomm-box.
+With HBMCOMM_WITHOUT_TORCH=1 it builds the memory box alone, as the distribution hbmcomm-box, which
+requires neither PyTorch nor MPI. torch_hbmcomm._C, the process group, is left out.
 """
 
 import os
@@ -25,13 +25,14 @@ import torch_releases  # noqa: E402
 WITHOUT_TORCH = dependencies.without_torch()
 RELEASES: list[torch_releases.TorchRelease] = []
 LIBRARIES = native_build.LIBRARIES + ([] if WITHOUT_TORCH else native_build.LIBRARIES_OF_GROUPS)
-NO_RELEASE = ""  # why there is none, where there should be
+NO_RELEASE = ""  # the reason if the build needs a release of PyTorch and none was found
 if not WITHOUT_TORCH:
     try:
         RELEASES = torch_releases.find()
     except LookupError as error:
         NO_RELEASE = str(error)
-# What an sdist will be built for is not known; pip asks again when it builds one.
+# The release that an sdist will be built for is not known, so it requires any of them. When pip
+# builds the sdist, this runs again.
 MINORS = [release.minor for release in RELEASES]
 if NO_RELEASE or ("sdist" in sys.argv and not WITHOUT_TORCH):
     MINORS = list(range(torch_releases.OLDEST, torch_releases.NEWEST + 1))
@@ -63,7 +64,7 @@ class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
         native_build.build(self.folder, targets, settings, quiet=not self.distribution.verbose)
         built = Path(self.build_lib) / "torch_hbmcomm"
         for left in built.glob("torch_2_*"):
-            shutil.rmtree(left)  # of an earlier build, for others than RELEASES
+            shutil.rmtree(left)  # of an earlier build, perhaps for other releases
         for release in RELEASES if self.inplace else []:
             (ROOT / "torch_hbmcomm" / release.package).mkdir(exist_ok=True)
         super().run()
@@ -111,8 +112,8 @@ MODULES = [
 
 OPTIONS = {}
 if WITHOUT_TORCH:
-    # What a build of the other kind left in its folder would go into the wheel; and the box's
-    # metadata in a checkout would seem to be an installation beside that of the checkout.
+    # The default folder may have files of a build with PyTorch, which would go into the wheel. And
+    # pip would take the box's metadata in the checkout for a second installed distribution.
     folder = "build/without-torch"
     (ROOT / folder).mkdir(parents=True, exist_ok=True)
     OPTIONS = {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}}

@@ -73,8 +73,8 @@ class Node:
 
 @dataclass(frozen=True)
 class SegmentStats:
-    """The use of one policy's segment, the memory that this process shares with its node: tensors,
-    arrays, slots."""
+    """The use of one policy's segment: the memory that this process shares with others of its node.
+    It has tensors, arrays and slots."""
 
     policy: Policy
     in_use_bytes: int

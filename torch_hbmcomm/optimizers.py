@@ -120,7 +120,7 @@ def _untraced(owner: T, function: StepHook[T]) -> Any:
         if (living := found()) is not None:
             function(living, optimizer, arguments, keywords)
 
-    # torch.compiler.disable() imports the compiler, which takes a second. So it does not decorate a
-    # function of this module, but is called here, after an optimizer's constructor, which imports
-    # the compiler anyway.
+    # torch.compiler.disable() imports the compiler, which takes a second. As a decorator in this
+    # module it would do so when the module is imported. A program that comes here has an optimizer,
+    # whose constructor imports the compiler anyway.
     return torch.compiler.disable(hook)

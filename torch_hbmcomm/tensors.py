@@ -1,4 +1,4 @@
-"""Checks of a model's tensors for the trainers, and flat views of them."""
+"""Checks of a model's tensors, for DDP hooks and parameter servers, and flat views of tensors."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def first_use(rank: int | None = None) -> None:
 
 
 def warn_of_wrong_ones(rank: int | None = None) -> None:
-    """Print one warning in a job, on rank 0, for all variables that torch_hbmcomm does not know.
-    `rank` None takes the launcher's RANK. The log itself warns of a wrong HBMCOMM_LOG."""
+    """Print one warning in a job, on rank 0, for all HBMCOMM_ variables that torch_hbmcomm does not
+    know. `rank` None: the launcher's RANK. The log itself warns of a wrong HBMCOMM_LOG."""
     if (rank if rank is not None else value("RANK", "0")) in (0, "0"):
         _warn_once()
 

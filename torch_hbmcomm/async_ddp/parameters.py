@@ -10,7 +10,8 @@ from torch import nn
 from torch_hbmcomm.async_ddp.layout import FlatLayout, wire_dtype
 from torch_hbmcomm.tensors import Orders, flat
 
-Flats = dict[torch.dtype, torch.Tensor]  # by the parameters' dtype, in the order of its layout
+# A flat tensor for each dtype of the parameters, in the order of this dtype's layout.
+Flats = dict[torch.dtype, torch.Tensor]
 
 
 class Parameters:

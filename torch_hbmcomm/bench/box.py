@@ -66,8 +66,8 @@ class BoxPlan:
     rounds: turns of each contender among the others, and as many alone.
     lanes: connections of a client over tcp.
     threads: the number of threads that accumulate on the box.
-    clients: numbers of clients, each with rows of its own. In a round these clients work at the
-    same time, for `window` seconds, or longer if they are many.
+    clients: numbers of clients that work at the same time. Each number is measured by itself, in
+    rounds of `window` seconds, or longer rounds for more than 8 clients.
     megabits: rate of a slow link, each way, in Mbit/s, for a section that has one.
     store: a directory on the disk that stores are measured on; None: they are not.
     """

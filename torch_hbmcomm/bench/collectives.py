@@ -264,8 +264,8 @@ def _measure_startup(plan: CollectivesPlan, contenders: Sequence[Contender]) -> 
 
 
 def _startup(contender: TorchBackend) -> float:
-    """Wait until all ranks are there with torch imported. Return the microseconds from then to the
-    end of a first collective."""
+    """Wait until all ranks have imported torch. Return the microseconds from then to the end of a
+    first collective."""
     elapsed = seconds_after_barrier(contender.start)
     leave()
     return elapsed * 1e6

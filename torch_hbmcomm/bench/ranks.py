@@ -63,7 +63,7 @@ def leave() -> None:
 def take_turns(
     contenders: Mapping[str, Timed], rounds: int, alone: Sequence[str]
 ) -> dict[str, Samples]:
-    """Interleave contenders on all ranks, which call it with the same names. REQUIRES: join()."""
+    """Interleave contenders. All ranks call it, with the same names. REQUIRES: join()."""
     return interleave(contenders, rounds, alone, barrier=dist.barrier, agree=_of_first_rank)
 
 

@@ -1,4 +1,4 @@
-"""Contenders take turns, and every call is timed by itself.
+"""Contenders take turns, and every call that is not very short is timed by itself.
 
 A sample is a single call. For short calls the time of reading the clock would count. So calls
 shorter than BATCH_SECONDS are timed in batches of that length, and a sample is the mean of a batch.
@@ -22,7 +22,7 @@ from itertools import repeat
 BATCH_SECONDS = 10e-6
 MOST_SAMPLES = 20  # of a turn
 _TURN_SECONDS = 10e-3  # long against the skew with which ranks leave a barrier
-_FEW, _MANY = 3, 30  # trial calls, for slow and for fast calls
+_FEW, _MANY = 3, 30  # numbers of trial calls, if calls are slow and if they are fast
 _SLOW = 100_000  # nanoseconds from which a call is slow
 
 Timed = Callable[[int, int], Sequence[float]]
@@ -33,7 +33,7 @@ threads."""
 
 @dataclass
 class Samples:
-    """Microseconds a call of one contender.
+    """The times of one contender's calls, in microseconds for each call.
 
     interleaved: in rounds with the other contenders.
     alone: in rounds without the others, if there were any.

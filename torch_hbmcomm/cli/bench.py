@@ -182,7 +182,7 @@ def box(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends boxes and clients
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so SIGTERM also ends boxes and clients
     try:
         result = run("box", measured.SECTIONS, plan, say)
     except RuntimeError as error:

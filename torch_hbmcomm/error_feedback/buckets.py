@@ -82,8 +82,9 @@ class Buckets:
         self.parameters: dict[str, torch.Tensor] = {}
         self._orders = Orders()
         self._names: dict[int, str] = {}  # by the parameters' ids
-        self._known: list[tuple[list[int], BucketLayers]] = []  # with the parameters' ids
-        self._came = 0  # buckets of this backward()
+        # The buckets of a backward(), in order: the ids of the parameters, and the layers.
+        self._known: list[tuple[list[int], BucketLayers]] = []
+        self._came = 0  # buckets of this backward() that were closed
         self._seen: set[int] = set()  # ids of these buckets' parameters
         self._unnumbered = False  # DDP gives each bucket of this backward() index 0
         check_dense(model.module)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """A parameter's name, dimensions and elements.
+    """A parameter's name, and the numbers of its dimensions and elements.
 
     width: bytes of an element on the wire.
     sizes: the dimensions' lengths in the order of memory, empty if no caller needs them.

@@ -60,8 +60,8 @@ class UpdateSkipper:
 def move_to_gradients(
     residuals: Residuals, parameters: Mapping[str, torch.Tensor], averager: Averager
 ) -> None:
-    """Empty the residuals into .grad: the mean over the ranks, or None for a parameter of which no
-    rank has a residual. All ranks call it.
+    """Empty the residuals into .grad: the mean over the ranks, or None if all elements of the mean
+    are zero. All ranks call it.
 
     Raises OverflowError, on all ranks, if an average overflows its dtype; then nothing has changed.
     """

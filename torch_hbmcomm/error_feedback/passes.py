@@ -137,7 +137,7 @@ def transpose_blocks(copies: Sequence[tuple[torch.Tensor, torch.Tensor, int, int
 
 
 def finite(values: torch.Tensor) -> bool:
-    """Return True if all elements of a flat tensor are finite. Rewrites them as sums_of() does."""
+    """Return True if all elements of a flat tensor are finite. Writes them back, as sums_of()."""
     (size,) = sums_of([values])  # infinite, too, if the sum overflows float64
     return math.isfinite(size) or bool(values.isfinite().all())
 

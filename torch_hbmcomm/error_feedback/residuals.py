@@ -1,5 +1,5 @@
-"""The residuals of error feedback: the sums of unsent gradients (Lee et al. 2020, equation 1, call
-them the cache); and the residuals of a checkpoint that each rank takes over.
+"""The residuals of error feedback, which are the sums of unsent gradients (the cache of Lee et al.
+2020, equation 1). Also chooses the part of a checkpoint's residuals that each rank loads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Residuals:
     def __init__(self, dtype: torch.dtype | None = None, recoverable: bool = False) -> None:
         self._dtype = dtype
         self._recoverable = recoverable
-        self._rooms: dict[str, list[torch.Tensor]] = {}  # memory: one, or two used alternately
+        # The memory of each residual: one tensor, or two that are used alternately if recoverable.
+        self._rooms: dict[str, list[torch.Tensor]] = {}
         self._held: dict[str, torch.Tensor] = {}  # absent: zeros
         self._changes: dict[str, torch.Tensor | None] = {}  # of this step; None: all was packed
 

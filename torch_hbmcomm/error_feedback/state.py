@@ -256,9 +256,9 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
 
         All ranks call it after the last step. It clears the residuals and the gradients.
 
-        Raises ValueError or TypeError on all ranks for optimizers that lack a parameter or whose
-        step() needs a closure; then nothing has changed. If a step() raises, the averages are in
-        .grad, and no longer in the residuals.
+        If a rank's optimizers lack a parameter, or a step() needs a closure, this rank raises
+        ValueError or TypeError and every other rank RuntimeError; then nothing has changed. If a
+        step() raises, the averages are in .grad, and no longer in the residuals.
         """
         self._settle()
         optimizers: list[Optimizer] = []
