@@ -115,10 +115,10 @@ class DropRule:
     def _is_sent(self, layer: Layer, score: float, waited: int) -> bool:
         """Return True if a layer with this score is sent, after `waited` steps.
 
-        A layer of zeros is never sent. A score that is not finite is always sent, to show the
-        error. Other layers skip the comparison if `always`, in the warm-up, at their age limit, or
-        before a threshold exists. Else the score must reach the threshold (equation 2), which sinks
-        with `waited` if it follows the bytes.
+        A layer of zeros is never sent. A layer whose score is not finite is always sent, to show
+        the error. So is a layer that is `always` sent or at its age limit, and every layer in the
+        warm-up or before a threshold exists. For other layers the score must reach the threshold
+        (equation 2), which sinks with `waited` if it follows the bytes.
         """
         if score == 0:
             return False
@@ -184,8 +184,9 @@ class DropRule:
     def _follow(self, excess: float) -> None:
         """Raise the threshold if more than the budget was sent, else lower it.
 
-        A PI controller: `excess` is this step's part, and _debt the sum so far. The threshold stays
-        within a factor of 2 of the layers' scores, so that it returns to them soon.
+        A PI controller: `excess` is the proportional term, and _debt, its sum, the integral term.
+        The threshold stays within a factor of 2 of the layers' scores, so that it returns to them
+        soon.
         """
         found = [score for score, _ in self._found if 0 < score < math.inf]
         if found:

@@ -166,8 +166,8 @@ def _split(wire: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.
 def _as_type(
     tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield the tensors, each in the dtype of its counterpart in `like`. If the dtypes differ, it
-    is an empty tensor, which is copied to the given one at the end of the block."""
+    """Yield the tensors, each in the dtype of its counterpart in `like`. A tensor of another dtype
+    is replaced by an empty one, which is copied to it at the end of the block."""
     given = [
         one if one.dtype == other.dtype else torch.empty_like(one, dtype=other.dtype)
         for one, other in zip(tensors, like, strict=True)

@@ -23,7 +23,7 @@ class MomentumDamper:
     directions instead of elements. Adam's first moment stays as it is.
 
     Args:
-        part: in [0, 1]; 0: momentum stays as it is
+        part: the part of the momentum that is removed, in [0, 1]
         optimizers: the watched optimizers; None: all of this process
     """
 

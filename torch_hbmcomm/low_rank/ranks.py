@@ -153,8 +153,8 @@ def next_ranks(
     gets rank 0 waits.
 
     Args:
-        ranks: the ranks of the steps before; a missing matrix had rank 0, for example after a
-            checkpoint that sent it whole
+        ranks: the ranks of the steps before. A missing matrix had rank 0, for example if the run
+            that saved the checkpoint sent it whole
         energies: the squared norm that each last column took out of its residual. For rank 0: the
             expected energy of a first column, or math.inf after too long a wait, which gives it
             rank 1 even beyond the budget

@@ -91,7 +91,7 @@ class LowRankRule:
         self._ranks: dict[str, int] = {}
         self._energies: defaultdict[str, float] = defaultdict(
             float
-        )  # added up since ranks were chosen
+        )  # sums since the last choice of ranks
         self._rights: dict[str, torch.Tensor] = {}
         self.waited: dict[str, int] = {}
         self._gradients: dict[str, float] = {}  # running means of their sums of absolute values
@@ -183,8 +183,9 @@ class LowRankRule:
 
         Args:
             residual_sums: L1 sums of the residuals, by parameter
-            gradients, sizes: this step's, by parameter, and their L1 sums
-            factor: multiplies gradients
+            gradients: this step's gradients, by parameter
+            sizes: L1 sums of these gradients
+            factor: the gradients are multiplied by it
         """
         gradient_sums = [factor * size for size in sizes]
         in_bucket = self.matrices_in(layers)
@@ -200,8 +201,8 @@ class LowRankRule:
     ) -> list[list[float]]:
         """Return SKETCHED random products of each gradient, with equal draws on every rank.
 
-        Averaged over the ranks, the mean of their squares estimates the squared norm of the
-        averaged gradient.
+        The ranks average each product. The mean square of the averages then estimates the squared
+        norm of the averaged gradient.
         """
         values, lefts, rights, signs = [], [], [], []
         for matrix, gradient in zip(matrices, gradients, strict=True):
@@ -289,7 +290,8 @@ class LowRankRule:
         step.energies[matrix.name] = energy
 
     def _measure(self, name: str, residual: float, gradient: float) -> None:
-        """Compare the residual of a matrix with its gradients."""
+        """Update the running mean of a matrix's gradients. The matrix becomes overdue if its
+        residual is larger than usual_max_age times this mean."""
         usual = (
             _GRADIENT_DECAY * self._gradients.get(name, gradient) + (1 - _GRADIENT_DECAY) * gradient
         )

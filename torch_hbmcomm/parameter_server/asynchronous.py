@@ -64,8 +64,8 @@ class ParameterServer:
     Every later worker takes the weights that it finds.
 
     Args:
-        model: dense CPU parameters and buffers. Parameters that require a gradient are trained;
-            workers receive all other tensors once, at the start.
+        model: dense CPU parameters and buffers. Parameters that require a gradient are trained.
+            Workers receive all other tensors once, at the start, except shared `buffers`.
         optimizer: any of PyTorch's over the model's parameters; its state is each worker's own
         box: addresses or connections of the boxes that have the weights, the same for all workers
             in the same order; None: the group's boxes (Options(parameter_server=...))
@@ -284,7 +284,7 @@ class ParameterServer:
         with self._broken_by_errors():
             self._send_all()
             if not self._config.rule.reads_first:
-                self._adopt(self._layout.changing)  # these include the delta just sent
+                self._adopt(self._layout.changing)  # the box's weights have the delta just sent
             self._replica.read(weights, self._layout.changing)
         found = {id(tensor): copy for tensor, copy in zip(tensors, weights, strict=True)}
 
@@ -333,7 +333,7 @@ class ParameterServer:
     def stats(self) -> dict[str, int | float]:
         """Return counters since the start: steps; workers that are alive; ahead, the exchanges by
         which this worker leads the slowest; pushed_bytes, pulled_bytes; refused (updates);
-        exchange_seconds that the methods took, the local optimizer left out.
+        exchange_seconds that step() took, the local optimizer left out.
 
         With `drop` also sent_layers, dropped_layers, and the threshold as it is now (-1: none).
         """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_COUNTERS = {"ParameterServer": "steps", "SyncParameterServer": "updates"}  # of a state
+_COUNTERS = {"ParameterServer": "steps", "SyncParameterServer": "updates"}  # keys of a state
 
 
 def check_kind(state: object, owner: str, right: str) -> None:

@@ -95,7 +95,7 @@ class Exchange:
 
     Args:
         narrow: over transports that copy, values come back in the delta's dtype
-        sends: the number of shards that are sent to one box at a time; None: any number
+        sends: the number of shards that are sent at a time, for each box; None: any number
 
     Raises the errors of JobSegments.alloc(); smb.BoxError.
 

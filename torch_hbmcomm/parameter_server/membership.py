@@ -73,9 +73,9 @@ class WorkerEntry:
 class MembershipTable:
     """This worker's entry, and its view of the other entries.
 
-    Every method raises smb.BoxError; those that wait raise TimeoutError after `timeout` seconds.
+    Every method may raise smb.BoxError; those that wait raise TimeoutError after `timeout` seconds.
 
-    Threads: any, but one alone calls notice_deaths().
+    Threads: any, but notice_deaths() is called by one thread only.
     """
 
     def __init__(self, box: smb.Box, name: str, timeout: float, temporary: bool) -> None:

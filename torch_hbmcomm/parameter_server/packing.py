@@ -22,7 +22,7 @@ class TensorSpec:
 
     strides: in elements (0 for dimensions of length 1); the boxes have the elements in the order of
         memory
-    kind: "parameter", "buffer", or "constant", which workers receive once and which never changes
+    kind: "parameter", "buffer", or "constant", which workers receive once and do not exchange
     """
 
     name: str

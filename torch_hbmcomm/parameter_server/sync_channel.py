@@ -74,7 +74,7 @@ def cut(tensors: Iterable[torch.Tensor], most: int) -> Iterator[Bucket]:
 Parts = Sequence[tuple[Bucket, torch.Tensor]]  # of one bucket: the spans and elements of each rank
 Receive = Callable[[Bucket, list[torch.Tensor]], None]
 Pack = Callable[[Bucket, torch.Tensor], None]
-_Works = Sequence[dist.Work | None]  # never None: this rank is in the group
+_Works = Sequence[dist.Work | None]  # no work is None, because this rank is in the group
 _Transfer = tuple[_Works, Callable[[], object]]  # works, and a function to call once they are done
 
 

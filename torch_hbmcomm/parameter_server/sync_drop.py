@@ -17,7 +17,7 @@ _Flats = Sequence[torch.Tensor | None]
 
 
 class SyncLayerDrop:
-    """Chooses the layers that a worker sends, and adds the others' gradients to the residuals.
+    """Chooses the layers that a worker sends, and keeps the gradients of the others as residuals.
 
     In each round that all ranks have accepted, call choose() or flush(), then packer(), then
     end_round(); call nothing in a refused round. Then sent gradients and residuals add up to all

@@ -139,7 +139,7 @@ class GradientGather:
         return Gathered(indices, self._channel.gather(gradients.flats(indices), like, receive))
 
     def _chosen(self, agreed: SyncRound, gradients: Gradients, dropping: SyncLayerDrop) -> Gathered:
-        """Send the parameters that each worker alone chooses."""
+        """Send the parameters that each worker has chosen for itself."""
         everything = range(len(self._parameters))
         batches = agreed.batches
         if agreed.call == SyncCall.FLUSH:  # the divisor of an update by these workers
@@ -171,7 +171,7 @@ def _prepare_averages(
 ) -> list[torch.Tensor]:
     """Allocate the .grad of the parameters of these indices, and remove all others.
 
-    An optimizer leaves a parameter without .grad alone. Returns the .grad tensors, flat.
+    An optimizer does not change a parameter without .grad. Returns the .grad tensors, flat.
     """
     named = set(indices)
     for index, parameter in enumerate(parameters):

@@ -55,7 +55,7 @@ class SyncParameterServer:
     An update equals one of single-process training on the batches of all workers together. The
     server averages their gradients, in the order of the ranks, and runs its own optimizer.
 
-    If a parameter has a gradient on some workers only, the other workers count as zeros. A
+    If a parameter has a gradient on some workers only, the others' gradients count as zeros. A
     parameter without any gradient is not updated, and only updated parameters are sent back. A
     worker's own .grad stays as it is, and the server's .grad holds the average afterwards: zero
     .grad before the next backward pass. To clip the average, register a step hook with the server's

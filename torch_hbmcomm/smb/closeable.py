@@ -32,7 +32,8 @@ class Closeable(ABC):
         self.close()
 
 
-_makers: weakref.WeakKeyDictionary[Closeable, int] = weakref.WeakKeyDictionary()  # process ids
+# The objects to close, each with the id of the process that has made it.
+_makers: weakref.WeakKeyDictionary[Closeable, int] = weakref.WeakKeyDictionary()
 
 
 def close_at_exit(one: Closeable) -> None:

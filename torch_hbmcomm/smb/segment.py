@@ -195,7 +195,8 @@ class Segment:
         _wait(batch, self._sum(batch, True, *what))
 
     def fetch_add(self, offset: int, n: int) -> int:
-        """Add to a signed 64-bit cell of the box, atomically. Returns the value before."""
+        """Add ``n`` to the signed 64-bit number at ``offset``, atomically, on the box. Returns the
+        value before."""
         batch = self._client.batch()
         future = batch.fetch_add(self._native, index("offset", offset), int64("n", n))
         before: int = _wait(batch, future)

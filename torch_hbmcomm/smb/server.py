@@ -18,7 +18,7 @@ class Server(Closeable):
 
     Args:
         listen: one or more of "host:port" for TCP and RDMA, port 0 for any, or () for none
-        memory: bytes, or text such as "16GiB"
+        memory: of all segments together, in bytes or as text such as "16GiB"
         policy: of the memory: see torch_hbmcomm.memory
         store: a directory in which the segments survive the process, and with `sync` a crash of
             the machine; None: no store
