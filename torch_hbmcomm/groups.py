@@ -32,7 +32,7 @@ def monitored_barrier(
 
     Args:
         group: an hbm group; None: the default group
-        timeout: for this barrier; None: the group's timeout
+        timeout: the time limit of this barrier; None: the group's timeout
         wait_all_ranks: name every missing rank, instead of the first
 
     Raises:
@@ -64,9 +64,9 @@ def split_group(
 
     Args:
         parent_pg: an hbm group, whose ranks all call split_group; None: the default group
-        split_ranks: for each new group, its ranks in `parent_pg`
-        timeout: for operations in the new groups; None: that of `parent_pg`
-        pg_options: torch_hbmcomm.Options for the new groups; None: those of `parent_pg`
+        split_ranks: for each new group, the list of its ranks as numbered in `parent_pg`
+        timeout: the timeout of operations in the new groups; None: the timeout of `parent_pg`
+        pg_options: torch_hbmcomm.Options for the new groups; None: the options of `parent_pg`
         group_desc: the new groups' description; None: PyTorch's default
 
     Returns:
@@ -187,7 +187,7 @@ def group_of_model(
     """Return the model's group. It must also be the group of the communication hook's state.
 
     Args:
-        group: the state's; None means the default one
+        group: the group given to the state; None: the default group
         state: the state's class name, for errors
 
     Raises:

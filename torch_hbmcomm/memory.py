@@ -170,8 +170,8 @@ def empty(
 
     Args:
         shape: one extent, or one for each dimension
-        dtype: of the elements; None: torch.float32
-        policy: of the memory; None: HBMCOMM_MEMORY, else "preferred"
+        dtype: the type of the elements; None: torch.float32
+        policy: the policy of the memory; None: HBMCOMM_MEMORY, else "preferred"
 
     Raises ValueError or TypeError for a bad argument, MemoryError when memory is short, and
     RuntimeError when the policy needs HBM and the machine has none.
@@ -198,8 +198,8 @@ def empty_numpy(
 
     Args:
         shape: one extent, or one for each dimension
-        dtype: of the elements, which are not Python objects
-        policy: of the memory; None: HBMCOMM_MEMORY, else "preferred"
+        dtype: the type of the elements, which cannot be Python objects
+        policy: the policy of the memory; None: HBMCOMM_MEMORY, else "preferred"
     """
     import numpy as np
     import torch

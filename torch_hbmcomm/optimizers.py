@@ -33,7 +33,7 @@ def watch_steps(
 
     Args:
         before, after: functions that take the owner, such as methods of its class
-        optimizers: None means every optimizer of the process
+        optimizers: the optimizers whose steps are watched; None: every optimizer of the process
     """
     handles = []
     for function, register_for_all, method in (
@@ -61,7 +61,7 @@ def optimizers_with(
     """Return the given optimizers as a sequence.
 
     Args:
-        parameters: by name; each must be in one of the optimizers
+        parameters: parameters by name; each must be in one of the optimizers
         method: the call that takes the optimizers, for errors
 
     Raises:

@@ -16,7 +16,7 @@ def check_fills_memory(
     Raises TypeError for a tensor that is not dense, or not on the CPU unless `any_device`;
     ValueError if the elements do not fill a range of memory.
 
-    kind: such as "parameter", for the message
+    kind: the kind of tensor, such as "parameter", for the error
     """
     if not (any_device or tensor.is_cpu) or tensor.layout != torch.strided:
         raise TypeError(

@@ -75,7 +75,7 @@ class FlatLayout:
         """Return the shards in which a bucket with these parameters, in this order, is sent, and
         the runs of each shard."""
         numbers = {name: number for number, name in enumerate(self._counts)}
-        starts = {}  # in the bucket, by the tensor's number
+        starts = {}  # each tensor's start in the bucket, by the tensor's number
         at = 0
         for name in names:
             starts[numbers[name]] = at

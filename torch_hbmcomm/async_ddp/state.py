@@ -85,8 +85,8 @@ class AsyncState(HookState, Closeable):
     parameter, and the hook returns the other ranks' additions.
 
     Args:
-        group: the model's; None: the default group
-        ddp: with broadcast_buffers=False, no find_unused_parameters, and no other hook
+        group: the model's group; None: the default group
+        ddp: the model, with broadcast_buffers=False, no find_unused_parameters, and no other hook
         box: addresses or connections of the boxes, the same on every rank in the same order; None:
             the group's boxes (Options(parameter_server=...)). Together the boxes hold 8 bytes for
             each element of a parameter, and 4 more for each rank; resync_every adds 12. For a
@@ -95,7 +95,7 @@ class AsyncState(HookState, Closeable):
         resync_every: steps of the source between two versions; only for parameters on the CPU.
             None: no versions.
         source: the rank, in the group, that publishes its parameters
-        name: this job's name in the boxes' keys
+        name: this job's name in the keys of its segments in the boxes
         timeout: seconds to wait for other ranks in drain()
 
     Raises:

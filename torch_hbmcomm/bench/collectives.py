@@ -126,7 +126,7 @@ class CollectivesPlan:
     """A choice of contenders and rows.
 
     contenders: the first is compared with the others.
-    sizes: None gives each collective its own.
+    sizes: the sizes of every collective, in bytes; None: each collective's own default_sizes.
     startup_rounds: 0 leaves startup out.
 
     Raises ValueError for a type that does not exist or a count below its least.

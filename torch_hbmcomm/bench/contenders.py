@@ -19,7 +19,7 @@ from torch_hbmcomm.bench.rounds import Timed, timed
 from torch_hbmcomm.sizes import KIB
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-OVER_MPI = "mpi"  # of HBMCOMM_NODE
+OVER_MPI = "mpi"  # a value of HBMCOMM_NODE
 
 Call = Callable[[], object]
 
@@ -29,10 +29,10 @@ class Contender(ABC):
 
     Its methods are called in the order in which they are declared here.
 
-    name: as in the command line and in every report.
+    name: the contender's name, in the command line and in every report.
     about: a description in a line.
     zero_copy: True: buffers come from `torch_hbmcomm.memory`; False: plain tensors.
-    reference: True: does only a part of the job, and shows the cost of that part.
+    reference: True: the contender does only a part of the job, and shows the cost of that part.
     dtypes: the supported element types.
     """
 
@@ -102,7 +102,7 @@ def group_of_all(backend: str, node: str | None = None) -> dist.ProcessGroup:
 class TorchBackend(PythonContender):
     """A backend of torch.distributed.
 
-    starts: True: also measured from nothing to a first collective.
+    starts: True: the time from nothing to a first collective is measured, too.
     """
 
     starts: bool = True

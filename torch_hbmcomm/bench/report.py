@@ -96,7 +96,7 @@ def compared(
 
     Args:
         headings: columns before the contenders, each with the function of its entries
-        entry: makes the entry of a contender
+        entry: the function that makes the entry of a contender
         order: contenders in order; others come last, in the order of measurement
         more: columns after the contenders, each with the function of its entries
     """

@@ -35,8 +35,8 @@ threads."""
 class Samples:
     """The times of one contender's calls, in microseconds for each call.
 
-    interleaved: in rounds with the other contenders.
-    alone: in rounds without the others, if there were any.
+    interleaved: the times in rounds with the other contenders.
+    alone: the times in rounds without the others, if there were such rounds.
     calls: the calls in each sample; 1, or more for short calls.
     """
 

@@ -33,8 +33,8 @@ class ProbeState(Enum):
 class Finding:
     """The result of a probe.
 
-    value: for people.
-    data: the same for programs.
+    value: the fact, as text for people.
+    data: the same facts for programs.
     """
 
     name: str

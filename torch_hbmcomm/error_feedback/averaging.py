@@ -19,8 +19,8 @@ class Averager:
     the gradients of the bucket before have been averaged, and nothing would overlap.
 
     Args:
-        name: the communicator's, the same on every rank; no other group has it
-        description: the communicator's description, for errors
+        name: the second communicator's name, the same on every rank; no other group has it
+        description: the second communicator's description, for errors
 
     Threads: one at a time, and on every rank the same calls in the same order.
     """

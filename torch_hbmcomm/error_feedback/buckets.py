@@ -63,7 +63,7 @@ class Buckets:
     Args:
         state: the name of the state's class, for errors
         wire: the dtype of float32 gradients on the wire; None: float32
-        layers_of: makes layers of the parameters of a bucket
+        layers_of: the function that groups the parameters of a bucket into layers
 
     Raises TypeError and ValueError for a model whose gradients cannot be sent.
     """

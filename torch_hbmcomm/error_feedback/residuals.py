@@ -33,7 +33,8 @@ class Residuals:
         # The memory of each residual: one tensor, or two that are used alternately if recoverable.
         self._rooms: dict[str, list[torch.Tensor]] = {}
         self._held: dict[str, torch.Tensor] = {}  # absent: zeros
-        self._changes: dict[str, torch.Tensor | None] = {}  # of this step; None: all was packed
+        # The residuals that this step has changed; None: all elements were packed.
+        self._changes: dict[str, torch.Tensor | None] = {}
 
     @property
     def names(self) -> list[str]:

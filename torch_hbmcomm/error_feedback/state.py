@@ -122,7 +122,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
     def _watch_steps(self, optimizers: Collection[Optimizer] | None) -> list[StepHook]:
         """Make the hooks that run around the optimizers' steps.
 
-        optimizers: the model's; None: every optimizer in this process
+        optimizers: the model's optimizers; None: every optimizer in this process
         """
         self._skipper = UpdateSkipper(optimizers) if self._config.skips_updates else None
         return [] if self._skipper is None else [self._skipper]

@@ -27,7 +27,8 @@ class _Counts:
 class Statistics:
     """Counts on one rank. end_step() adds a step's counts to the totals.
 
-    layers: in the last step. sent_layers: layers with a parameter that was sent whole in that step.
+    layers: number of layers in the last step.
+    sent_layers: number of these layers with a parameter that was sent whole.
     """
 
     steps: int = 0

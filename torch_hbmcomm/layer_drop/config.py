@@ -45,10 +45,10 @@ class LayerDrop(EncoderConfig):
             that their mean is 1 - ratio of all. It also falls with a layer's age, so that few
             layers wait until max_age. "paper": the threshold stays, and more is sent, because
             residuals grow
-        wire_dtype: for layer_drop_hook: torch.bfloat16: gradients of float32 are sent as bfloat16,
-            and the rounding errors stay in the residuals. None: in their own type
-        skip_update: for layer_drop_hook: a layer that is dropped keeps its parameters and its
-            optimizer's state in that step; a zero gradient would still let weight decay and
+        wire_dtype: only for layer_drop_hook. torch.bfloat16: gradients of float32 are sent as
+            bfloat16, and the rounding errors stay in the residuals. None: each gradient's own type
+        skip_update: only for layer_drop_hook. True: a layer that is dropped keeps its parameters
+            and its optimizer's state in that step; a zero gradient would still let weight decay and
             momentum change them. None: True with target="bytes", else False
 
     The state or parameter server that is given a LayerDrop checks its arguments. If an argument is

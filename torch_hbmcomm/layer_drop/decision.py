@@ -54,7 +54,7 @@ def _is_sent_whole(shapes: Sequence[Shape], min_numel: int) -> bool:
 class DropRule:
     """Decides step by step: decide() for all layers, in one call or several, then end_step().
 
-    threshold: for the next decision; NO_THRESHOLD: everything is sent
+    threshold: the threshold of the next decision; NO_THRESHOLD: everything is sent
     """
 
     def __init__(self, config: LayerDrop) -> None:
@@ -63,7 +63,7 @@ class DropRule:
         self.threshold = NO_THRESHOLD if fixed is None else fixed
         self._steps = 0
         self._debt = 0.0  # bytes that were sent too much so far, in budgets of a step
-        self._waited: dict[str, int] = {}  # by parameter; those that wait
+        self._waited: dict[str, int] = {}  # steps without sending, of each parameter that waits
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -89,8 +89,8 @@ class DropRule:
         """Decide for each layer whether it is sent in this step.
 
         Args:
-            layers: a bucket's, or the whole model's
-            layer_sums: by layer, averaged over the ranks that decide alike
+            layers: the layers of a bucket, or of the whole model
+            layer_sums: the sum of each layer, averaged over the ranks that decide alike
             idle: names of parameters without a new gradient in this step; they wait, even if the
                 rest of their layer is sent
         """

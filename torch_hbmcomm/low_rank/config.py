@@ -29,9 +29,9 @@ class LowRank(EncoderConfig):
         cache_dtype: the residuals' dtype; None: float32 (float64 for float64). With bfloat16, each
             step loses the residuals' rounding errors
         wire_dtype: torch.bfloat16: gradients of float32 are sent as bfloat16, and the rounding
-            errors stay in the residuals. None: in their own type
-        skip_update: a parameter of which nothing is sent keeps its value and its optimizer's state
-            in that step. None: False
+            errors stay in the residuals. None: each gradient's own type
+        skip_update: True: a parameter of which nothing is sent keeps its value and its optimizer's
+            state in that step. None: False
         relaxation: the multiple of an approximation, in (0, 2), that is sent and subtracted from
             the residuals. Above 1 the next gradients make up for the excess, as they mostly go in
             the same directions, and training lags less. None: 1.2 from R = 0.9 on, and less for

@@ -21,7 +21,7 @@ class LowRankEncoder(LowRankRule):
     """The rule of low-rank approximations, fed with averages over the ranks.
 
     Args:
-        parameters: the model's, by name
+        parameters: the model's parameters, by name
         corrector, damper: adapt the optimizers' next step to the directions that were sent
     """
 

@@ -69,8 +69,8 @@ class ParameterServer:
         optimizer: any of PyTorch's over the model's parameters; its state is each worker's own
         box: addresses or connections of the boxes that have the weights, the same for all workers
             in the same order; None: the group's boxes (Options(parameter_server=...))
-        staleness: how many exchanges a worker may be ahead of the slowest live one (Ho et al.
-            2013); None: any number. A worker that dies counts until its lease ends. With 0, plain
+        staleness: the number of exchanges that a worker may be ahead of the slowest live worker (Ho
+            et al. 2013); None: any. A worker that dies counts until its lease ends. With 0, plain
             SGD under "downpour" gives the same as synchronous training; with other optimizers the
             workers' local updates are averaged.
         push_every: steps between two exchanges

@@ -22,7 +22,7 @@ from torch_hbmcomm.parameter_server.sharding import (
     wait_all,
 )
 
-COUNTER_BYTES = 8  # of a layer's version, a signed 64-bit number
+COUNTER_BYTES = 8  # a layer's version is a signed 64-bit number
 
 SENDS = 2  # shards at a time to a box; measured over 1 Gbit/s, see papers/README.md
 
@@ -216,7 +216,7 @@ class BoundedExchange:
     Args:
         changing: the shards that are exchanged
         versions: the layers' version counters; None: no layer is dropped
-        staleness: how many exchanges a worker may be ahead of the slowest one; None: any number
+        staleness: the number of exchanges that a worker may be ahead of the slowest; None: any
 
     Threads: one at a time.
     """

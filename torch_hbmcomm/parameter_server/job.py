@@ -18,7 +18,7 @@ from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedValues
 class AsyncJob:
     """A worker's membership in the job, and its segments in the boxes.
 
-    leads: this worker must write the first weights, and then call publish()
+    leads: True: this worker must write the first weights, and then call publish()
     versions: the version counters of `layers` layers; None: no layer is dropped
 
     Raises:

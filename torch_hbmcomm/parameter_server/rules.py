@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-_BETA = 0.9  # of elastic averaging, the paper's section 5
+_BETA = 0.9  # of elastic averaging (Zhang et al. 2015, section 5)
 
 
 class Rule(ABC):

@@ -44,7 +44,7 @@ class JobSegments:
     """The segments that a worker has attached in the boxes of a job.
 
     Args:
-        name: of the job; the segments' keys begin with it
+        name: the job's name, with which the segments' keys begin
         shared, own: the bytes that each box has to hold once (shared) and for each worker (own), in
             the order of `boxes`; only for the text of a MemoryError
         temporary: the boxes delete the job's segments when the last worker leaves
@@ -152,7 +152,7 @@ class ShardedValues:
     """Values that a job's boxes hold for all its workers, cut as a layout says; zeros at first.
 
     Args:
-        key: begins the segments' keys; the index of the box ends them
+        key: the segment in each box has the key "<key>/<index of the box>", within the job
 
     Raises the errors of JobSegments.alloc(); smb.BoxError.
 

@@ -91,7 +91,7 @@ class SharedModel:
 def check_optimizer(owner: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     """Raise ValueError if there is no optimizer, or if it has a parameter that is not the model's.
 
-    owner: names the owner of the optimizer, for the error
+    owner: the name of the optimizer's owner, for the error
     """
     if optimizer is None:
         raise ValueError(f"{owner} needs an optimizer, and got None")

@@ -113,7 +113,7 @@ class Offer:
     changed: the error, if the model is not as it was at the start
     sparse: the first parameter whose gradient is sparse
     broken: the first parameter whose gradient is not finite
-    has_gradient: by parameter
+    has_gradient: for each parameter, True if it has a gradient on this rank
     """
 
     call: SyncCall

@@ -40,12 +40,12 @@ def connect(
         transport: "auto" picks the first of shm, verbs and tcp that works; any other is used or is
             an error.
         lanes: the number of connections over tcp, or of queue pairs over verbs
-        read_only: this client cannot write, and the box enforces it.
+        read_only: True: this client cannot write, and the box enforces it.
         connect_timeout: seconds that one attempt to connect takes at most
         reconnect_timeout: seconds without a connection after which operations raise BoxUnreachable
-        timeout: of each operation, in seconds; None: no limit while the connection lives
-        seal: with a token, authenticate tcp, and control messages on verbs. Must agree with the
-            box. None: HBMCOMM_BOX_SEAL, else True.
+        timeout: the most seconds of each operation; None: no limit while the connection lives
+        seal: True: with a token, authenticate the data of tcp, and the control messages of verbs.
+            Must be equal for the box and its clients. None: HBMCOMM_BOX_SEAL, else True.
 
     Raises BoxUnreachable, AccessDenied, or ValueError for a bad argument.
     """
@@ -120,8 +120,8 @@ class Box(Closeable):
             key: an integer or a name; None: a random key, which the box chooses
             mode: "create" creates it or raises KeyInUse, "attach" attaches or raises NoSuchKey,
                 "auto" does either.
-            temporary: the segment is deleted when its last attachment ends.
-            read_only: the attachment may only read.
+            temporary: True: the segment is deleted when its last attachment ends.
+            read_only: True: the attachment may only read.
         """
         if size is None and mode != "attach":
             raise ValueError('a size of None goes with mode="attach" alone')

@@ -126,7 +126,7 @@ class Segment:
         """Copy from the box to the buffer, at the same offset, or to the beginning of ``into``.
 
         Args:
-            offset: in the segment
+            offset: the first byte in the segment
             size: bytes to copy; None: to the end of the segment, or all of ``into``
             into: the memory to fill; None: the buffer
         """
@@ -136,7 +136,7 @@ class Segment:
         """Copy from the buffer to the box, at the same offset, or from the beginning of ``source``.
 
         Args:
-            offset: in the segment
+            offset: the first byte in the segment
             size: bytes to copy; None: to the end of the segment, or all of ``source``
             source: the memory to copy from; None: the buffer
         """
@@ -161,11 +161,11 @@ class Segment:
             dtype: float32, float64, float16, bfloat16, int32 or int64, by name or as NumPy's or
                 PyTorch's type
             scale: the factor. Integers need a whole number, else ValueError.
-            offset: in self, in bytes
+            offset: the first byte in self
             size: bytes of self; None: to the end of self
-            source_offset: in src, in bytes; None: the element with the same index
-            source_dtype: of src; None: as ``dtype``. bfloat16, float16 and float64 can be added to
-                float32, and float32 to each of them.
+            source_offset: the first byte in src; None: the element with the same index as in self
+            source_dtype: the type of src's elements; None: ``dtype``. bfloat16, float16 and float64
+                can be added to float32, and float32 to each of them.
         """
         batch = self._client.batch()
         what = src, dtype, scale, offset, size, source_offset, source_dtype
@@ -187,8 +187,8 @@ class Segment:
 
         Args:
             size: bytes of self; None: to the end of self
-            source_offset: in src, in bytes; None: the element with the same index
-            source_dtype: of src; None: as ``dtype``
+            source_offset: the first byte in src; None: the element with the same index as in self
+            source_dtype: the type of src's elements; None: ``dtype``
         """
         batch = self._client.batch()
         what = src, dtype, scale, offset, size, source_offset, source_dtype

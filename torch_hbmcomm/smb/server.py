@@ -18,30 +18,30 @@ class Server(Closeable):
 
     Args:
         listen: one or more of "host:port" for TCP and RDMA, port 0 for any, or () for none
-        memory: of all segments together, in bytes or as text such as "16GiB"
-        policy: of the memory: see torch_hbmcomm.memory
+        memory: the size of all segments together, in bytes or as text such as "16GiB"
+        policy: the memory's policy: see torch_hbmcomm.memory
         store: a directory in which the segments survive the process, and with `sync` a crash of
             the machine; None: no store
         token: the secret that clients need; "" admits every client. None: HBMCOMM_TOKEN, the file
             HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token, which is created if missing.
         unix: the path of the Unix socket, which the transport shm needs; True chooses one, False
             is none.
-        sync: with `store`, wait for the disk, so that keys, accumulates and fetch_adds survive a
-            crash of the machine. Data that clients write may still be lost.
+        sync: True, with `store`: wait for the disk, so that keys, accumulates and fetch_adds
+            survive a crash of the machine. Data that clients write may still be lost.
         lease: seconds after which the attachments of a silent client end
         most_clients: the largest number of clients. A client counts until it leaves or its lease
             ends, connected or not.
-        smallest_block: of the memory pool, in bytes or text; a power of two
-        largest_block: of the memory pool, in bytes or text; a power of two. No segment is larger.
+        smallest_block: the smallest block of the memory pool, in bytes or text; a power of two
+        largest_block: the largest block of the memory pool, in bytes or text; a power of two. No
+            segment is larger.
         handlers: the number of threads for requests; 0 chooses it.
         accumulate_threads: the number of threads for sums; 0 chooses it.
         receivers: the number of threads that receive; 0 chooses it.
         verbs: "on": an error if RDMA does not work; "auto": RDMA if it works; "off": no RDMA
-        verbs_host: the address of an RDMA device's network interface; "": the first
-            device
+        verbs_host: the address of an RDMA device's network interface; "": the first device
         verbs_port: the port of the RDMA connection manager, not of TCP; 0: any
-        seal: with a token, authenticate TCP, and control messages on RDMA; clients must do the
-            same. None: HBMCOMM_BOX_SEAL, else True.
+        seal: True: with a token, authenticate the data of TCP, and the control messages of RDMA.
+            Must be equal for the box and its clients. None: HBMCOMM_BOX_SEAL, else True.
 
     Raises ValueError for an invalid argument, MemoryError or RuntimeError with the cause if the box
     cannot start.

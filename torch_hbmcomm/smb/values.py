@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_hbmcomm.sizes import parse_bytes
 
-Halves = tuple[int, int]  # of a key: high and low 64 bits
+Halves = tuple[int, int]  # the high and the low 64 bits of a key
 
 _HALF = 64
 _MOST = (1 << 2 * _HALF) - 1
