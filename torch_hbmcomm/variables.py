@@ -50,7 +50,8 @@ def value(name: str, default: str = "") -> str:
 
 
 def first_use(rank: int | None = None) -> None:
-    """Check the environment of a process that uses hbm. Each use calls this.
+    """Check the environment of a process that uses hbm. Called whenever a group is formed, or
+    hbmcomm.memory allocates or binds.
 
     Warns as warn_of_wrong_ones does. Raises ValueError for a wrong value of a variable that
     `import torch` reads.

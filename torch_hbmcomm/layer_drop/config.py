@@ -25,7 +25,8 @@ class LayerDrop(EncoderConfig):
     To reproduce the paper: target="paper", max_age=math.inf, always_send=False.
 
     Args:
-        ratio: R, the part of all gradients that is not sent, in [0, 1); with 0 all is sent
+        ratio: R, the part of all gradients that is not sent, in [0, 1). With 0 all is sent, unless
+            there is a fixed_threshold
         every: steps between two searches for the threshold (Algorithm 1)
         warmup: the number of first steps that send everything; the first step always does if a
             threshold is searched for
@@ -53,7 +54,7 @@ class LayerDrop(EncoderConfig):
 
     The state or parameter server that is given a LayerDrop checks its arguments. If an argument is
     out of its range or of another type, the rank that gave it raises ValueError or TypeError, and
-    each other rank RuntimeError.
+    each other rank RuntimeError. A ParameterServer with `box` raises on this worker only.
     """
 
     every: int = 100

@@ -24,8 +24,8 @@ class LowRank(EncoderConfig):
     Args:
         ratio: R, the part of the bytes that is not sent, in [0, 1); with 0 all is sent
         warmup: the number of first steps that send everything
-        min_numel: a parameter with fewer elements is always sent whole, and so is one of fewer
-            than two dimensions
+        min_numel: a parameter with fewer elements is always sent whole. So is one of fewer than two
+            dimensions, and one for which rank 1 saves no bytes, as with a single row
         cache_dtype: the residuals' dtype; None: float32 (float64 for float64). With bfloat16, each
             step loses the residuals' rounding errors
         wire_dtype: torch.bfloat16: gradients of float32 are sent as bfloat16, and the rounding

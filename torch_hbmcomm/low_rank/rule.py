@@ -109,9 +109,10 @@ class LowRankRule:
     def _share(self) -> float:
         """The part of all bytes that this step is to send.
 
-        The first 1 / (1 - R) steps together send the part R of all bytes in addition, as much as
-        sending the first step whole would add. It is spread because a learning rate that warms up
-        hardly uses the first step. Spread over more steps, these bytes help less.
+        Without `warmup`, the first 1 / (1 - R) steps together send the part R of all bytes in
+        addition, as much as sending the first step whole would add. It is spread because a learning
+        rate that warms up hardly uses the first step. Spread over more steps, these bytes help
+        less.
         """
         ratio = self._config.ratio
         early = round(1 / (1 - ratio))

@@ -82,7 +82,8 @@ class SyncChannel:
     """Moves tensors bucket by bucket, through buffers of its own.
 
     The buffers take 25 MiB, and on the server 25 MiB more for each rank of the group; less for a
-    smaller model. The buffers of an hbm group are in its segment, so messages are not staged.
+    smaller model. With an hbm group they are in the segment of HBMCOMM_MEMORY's policy. If that is
+    the group's policy, messages are not staged.
 
     Every method is a collective. Used from one thread.
     """

@@ -47,7 +47,8 @@ def connect(
         seal: True: with a token, authenticate the data of tcp, and the control messages of verbs.
             Must be equal for the box and its clients. None: HBMCOMM_BOX_SEAL, else True.
 
-    Raises BoxUnreachable, AccessDenied, or ValueError for a bad argument.
+    Raises BoxUnreachable, AccessDenied, ValueError for a bad argument, or FileNotFoundError if
+    HBMCOMM_TOKEN_FILE names no file.
     """
     warn_of_wrong_ones()
     for name, seconds in (

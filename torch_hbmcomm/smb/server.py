@@ -43,8 +43,8 @@ class Server(Closeable):
         seal: True: with a token, authenticate the data of TCP, and the control messages of RDMA.
             Must be equal for the box and its clients. None: HBMCOMM_BOX_SEAL, else True.
 
-    Raises ValueError for an invalid argument, MemoryError or RuntimeError with the cause if the box
-    cannot start.
+    Raises ValueError for an invalid argument, OSError if a token cannot be created, MemoryError or
+    RuntimeError with the cause if the box cannot start.
     """
 
     def __init__(

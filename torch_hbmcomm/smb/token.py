@@ -1,7 +1,7 @@
 """Finds the token of a box. It is never taken from a command line, which every user can list.
 
 The order is: the argument, HBMCOMM_TOKEN, the file HBMCOMM_TOKEN_FILE, and
-~/.config/hbmcomm/token. An empty text means no token.
+~/.config/hbmcomm/token. The argument "" means no token; an empty variable counts as unset.
 """
 
 from __future__ import annotations
