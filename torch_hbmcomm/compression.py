@@ -16,7 +16,8 @@ from torch_hbmcomm.groups import chosen_group
 def bf16_hook(
     group: dist.ProcessGroup | None, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket as bfloat16 over the ranks of the model's group. None: the default group.
+    """Average a bucket as bfloat16 over the ranks of `group`, which is the model's group. None: the
+    default group.
 
     Register it with ``ddp.register_comm_hook(group, bf16_hook)``. It is PyTorch's
     bf16_compress_hook for machines without a GPU, where DDP refuses PyTorch's own. Rounding errors

@@ -32,8 +32,11 @@ _SILENCE = 5.0  # seconds that rank 0 waits for other ranks to leave the box bef
 
 @dataclass(frozen=True)
 class _Invitation:
-    """The token and the addresses of rank 0's box. An address in `far` may lead a rank to another
-    machine, because different networks may use the same address. The rank then tries the next."""
+    """The token and the addresses of rank 0's box.
+
+    An address in `far` may lead a rank to another machine, because different networks may use the
+    same address. The rank then tries the next address.
+    """
 
     token: str
     near: list[str]  # for ranks that share rank 0's loopback

@@ -80,14 +80,14 @@ class SegmentStats:
     in_use_bytes: int
     peak_bytes: int
     hbm_bytes: int
-    """The part of ``in_use_bytes`` that was asked of HBM nodes."""
+    """The part of ``in_use_bytes`` for which HBM nodes had room when it was allocated."""
     ddr_bytes: int
     """The part of ``in_use_bytes`` in DDR, by policy or because HBM was short."""
     allocations: int
     spills: int
     """Allocations that went to DDR because HBM was short."""
     page_bytes: int
-    """The largest page that the kernel gave."""
+    """The size of the largest page that the kernel has mapped."""
 
 
 Segment = SegmentStats  # the public name; smb.Segment is the memory box's

@@ -58,8 +58,9 @@ class Contender(ABC):
 
     @abstractmethod
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        """Check the outcome of one call, and return the loop of timed calls. All ranks call it.
-        REQUIRES: open() was called, and offers() is true for the collective and the buffers."""
+        """Check the outcome of one call, except for a reference, and return the loop of timed
+        calls. All ranks call it. REQUIRES: open() was called, and offers() is true for the
+        collective and the buffers."""
 
 
 class PythonContender(Contender):

@@ -137,7 +137,8 @@ def transpose_blocks(copies: Sequence[tuple[torch.Tensor, torch.Tensor, int, int
 
 
 def finite(values: torch.Tensor) -> bool:
-    """Return True if all elements of a flat tensor are finite. Writes them back, as sums_of()."""
+    """Return True if all elements of a flat tensor are finite. Like sums_of() it also writes them
+    back."""
     (size,) = sums_of([values])  # infinite, too, if the sum overflows float64
     return math.isfinite(size) or bool(values.isfinite().all())
 

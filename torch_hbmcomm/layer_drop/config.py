@@ -34,8 +34,8 @@ class LayerDrop(EncoderConfig):
             values, "l1" or "l2" norm
         granularity: a layer is a "parameter", or all parameters of a "module" together (under DDP
             those that share a bucket)
-        min_numel: a layer with fewer elements is always sent, and so is one without a parameter of
-            two dimensions
+        min_numel: a layer with fewer elements is always sent, and so is one whose parameters all
+            have at most one dimension
         always_send: False: the layers that min_numel describes may wait, too
         max_age: steps that a layer waits at most before it is sent; math.inf: for ever; None: four
             times the mean wait, 4 / (1 - ratio), and at least 8

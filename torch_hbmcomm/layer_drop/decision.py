@@ -46,7 +46,8 @@ def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
 
 
 def _is_sent_whole(shapes: Sequence[Shape], min_numel: int) -> bool:
-    """Return True if the parameters have too few elements together, or none has two dimensions."""
+    """Return True if the parameters have fewer than min_numel elements together, or if each of them
+    has at most one dimension."""
     numel = sum(shape.numel for shape in shapes)
     return numel < min_numel or all(shape.dimensions < 2 for shape in shapes)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch_hbmcomm.error_feedback.config import EncoderConfig
 
-_RELAXATION = 1.2  # bound of the default, which is 1 + _RELAXED / (1 - R) below it
+_RELAXATION = 1.2  # the default is 1 + _RELAXED / (1 - R), and at most this
 _RELAXED = 0.02
 _DAMPING = 0.25  # the default grows from 0 by this along each of the two ranges of R
 _DAMPED = (0.5, 0.8), (0.9, 0.95)

@@ -63,7 +63,8 @@ class SecondMomentCorrector:
     """Keeps Adam's second moment near its value without compression, before an optimizer steps.
 
     Gradients of several steps arrive as one sum. The square of the sum is larger than the sum of
-    the gradients' squares, and Adam's steps would be too small. So only a part of it counts.
+    the gradients' squares, and Adam's steps would be too small. So only a part of the square of the
+    sum counts.
     Optimizers with two `betas` that keep the moment as `exp_avg_sq`, such as AdamW, are corrected.
 
     optimizers: the watched optimizers; None: all of this process.

@@ -83,7 +83,7 @@ class SyncChannel:
 
     The buffers take 25 MiB, and on the server 25 MiB more for each rank of the group; less for a
     smaller model. With an hbm group they are in the segment of HBMCOMM_MEMORY's policy. If that is
-    the group's policy, messages are not staged.
+    the group's policy, messages within a node are not staged.
 
     Every method is a collective. Used from one thread.
     """

@@ -88,9 +88,9 @@ class SyncParameterServer:
             default group
         server: a rank of the group
         dedicated: the server computes no gradients, and runs serve() instead of step()
-        buffers: "shared": with an update every rank takes the server's buffers. If the server
-            brought no gradient, it takes the buffers of the lowest rank that did. "local": each
-            rank keeps its own
+        buffers: "shared": with an update every rank takes the buffers of the server or, if the
+            server brought no gradient, of the lowest rank that brought one. "local": each rank
+            keeps its own
         push_every: steps whose gradients are averaged to one update; in between, step() sets .grad
             to None
         drop: the rule of layers that wait; None: everything is sent
