@@ -70,7 +70,10 @@ class GroupBoxes:
         )
 
     def accept(self, invitation: _Invitation, near: bool) -> None:
-        """Connect to rank 0's box. Raises BoxUnreachable with the failure at each address."""
+        """Connect to rank 0's box. `near`: this rank shares rank 0's loopback.
+
+        Raises BoxUnreachable with the failure at each address.
+        """
         failures = []
         for url in invitation.near if near else invitation.far:
             try:

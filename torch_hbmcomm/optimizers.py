@@ -121,6 +121,6 @@ def _untraced(owner: T, function: StepHook[T]) -> Any:
             function(living, optimizer, arguments, keywords)
 
     # torch.compiler.disable() imports the compiler, which takes a second. As a decorator in this
-    # module it would do so when the module is imported. A program that comes here has an optimizer,
-    # whose constructor imports the compiler anyway.
+    # module it would do so when the module is imported. Here it costs nothing more, because every
+    # optimizer's constructor imports the compiler too.
     return torch.compiler.disable(hook)

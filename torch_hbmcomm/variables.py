@@ -1,6 +1,6 @@
 """The environment variables of torch_hbmcomm: their list, and what to say of wrong ones.
 
-docs/environment.md describes the variables of this list, and no others.
+docs/environment.md describes the variables of this list, and no other HBMCOMM_ variables.
 """
 
 from __future__ import annotations

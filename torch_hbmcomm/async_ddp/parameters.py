@@ -32,7 +32,7 @@ class Parameters:
         }
 
     def names(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
-        """Name parameters. Raises ValueError for one that is not among them."""
+        """Return the parameters' names. Raises ValueError for a parameter of another model."""
         try:
             return tuple(self._names[id(parameter)] for parameter in parameters)
         except KeyError:
@@ -88,7 +88,7 @@ class Parameters:
 
     def set_gradients(self, gradients: Flats) -> None:
         """Set each parameter's .grad. If all elements are zero, .grad is None, and the optimizer
-        leaves the parameter alone."""
+        does not change the parameter."""
         for values, _, parameter in self._parts(gradients):
             parameter.grad = None
             if values.any():
@@ -96,7 +96,7 @@ class Parameters:
                 flat(parameter.grad).copy_(values)
 
     def by_name(self, flats: Flats) -> dict[str, torch.Tensor]:
-        """Return copies in the parameters' shapes."""
+        """Return copies of the parameters' parts of `flats`, by name, in the parameters' shapes."""
         found = {}
         for values, name, parameter in self._parts(flats):
             found[name] = torch.empty_like(parameter, dtype=values.dtype, requires_grad=False)

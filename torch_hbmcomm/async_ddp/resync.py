@@ -103,7 +103,9 @@ class Resync:
         self._poll: Future[SourceVersion | None] | None = None
 
     def begin_step(self, steps: int) -> None:
-        """Give or take a version that is due, after `steps` steps.
+        """After a backward(), give a version on the source, if one is due after `steps` steps.
+
+        Another rank takes the version for which end_backward() polls, if the poll has found one.
 
         REQUIRES: everything that this rank took in these steps has been applied.
         """

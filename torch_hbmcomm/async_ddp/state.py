@@ -262,7 +262,10 @@ class AsyncState(HookState, Closeable):
         name: str,
         resources: ExitStack,
     ) -> tuple[AsyncHookConfig, str]:
-        """Connect. Returns the settings that all ranks must have alike, and a unique job name."""
+        """Check the arguments, and connect to the boxes.
+
+        Returns the settings that all ranks must have alike, and a unique job name.
+        """
         group_of_model(ddp, group, "AsyncState")
         named = trained(ddp)
         devices = {parameter.device for parameter in named.values() if not parameter.is_cpu}
@@ -317,7 +320,7 @@ class AsyncState(HookState, Closeable):
             self._resync.begin_step(self._steps)
 
     def _check_cleared(self, _gradient: torch.Tensor) -> None:
-        """Check that .grad was cleared; in backward(), before the first gradient is accumulated."""
+        """Check that .grad was cleared. Called in backward(), before it accumulates a gradient."""
         if self._unapplied:
             self._unapplied = False
             gradient = self._parameters.smallest.grad

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 BATCH_SECONDS = 10e-6
-MOST_SAMPLES = 20  # of a turn
+MOST_SAMPLES = 20  # in one turn of a contender
 _TURN_SECONDS = 10e-3  # long against the skew with which ranks leave a barrier
 _FEW, _MANY = 3, 30  # numbers of trial calls, if calls are slow and if they are fast
 _SLOW = 100_000  # nanoseconds from which a call is slow
@@ -81,7 +81,7 @@ def interleave(
             several
         barrier: called before each turn; ranks that measure together meet there
         agree: takes each rank's number, and returns a number that is equal on all ranks
-        most_samples: the most samples of a turn
+        most_samples: the largest number of samples in a turn
     """
     turns = {name: _turn(found, barrier, agree, most_samples) for name, found in contenders.items()}
     samples = {name: Samples(calls=calls) for name, (_, calls) in turns.items()}

@@ -53,7 +53,7 @@ class BucketLayers:
         return self.begins[index], self.begins[index] + self.counts[index]
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Add up values of parameters to values of layers."""
+        """Return, for each layer, the sum of its parameters' values."""
         return [sum(values[member] for member in layer.members) for layer in self.layers]
 
 

@@ -117,7 +117,7 @@ class Encoder(Protocol):
         """Forget everything since end_step()."""
 
     def forget_waiting(self) -> None:
-        """Forget, between two steps, which parameters wait: everything was sent by other means."""
+        """Forget the parameters that wait. Called by drain(), which has applied all residuals."""
 
     def summary(self) -> dict[str, float]:
         """Return the numbers that this encoder adds to the state's summary()."""

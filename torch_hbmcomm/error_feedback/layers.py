@@ -27,9 +27,9 @@ class Layer:
 
     parameters: their names.
     members: their indices among the shapes that the layers were made of.
-    numel: elements of all.
-    nbytes: bytes of all on the wire.
-    always: sent whole in every step.
+    numel: the number of elements of all these parameters.
+    nbytes: the bytes of all these parameters on the wire.
+    always: True if they are sent whole in every step.
     """
 
     parameters: tuple[str, ...]

@@ -120,7 +120,7 @@ def unpack_around(
 
 
 def transpose_blocks(copies: Sequence[tuple[torch.Tensor, torch.Tensor, int, int]]) -> None:
-    """Write each block of a flat source to a flat target, columns x rows.
+    """Transpose each block of a flat source into a flat target: rows x columns to columns x rows.
 
     Args:
         copies: source, target, and the rows and columns of the source's blocks

@@ -199,7 +199,7 @@ class DropRule:
         self._begin_step()
 
     def forget_waiting(self) -> None:
-        """Forget between two steps which parameters wait: everything was sent by other means."""
+        """Forget the parameters that wait. Called by drain(), which has applied all residuals."""
         self._waited.clear()
         self._begin_step()
 

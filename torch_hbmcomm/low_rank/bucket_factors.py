@@ -24,7 +24,7 @@ class BucketFactors:
 
     Args:
         residuals: the bucket's gradients are already added to them
-        factor: multiplies values on the wire
+        factor: the number by which the values on the wire are multiplied
 
     lefts: factor * M R' of all matrices of a rank above 0.
     """

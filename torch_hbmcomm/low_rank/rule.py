@@ -52,7 +52,7 @@ _CHOICE_STEPS = 5
 class _Step:
     """Findings of one step so far.
 
-    ranks: the first step's, chosen bucket by bucket.
+    ranks: the ranks of the first step, chosen bucket by bucket.
     whole: bytes of all gradients. fixed: bytes that no choice of ranks changes. sent: bytes sent.
     """
 
@@ -110,9 +110,9 @@ class LowRankRule:
         """The part of all bytes that this step is to send.
 
         Without `warmup`, the first 1 / (1 - R) steps together send the part R of all bytes in
-        addition, as much as sending the first step whole would add. It is spread because a learning
-        rate that warms up hardly uses the first step. Spread over more steps, these bytes help
-        less.
+        addition, as much as sending the first step whole would add. The addition is spread because
+        a learning rate that warms up hardly uses the first step. Spread over more steps, these
+        bytes help less.
         """
         ratio = self._config.ratio
         early = round(1 / (1 - ratio))
@@ -120,7 +120,7 @@ class LowRankRule:
         return 1 - ratio + (ratio / early if doubles else 0)
 
     def matrices_in(self, layers: BucketLayers) -> list[Matrix | None]:
-        """Return a bucket's parameters as matrices; None: it is always sent whole."""
+        """Return a bucket's parameters as matrices; None for one that is always sent whole."""
         for shape in layers.shapes:
             if shape not in self._matrices:
                 self._matrices[shape] = _approximated(shape, self._config)
@@ -221,8 +221,9 @@ class LowRankRule:
     def directions(
         self, matrices: Collection[Matrix], values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Return the transposes of R', whose columns have norm 1, of the types and devices of the
-        matrices' values.
+        """Return the transpose of R' for each matrix, in the dtype and on the device of its values.
+
+        The columns of R' have norm 1.
 
         Half of the columns are from R of the step before, because gradients keep to their
         directions. The other half is random, because the rest of the residuals is in other
@@ -336,7 +337,7 @@ class LowRankRule:
         self._step = _Step()
 
     def forget_waiting(self) -> None:
-        """Forget between two steps which parameters wait: everything was sent by other means."""
+        """Forget the parameters that wait. Called by drain(), which has applied all residuals."""
         self.waited, self.overdue = {}, {}
         self.cancel_step()
 
@@ -377,7 +378,7 @@ def layers_of(config: LowRank, shapes: Sequence[Shape]) -> list[Layer]:
 
 
 def _approximated(shape: Shape, config: LowRank) -> Matrix | None:
-    """Return a parameter as the matrix that is approximated; None: it is always sent whole."""
+    """Return the parameter's matrix, or None for a parameter that is always sent whole."""
     if shape.dimensions < 2 or shape.numel < config.min_numel:
         return None
     return matrix_of(shape.name, shape.sizes, shape.width)

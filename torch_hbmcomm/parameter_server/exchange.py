@@ -54,7 +54,8 @@ class LayerVersions:
         found = memoryview(bytearray(self._size))
         self._counters.read(into=found)
         self.pulled_bytes += self._size
-        if self._box.transport == "shm":  # read() was a plain load: a box operation orders it
+        if self._box.transport == "shm":
+            # read() was a plain load; a request to the box orders it before loads of the weights.
             self._counters.fetch_add(0, 0)
         seen, self._seen = self._seen, found.cast("q").tolist()
         return {

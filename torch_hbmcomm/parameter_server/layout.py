@@ -32,9 +32,10 @@ class Shard:
     """Elements of one dtype, kind and layer that are contiguous in one box.
 
     box: index of the box
-    offset: bytes, in the box's weights
-    count: elements
-    delta_offset: bytes, in a worker's delta buffer of that box; meaningless for constants
+    offset: the shard's first byte in the box's weights
+    count: the number of elements
+    delta_offset: the first byte of its delta in a worker's delta buffer of that box; meaningless
+        for constants
     delta_dtype: the delta's dtype, which may be narrower
     layer: index of the layer; 0 without layer dropping, and for constants
     """

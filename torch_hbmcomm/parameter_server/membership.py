@@ -123,7 +123,8 @@ class MembershipTable:
             self.set_pushed(clock)
             self.set_pulled(clock)
             self._write(self.index, WorkerCell.STATE, WorkerState.ACTIVE, worker=True)
-            # As in _wait(): this worker sees the other's clock, or the other sees this worker.
+            # Thanks to the fence, the next round of this loop sees the foremost worker's newest
+            # clock, or that worker sees this worker before it advances further.
             self._fence()
 
     def wait_for_workers(self, count: int) -> None:
@@ -301,8 +302,9 @@ class MembershipTable:
         return f"{self._name}/life/{index}"
 
     def _waiting(self, what: Callable[[], str]) -> Iterator[None]:
-        """Yield once per poll of a wait for the thing that what() names.
+        """Yield for each poll of a wait, with growing pauses in between.
 
+        what() names the awaited thing, for the warning and the error.
         Logs one warning after _SILENCE_SECONDS. Raises TimeoutError after `timeout` seconds.
         """
         start = time.monotonic()

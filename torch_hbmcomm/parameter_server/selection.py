@@ -134,9 +134,10 @@ class AsyncLayerDrop:
 
 
 def layers_in(tensors: Sequence[TensorSpec], transfer: str | None, drop: LayerDrop) -> list[Layer]:
-    """Return one layer of all tensors always sent, if any, then the layers that may be dropped.
+    """Return one layer of all tensors that are always sent, then the layers that may be dropped.
 
-    Buffers are always sent. Members are indices of `tensors`; constants are in no layer.
+    Buffers are always sent. The first layer is left out if it is empty. Members are indices of
+    `tensors`. Constants are in no layer.
 
     transfer: as in lay_out()
     """

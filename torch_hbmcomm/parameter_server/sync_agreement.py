@@ -202,7 +202,7 @@ def _index(index: int | None) -> int:
 def _common_call(calls: list[SyncCall], server: int) -> SyncCall:
     """Return the call of all ranks that do not merely follow.
 
-    Raises RuntimeError if these ranks call different methods.
+    Raises RuntimeError if these ranks call different methods, or load without the server.
     """
     wanted = sorted(set(calls) - {SyncCall.FOLLOW, SyncCall.FLUSH})
     if len(wanted) > 1 or (wanted == [SyncCall.LOAD] and calls[server] != SyncCall.LOAD):

@@ -176,7 +176,7 @@ class SyncLayerDrop:
         return sum(self._sums[member] for member in layer.members)
 
     def _measure(self) -> None:
-        """Compute the sums of the residuals."""
+        """Compute the sums of the residuals, by adding zeros to each residual."""
         for name in self._residuals.names:
             index = self._names.index(name)
             self._add({index: self._zeros(index)})

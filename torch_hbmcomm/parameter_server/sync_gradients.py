@@ -142,7 +142,8 @@ class GradientGather:
         """Send the parameters that each worker has chosen for itself."""
         everything = range(len(self._parameters))
         batches = agreed.batches
-        if agreed.call == SyncCall.FLUSH:  # the divisor of an update by these workers
+        if agreed.call == SyncCall.FLUSH:
+            # FLUSH counts no batches. Divide as in an update to which these workers all push.
             batches = len(agreed.workers) * self._config.push_every
         if self._group.rank() not in agreed.workers:
             chosen = [False] * len(everything)
@@ -169,7 +170,7 @@ class GradientGather:
 def _prepare_averages(
     parameters: Sequence[torch.Tensor], indices: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Allocate the .grad of the parameters of these indices, and remove all others.
+    """Allocate the .grad of the parameters of these indices, and remove all other .grad.
 
     An optimizer does not change a parameter without .grad. Returns the .grad tensors, flat.
     """
