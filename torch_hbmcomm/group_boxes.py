@@ -95,7 +95,7 @@ class GroupBoxes:
                 ) from error
 
     def remember_clients(self) -> None:
-        """Remember, on rank 0, the session of each rank in its box: close() waits for their end.
+        """On rank 0, remember the sessions of all ranks in its box: close() waits for their end.
         Call it once all ranks have connected."""
         if self._server is not None:
             self._clients = {row["session"] for row in self._server.stats()["client_table"]}

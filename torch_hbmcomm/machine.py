@@ -21,7 +21,7 @@ def cpu_model() -> str:
         field, _, value = line.partition(":")
         if field.strip() == "model name":
             return value.strip()
-    return platform.machine()  # AArch64 names no model
+    return platform.machine()  # on AArch64 the file has no "model name"
 
 
 def cores() -> int:

@@ -74,7 +74,7 @@ class Node:
 @dataclass(frozen=True)
 class SegmentStats:
     """The use of one policy's segment: the memory that this process shares with others of its node.
-    It has tensors, arrays and slots."""
+    A segment has tensors, arrays, and the slots through which groups send other tensors."""
 
     policy: Policy
     in_use_bytes: int

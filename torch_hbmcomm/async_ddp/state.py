@@ -102,7 +102,7 @@ class AsyncState(HookState, Closeable):
         ValueError, TypeError: bad arguments, or a model that the hook does not support.
         RuntimeError: another rank's error.
         MemoryError: a box is too small
-        smb.BoxError: from a box
+        smb.BoxError: an error of a box
 
     Threads: one at a time.
     """
@@ -289,7 +289,7 @@ class AsyncState(HookState, Closeable):
         timeout: float,
         resources: ExitStack,
     ) -> None:
-        """Attach to the job's segments, and join its other ranks; `resources` leaves them."""
+        """Attach to the job's segments, and join its other ranks, until `resources` is closed."""
         parameters, totals = self._parameters, self._totals
         every = config.resync_every
         needs = parameters.bytes(published=every is not None)

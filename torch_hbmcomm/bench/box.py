@@ -210,8 +210,8 @@ def _one_transport(
 
 
 def _address_of_device() -> str:
-    """Return an IPv4 address of an interface that belongs to an RDMA device: routes to it resolve
-    on the device."""
+    """Return an IPv4 address of an RDMA device's network interface. Connections over verbs to this
+    address use the device."""
     names = {file.read_text().strip() for file in _DEVICES.glob("*/ports/*/gid_attrs/ndevs/0")}
     for name in sorted(names):
         shown = subprocess.run(
@@ -240,7 +240,7 @@ def _accumulate(plan: BoxPlan, findings: Findings) -> None:
 
 
 def sums(plan: BoxPlan, dtype: str) -> list[int]:
-    """Return the sizes to measure: all for float32, and one beyond every cache for other types."""
+    """Return the sizes to measure: all for float32; for other types one, beyond every cache."""
     return plan.sizes(MIB if dtype == "float32" else 64 * MIB, 64 * MIB)
 
 

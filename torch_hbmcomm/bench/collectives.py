@@ -3,8 +3,8 @@
 A size is the larger buffer of a rank, in bytes. That is the whole tensor of allreduce, broadcast,
 reduce and sendrecv, and either side of alltoall. It is the gathered side of allgather and gather,
 and the scattered side of scatter and reduce_scatter. Rank 0 is the root. Operators are sums.
-sendrecv is a ping-pong of the pairs (0, 1), (2, 3), ...: one call is both ways; an odd last rank
-idles.
+sendrecv is a ping-pong of the pairs (0, 1), (2, 3), ...: one call sends a message there and back.
+An odd last rank idles.
 
 "startup" is the time from nothing to the end of a first collective, in fresh processes that have
 imported torch. "startup" and "barrier" have the size 0.
@@ -129,7 +129,7 @@ class CollectivesPlan:
     sizes: the sizes of every collective, in bytes; None: each collective's own default_sizes.
     startup_rounds: 0 leaves startup out.
 
-    Raises ValueError for a type that does not exist or a count below its least.
+    Raises ValueError for a type that does not exist, or a count below its minimum.
     """
 
     contenders: Sequence[Contender] = tuple(CONTENDERS.values())

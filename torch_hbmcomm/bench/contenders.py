@@ -53,8 +53,8 @@ class Contender(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Get ready for collectives. The process has a default group already, and other contenders.
-        All ranks call it."""
+        """Get ready for collectives. The process already has a default group, and may have groups
+        of other contenders. All ranks call it."""
 
     @abstractmethod
     def prepare(self, collective: str, buffers: Buffers) -> Timed:

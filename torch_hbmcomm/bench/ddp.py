@@ -87,7 +87,7 @@ MODELS = {
 class DdpPlan:
     """A choice of contenders and models; the others are compared with the first contender.
 
-    Raises ValueError for a name that does not exist or a count below its least.
+    Raises ValueError for a name that does not exist, or a count below its minimum.
     """
 
     contenders: Sequence[str] = ("hbm", "gloo")

@@ -29,7 +29,7 @@ class PeerFailed(RuntimeError):
 
 
 class Peer:
-    """The parent's end of the conversation."""
+    """The parent's end of the connection to a peer."""
 
     def __init__(self, role: str, connection: socket.socket, log: Path):
         self._role = role

@@ -164,7 +164,7 @@ class Result:
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        """Return the result whose JSON form this is."""
+        """Read a result from its JSON form."""
         found = json.loads(text)
         records = found.pop("measurements")
         return cls(**found, measurements=[Measurement.from_record(one) for one in records])
@@ -293,7 +293,7 @@ def check_names(kind: str, asked: Sequence[str], known: Iterable[str]) -> None:
 
 
 def check_counts(plan: Any, least: Mapping[str, int]) -> None:
-    """Raise ValueError for a field of the plan below its least."""
+    """Raise ValueError if a field of the plan is less than the field's number in `least`."""
     for name, bound in least.items():
         if getattr(plan, name) < bound:
             raise ValueError(f"{name} is {getattr(plan, name)}; it is at least {bound}")

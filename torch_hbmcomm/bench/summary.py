@@ -46,13 +46,13 @@ class Summary:
 
     @classmethod
     def names(cls, prefix: str, unit: str) -> dict[str, str]:
-        """Return the name in a record for the name of each field."""
+        """Return, by the name of each field, its name in a record."""
         counted = {"n": f"{prefix}n"}
         return counted | {one.name: f"{prefix}{one.name}_{unit}" for one in fields(cls)[1:]}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], prefix: str, unit: str) -> Summary | None:
-        """Return the summary in a record, or None."""
+        """Return the summary in a record; None if the record has none."""
         found = {
             field: record[name] for field, name in cls.names(prefix, unit).items() if name in record
         }

@@ -30,7 +30,8 @@ class EncoderConfig:
     min_numel: int
 
     sent_whole: ClassVar[str]
-    """Names the parameters that are always sent whole, besides those below min_numel."""
+    """Text for a warning: the parameters that are always sent whole, besides those below
+    min_numel."""
 
     def check(self) -> None:
         """Raise ValueError or TypeError for a setting out of its range or of another type."""

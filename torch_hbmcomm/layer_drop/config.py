@@ -39,8 +39,8 @@ class LayerDrop(EncoderConfig):
         always_send: False: the layers that min_numel describes may wait, too
         max_age: steps that a layer waits at most before it is sent; math.inf: for ever; None: four
             times the mean wait, 4 / (1 - ratio), and at least 8
-        cache_dtype: the residuals' dtype; None: float32 (float64 for float64). With bfloat16, each
-            step loses the residuals' rounding errors
+        cache_dtype: the residuals' dtype; None: float32, or float64 for gradients of float64. With
+            bfloat16, each step loses the residuals' rounding errors
         fixed_threshold: used instead of one that is searched for; None: a threshold is searched for
         target: "bytes": between two searches the threshold follows the bytes that were sent, so
             that their mean is 1 - ratio of all. It also falls with a layer's age, so that few

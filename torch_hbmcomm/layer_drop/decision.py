@@ -63,7 +63,7 @@ class DropRule:
         fixed = config.fixed_threshold
         self.threshold = NO_THRESHOLD if fixed is None else fixed
         self._steps = 0
-        self._debt = 0.0  # bytes that were sent too much so far, in budgets of a step
+        self._debt = 0.0  # bytes sent beyond the budgets so far, in budgets of a step
         self._waited: dict[str, int] = {}  # steps without sending, of each parameter that waits
         self._begin_step()
 

@@ -26,8 +26,8 @@ class LowRank(EncoderConfig):
         warmup: the number of first steps that send everything
         min_numel: a parameter with fewer elements is always sent whole. So is one of fewer than two
             dimensions, and one for which rank 1 saves no bytes, as with a single row
-        cache_dtype: the residuals' dtype; None: float32 (float64 for float64). With bfloat16, each
-            step loses the residuals' rounding errors
+        cache_dtype: the residuals' dtype; None: float32, or float64 for gradients of float64. With
+            bfloat16, each step loses the residuals' rounding errors
         wire_dtype: torch.bfloat16: gradients of float32 are sent as bfloat16, and the rounding
             errors stay in the residuals. None: each gradient's own type
         skip_update: True: a parameter of which nothing is sent keeps its value and its optimizer's

@@ -79,7 +79,7 @@ class LowRankRule:
 
     waited: steps since a parameter was sent, for matrices of rank 0.
     overdue: matrices sent whole in this step, by name, with the number of their gradients that
-        waits in the residual: more than usual_max_age.
+        wait in the residual: more than usual_max_age.
     """
 
     def __init__(self, config: LowRank) -> None:
@@ -186,7 +186,7 @@ class LowRankRule:
             residual_sums: L1 sums of the residuals, by parameter
             gradients: this step's gradients, by parameter
             sizes: L1 sums of these gradients
-            factor: the gradients are multiplied by it
+            factor: the number by which the gradients are multiplied
         """
         gradient_sums = [factor * size for size in sizes]
         in_bucket = self.matrices_in(layers)

@@ -101,7 +101,7 @@ class ParameterServer:
         TypeError: tensors that are not dense or not on the CPU
         MemoryError: a box is too small; says how much is needed.
         TimeoutError: other workers did not come within `timeout`.
-        smb.BoxError: from a box. After an error in step() the object can only be closed.
+        smb.BoxError: an error of a box. After an error in step() the object can only be closed.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class LayerVersions:
         self._box = segments.boxes[0]
         self._size = layers * COUNTER_BYTES
         self._counters = segments.alloc(0, self._size, "versions", mode)
-        self._increments = segments.alloc(0, self._size)  # added by this worker
+        self._increments = segments.alloc(0, self._size)  # bump() has the box add them
         self._seen = [0] * layers
         self.pushed_bytes = 0
         self.pulled_bytes = 0
@@ -95,7 +95,7 @@ class Exchange:
     nothing is copied: delta_buffer() and fresh() are the box's own memory.
 
     Args:
-        narrow: over transports that copy, values come back in the delta's dtype
+        narrow: True: over transports that copy, values come back in the delta's dtype
         sends: the number of shards that are sent at a time, for each box; None: any number
 
     Raises the errors of JobSegments.alloc(); smb.BoxError.

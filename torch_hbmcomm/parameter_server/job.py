@@ -26,7 +26,7 @@ class AsyncJob:
         RuntimeError: all others left while this worker joined
         MemoryError: a box is too small
         TimeoutError: the first worker did not write the weights in time
-        smb.BoxError: from a box
+        smb.BoxError: an error of a box
     """
 
     def __init__(

@@ -112,8 +112,8 @@ class Elastic(Rule):
     and 6); the weights are the center: e = alpha * (local - center), local -= e, center += e.
 
     Args:
-        alpha: the factor, more than 0 and at most 1; None: 0.9 / (live workers), the paper's
-            beta = 0.9
+        alpha: the factor, more than 0 and at most 1; None: 0.9 / (live workers), where 0.9 is the
+            paper's beta
     """
 
     reads_first = True

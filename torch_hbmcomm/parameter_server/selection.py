@@ -53,7 +53,7 @@ class Selection(Protocol):
 
 
 class SendAll:
-    """The selection of a worker that drops nothing. changing: the layout's shards."""
+    """The selection of a worker that drops nothing. changing: the layout's shards but constants."""
 
     def __init__(self, changing: Sequence[Shard]) -> None:
         self._changing = changing
@@ -80,7 +80,7 @@ class SendAll:
 class AsyncLayerDrop:
     """The selection of a worker that drops layers.
 
-    layers: the result of layers_in(). changing: the layout's shards.
+    layers: the result of layers_in(). changing: the layout's shards but constants.
     """
 
     def __init__(self, drop: LayerDrop, layers: Sequence[Layer], changing: Sequence[Shard]) -> None:
