@@ -59,7 +59,8 @@ class Publication:
         self._number.fetch_add(0, 1)
 
     def take(self) -> SourceVersion | None:
-        """Return the newest version; None if this reader has it or it is being written. Waits."""
+        """Return the newest version. Returns None if there is none, if this reader has it, or while
+        it is being written. Waits."""
         number = self._number.fetch_add(0, 0)
         if number == self._taken or number % 2:
             return None

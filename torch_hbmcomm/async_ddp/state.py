@@ -173,7 +173,8 @@ class AsyncState(HookState, Closeable):
 
         Together the optimizers have all parameters of the model. Every rank calls drain(), each
         after its last step, or between the same epochs. Ranks that have died or closed are not
-        waited for. With resync_every, all ranks then have the source's parameters.
+        waited for. With resync_every, all ranks then have the source's parameters. If the source
+        has died or closed, they keep their own, and a RuntimeWarning says so.
 
         Raises:
             ValueError, TypeError: the optimizers lack a parameter, or a step() needs a closure;
@@ -320,7 +321,8 @@ class AsyncState(HookState, Closeable):
             self._resync.begin_step(self._steps)
 
     def _check_cleared(self, _gradient: torch.Tensor) -> None:
-        """Check that .grad was cleared. Called in backward(), before it accumulates a gradient."""
+        """Check that the smallest parameter's .grad was cleared. Called in backward(), before the
+        gradient of this parameter is accumulated."""
         if self._unapplied:
             self._unapplied = False
             gradient = self._parameters.smallest.grad

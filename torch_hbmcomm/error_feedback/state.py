@@ -257,8 +257,9 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         All ranks call it after the last step. It clears the residuals and the gradients.
 
         If a rank's optimizers lack a parameter, or a step() needs a closure, this rank raises
-        ValueError or TypeError and every other rank RuntimeError; then nothing has changed. If a
-        step() raises, the averages are in .grad, and no longer in the residuals.
+        ValueError or TypeError and every other rank RuntimeError. If an average overflows its
+        dtype, every rank raises OverflowError. In both cases nothing has changed. If a step()
+        raises, the averages are in .grad, and no longer in the residuals.
         """
         self._settle()
         optimizers: list[Optimizer] = []

@@ -28,7 +28,7 @@ NO_THRESHOLD = -1.0
 # gains the bytes vary more from step to step.
 _PROPORTIONAL = 0.05
 _INTEGRAL = 0.005
-_MOST_DEBT = 10.0  # in budgets of a step: the debt's bound if always-sent layers exceed the budget
+_MOST_DEBT = 10.0  # in budgets of a step; always-sent layers may exceed the budget in every step
 
 
 def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:

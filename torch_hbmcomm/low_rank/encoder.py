@@ -41,8 +41,8 @@ class LowRankEncoder(LowRankRule):
         self._warned: set[str] = set()  # overdue matrices that a warning has named
 
     def encode(self, bucket: Accumulated, averager: Averager) -> Encoded:
-        """Approximate each matrix of a rank above 0. A matrix of rank 0 waits if it is not overdue,
-        and so does a parameter whose gradient is zero on all ranks. Everything else is sent whole,
+        """Approximate each matrix of a rank above 0. A matrix for which waits() is true is not
+        sent, nor is a parameter whose gradient is zero on all ranks. Everything else is sent whole,
         also a matrix whose residual or left factor is not finite."""
         layers = bucket.layers
         self.open_bucket(layers)

@@ -74,7 +74,8 @@ class ParameterServer:
             SGD under "downpour" gives the same as synchronous training; with other optimizers the
             workers' local updates are averaged.
         push_every: steps between two exchanges
-        rule: "downpour", "easgd" (Zhang et al. 2015), or an object of parameter_server.rules
+        rule: "downpour", "easgd" (Zhang et al. 2015), or an object of parameter_server.rules. With
+            "easgd" only step() sends changes; no other method does
         transfer: torch.bfloat16: float32 deltas and weights are sent as bfloat16. The rounding
             error of a delta is sent with the next delta; the box's weights stay float32. None: each
             tensor's own type.
@@ -101,7 +102,8 @@ class ParameterServer:
         TypeError: tensors that are not dense or not on the CPU
         MemoryError: a box is too small; says how much is needed.
         TimeoutError: other workers did not come within `timeout`.
-        smb.BoxError: an error of a box. After an error in step() the object can only be closed.
+        smb.BoxError: an error of a box. After such an error in step() the object can only be
+            closed.
     """
 
     def __init__(
@@ -264,7 +266,7 @@ class ParameterServer:
     def pull(self) -> None:
         """Send all unsent changes, and copy the box's weights into the model, without rounding.
 
-        With "easgd" the box's weights are the center.
+        With "easgd" the box's weights are the center, which replaces this worker's model.
         """
         self._check("pull()")
         self._shared.find()
@@ -305,8 +307,8 @@ class ParameterServer:
         The state may come from another number of workers. The first worker that comes writes the
         weights to the box, unless training has begun there.
 
-        Raises ValueError for a state of a SyncParameterServer, of another model, or with weights
-        that are not finite; then nothing is loaded.
+        Raises ValueError for a state of a SyncParameterServer or with weights that are not finite,
+        and RuntimeError for another model's state; then nothing is loaded.
         """
         self._check("load_state_dict()")
         if self._steps or self._loaded:

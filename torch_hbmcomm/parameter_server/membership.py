@@ -57,7 +57,7 @@ class WorkerState(IntEnum):
     JOINING = 1
     ACTIVE = 2
     GONE = 3  # finished, left or died
-    CLOSED = 4  # not to be used: the worker died before it was active, or the entry was free
+    CLOSED = 4  # not to be used: the worker ended before it was active, or the entry was free
 
 
 @dataclass(frozen=True)

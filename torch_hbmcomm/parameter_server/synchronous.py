@@ -72,8 +72,9 @@ class SyncParameterServer:
     the group is free for other collectives. With a dedicated server it is not, because serve() uses
     the group all the time: give the object a group of its own.
 
-    Every method except state_dict() and stats() is a collective. So is the constructor, which
-    copies the server's parameters and buffers to every rank. When the server's update raises, every
+    Every method except state_dict() and stats() is a collective; with `push_every`, step() is one
+    only when it makes an update. The constructor is a collective, too: it copies the server's
+    parameters and buffers to every rank. When the server's update raises, every
     rank raises. Errors of the group itself (a dead rank, a timeout) are raised unchanged, and leave
     this object unusable.
 
@@ -231,6 +232,7 @@ class SyncParameterServer:
             ValueError: on a worker, for another model's "drop", or for any "drop" if this object
                 was made without `drop`.
             ValueError: for the state of a ParameterServer.
+            RuntimeError: on the server, for another model's weights.
             RuntimeError: on the other ranks, with the text of the rank that cannot load.
         """
         if self._closed:
