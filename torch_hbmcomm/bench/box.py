@@ -63,7 +63,8 @@ class BoxPlan:
     """The measurements to make. Raises ValueError for invalid ones.
 
     largest: bytes of the largest read, write or accumulate.
-    rounds: turns of each contender among the others, and as many alone.
+    rounds: turns of each contender among the others, and as many alone. With several clients: at
+    most 3 turns, and none alone.
     lanes: connections of a client over tcp.
     threads: the number of threads that accumulate on the box.
     clients: numbers of clients that work at the same time. Each number is measured by itself, in

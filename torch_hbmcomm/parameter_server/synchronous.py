@@ -74,9 +74,9 @@ class SyncParameterServer:
 
     Every method except state_dict() and stats() is a collective; with `push_every`, step() is one
     only when it makes an update. The constructor is a collective, too: it copies the server's
-    parameters and buffers to every rank. When the server's update raises, every
-    rank raises. Errors of the group itself (a dead rank, a timeout) are raised unchanged, and leave
-    this object unusable.
+    parameters and buffers to every rank. When the server's update raises, every rank raises. Errors
+    of the group itself (a dead rank, a timeout) are raised unchanged, and leave this object
+    unusable.
 
     Threads: one.
 
