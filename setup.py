@@ -31,8 +31,8 @@ if not WITHOUT_TORCH:
         RELEASES = torch_releases.find()
     except LookupError as error:
         NO_RELEASE = str(error)
-# The release that an sdist will be built for is not known, so it requires any of them. When pip
-# builds the sdist, this runs again.
+# It is not known for which release an sdist will be built, so the sdist allows every supported
+# release. When pip builds the sdist, this runs again.
 MINORS = [release.minor for release in RELEASES]
 if NO_RELEASE or ("sdist" in sys.argv and not WITHOUT_TORCH):
     MINORS = list(range(torch_releases.OLDEST, torch_releases.NEWEST + 1))

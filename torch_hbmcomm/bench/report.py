@@ -125,7 +125,8 @@ def times(found: Measurement) -> str:
 
 
 def compared_with(found: Measurement, subject: Measurement | None, reference: bool) -> Text:
-    """Format times, and the ratio of the median to the subject's median; red if it is below 1.
+    """Format the times of `found`, and the ratio of its median to the median of `subject`, if there
+    is one. The ratio is red if it is below 1, unless `found` is a `reference`.
 
     If interleaving slows the contender, append its median alone, and the ratio of that to the
     subject's interleaved median.
