@@ -143,7 +143,7 @@ class Hbm(TorchBackend):
     def __init__(self, name: str, about: str, zero_copy: bool = False, node: str | None = None):
         super().__init__(name, about, "hbm")
         self.zero_copy = zero_copy
-        self.starts = zero_copy or node is not None  # the startup with plain tensors is the same
+        self.starts = zero_copy or node is not None  # plain tensors do not change the startup
         self._node = node
 
     def why_unavailable(self) -> str | None:

@@ -1,7 +1,7 @@
 """The layout of a model in memory boxes.
 
 Tensors are packed into shards (packing.py), the unit in which deltas and weights are sent. Each box
-gets an equal share of the bytes. All workers of a job compute the same layout from the same
+gets about an equal share of the bytes. All workers of a job compute the same layout from the same
 tensors, and compare its manifests. With layer dropping, the tensors of a layer share no shard with
 other layers.
 

@@ -38,8 +38,9 @@ class SharedModel:
         """Return the tensors in the order of the specs; empty ones for constants, unless
         `everything`. Changes nothing.
 
-        Raises RuntimeError, naming the tensor, if the model or the optimizer's parameters differ
-        from the start.
+        Raises RuntimeError, naming the tensor, if a tensor is not as its spec says, or if a
+        parameter is new or no longer frozen. Raises it also if the optimizer has a parameter that
+        is not the model's.
         """
         parameters = dict(self._model.named_parameters())
         for name in parameters:
