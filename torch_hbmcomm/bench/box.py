@@ -277,7 +277,7 @@ def measure_clients(
 ) -> None:
     """Measure all clients of a box together: reads, writes, and both in turn.
 
-    contenders: for each name, a transport and a prefix. The prefix and an operation are the name of
+    contenders: for each name, a transport and a prefix. The prefix and an operation together name
     ClientPeer's action, as in "memcpy read".
     box_launcher, launcher: the commands that start the box and each client.
     """

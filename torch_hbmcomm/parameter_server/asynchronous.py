@@ -75,7 +75,7 @@ class ParameterServer:
             workers' local updates are averaged.
         push_every: steps between two exchanges
         rule: "downpour", "easgd" (Zhang et al. 2015), or an object of parameter_server.rules. With
-            "easgd" only step() sends changes; no other method does
+            "easgd" only step() sends changes
         transfer: torch.bfloat16: float32 deltas and weights are sent as bfloat16. The rounding
             error of a delta is sent with the next delta; the box's weights stay float32. None: each
             tensor's own type.
@@ -85,8 +85,8 @@ class ParameterServer:
             step older. False: fresh weights are in the model when step() returns. None: True,
             unless staleness is 0 or layers are dropped.
         drop: the rule by which layers with small changes are sent later (Lee et al. 2020). Each
-            worker decides alone, and reads back only the layers that it or other workers have
-            changed. None: everything is sent.
+            worker decides alone, and reads back only the layers that it has sent or other workers
+            have changed. None: everything is sent.
         name: this job's name in the boxes, if box is given; workers of one name train one model
         workers: the number of workers to wait for at the start; None: the group's size, or 1
         keep: the weights stay in the boxes when the last worker leaves; a job of the same name then
