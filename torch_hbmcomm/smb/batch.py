@@ -13,10 +13,10 @@ from torch_hbmcomm.smb.values import index, int64
 class Batch:
     """Collects operations in a ``with`` block, which ends when all are done.
 
-    The operations take effect in order, and are sent together. The block raises the first failure.
-    If an exception leaves the block, nothing is sent, and every future fails. No future can be
-    awaited before the end of the block. The methods have the arguments of Segment's methods, after
-    the segment.
+    The operations are sent together, in order. Operations on the same bytes take effect in this
+    order. The block raises the first failure. If an exception leaves the block, nothing is sent,
+    and every future fails. No future can be awaited before the end of the block. The methods have
+    the arguments of Segment's methods, after the segment.
 
     A batch saves network latencies; over shm it saves the latencies of fetch_add and sums. Short
     reads and writes over shm are plain copies, which are no faster in a batch.
