@@ -143,7 +143,7 @@ def _register_backend(
     backend: Any = None,
 ) -> None:
     """Register a backend. For a ProcessGroupGloo that the program has made itself, register a
-    backend of hbm with the same ranks, which meet in the group's store."""
+    backend of hbm with the same ranks, which find each other through the group's store."""
     if device.type == "cpu" and isinstance(backend, _GLOO_CLASS):
         store = group.get_group_store()
         if _stands_in(group):  # hbm has replaced a Gloo in this group before: take the same hbm

@@ -44,9 +44,9 @@ class AsyncState(HookState, Closeable):
     The boxes hold the running total of each parameter's gradients. For each bucket the hook adds
     this rank's gradients to the totals. It returns all gradients added since this rank took last,
     its own included, divided by the group's size. So every rank applies every gradient exactly
-    once, and in training no rank waits for another. (DDP itself makes all ranks meet twice: in its
-    constructor, and at the beginning of the second iteration, to arrange its buckets.) A thread of
-    the state's own exchanges buckets with the boxes during backward().
+    once, and in training no rank waits for another. (DDP itself makes all ranks wait for each other
+    twice: in its constructor, and at the beginning of the second iteration, to arrange its
+    buckets.) A thread of the state's own exchanges buckets with the boxes during backward().
 
     **Rules for the script**: apply the ``.grad`` of a backward() by one step of the optimizer
     before the model's next forward(), and clear it before the next backward(). To accumulate over
@@ -72,8 +72,8 @@ class AsyncState(HookState, Closeable):
     waiting. With resync_every=20 this kept Adam's replicas within 1e-2. A version is some steps old
     when it is taken; so if there is hardly any drift, it adds drift. Buffers are each rank's own.
 
-    **Checkpoints** come from one rank, the source, after a step of its optimizer: the model's, the
-    optimizer's and this state's state_dict(). On resuming every rank loads the same file; the
+    **Checkpoints** are saved by one rank, the source, after a step of its optimizer: the model's,
+    the optimizer's and this state's state_dict(). On resuming every rank loads the same file; the
     number of ranks may change.
 
     **Deaths**: ranks that die are not waited for. Results are still divided by the group's size.
@@ -216,8 +216,8 @@ class AsyncState(HookState, Closeable):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint, on every rank from the same file, before the first backward().
 
-        The outstanding additions come with the first result. Raises ValueError for the state of
-        another model, or an incomplete state; then nothing has changed.
+        The hook's first result includes the outstanding additions. Raises ValueError for the state
+        of another model, or an incomplete state; then nothing has changed.
         """
         if self._steps:
             raise RuntimeError("a checkpoint is loaded before the first backward()")

@@ -30,7 +30,7 @@ class Totals:
 
     push() adds this worker's gradients to the totals in the boxes. take() puts into the bucket the
     mean over `workers` of all additions since this worker took last. `applied` gets exactly the
-    values in the bucket, so the rounding errors of the gradients' dtype come with the next take().
+    values in the bucket, so the next take() includes the rounding errors of the gradients' dtype.
 
     Threads: one at a time.
     """

@@ -1,6 +1,6 @@
 """The contenders: backends of torch.distributed, called through its public functions.
 
-All are compared with the first contender that takes part. To measure another contender, implement
+All are compared with the first contender that is measured. To measure another contender, implement
 `Contender` and give it to collectives.py, as benchmarks/collectives does.
 """
 
@@ -48,7 +48,7 @@ class Contender(ABC):
         return None
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
-        """Return True if the contender takes part in that row; by default in all collectives."""
+        """Return True if the contender is measured in that row; by default in all collectives."""
         return collective in COLLECTIVE_CALLS and dtype in self.dtypes
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Processes that take part in a benchmark, each controlled by the parent, one call at a time.
+"""The processes of a benchmark, each controlled by the parent, one call at a time.
 
 They talk over a Unix socket, a line of JSON each way. A waiting peer sleeps in the kernel, and
 takes no time from the measured process.

@@ -79,7 +79,7 @@ def interleave(
         rounds: the number of rounds; in each, every contender has a turn
         alone: the contenders also measured alone, for `rounds` turns; None: all, if there are
             several
-        barrier: called before each turn; ranks that measure together meet there
+        barrier: called before each turn; ranks that measure together wait there for each other
         agree: takes each rank's number, and returns a number that is equal on all ranks
         most_samples: the largest number of samples in a turn
     """

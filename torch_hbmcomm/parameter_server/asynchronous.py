@@ -304,8 +304,8 @@ class ParameterServer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint of state_dict(), on every worker before its first step.
 
-        The state may come from another number of workers. The first worker that comes writes the
-        weights to the box, unless training has begun there.
+        The number of workers may differ from the run that saved the state. The first worker that
+        calls load_state_dict() writes the weights to the box, unless training has begun there.
 
         Raises ValueError for a state of a SyncParameterServer or with weights that are not finite,
         and RuntimeError for another model's state; then nothing is loaded.

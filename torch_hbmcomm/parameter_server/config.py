@@ -67,7 +67,7 @@ class AsyncConfig:
 
     @property
     def transfer_name(self) -> str | None:
-        """The name of `transfer`, as a box knows it."""
+        """The name of the dtype `transfer`, as in "bfloat16"."""
         return None if self.transfer is None else str(self.transfer).removeprefix("torch.")
 
     @property

@@ -139,7 +139,7 @@ class Exchange:
         return self._memory.local(shard.box, shard.offset, shard.size), shard.dtype
 
     def add(self, shards: Iterable[Shard], scales: Scales, fetch: bool) -> list[Arrival]:
-        """Add the deltas of shards to their values, and bring the values to fresh() if `fetch`.
+        """Start to add the deltas of shards to their values, and with `fetch` to read the values.
 
         Do not change a delta buffer until its shard has arrived. `sends` bounds the number of
         shards that are being sent. If all were sent together, they would share the connections and
@@ -161,7 +161,7 @@ class Exchange:
         return arrivals
 
     def fetch(self, shards: Iterable[Shard]) -> list[Arrival]:
-        """Bring the values of shards to fresh()."""
+        """Start to read the values of shards into the memory of fresh()."""
         return [Arrival(shard, self._ask(shard)) for shard in shards]
 
     def _sum(self, shard: Shard, scale: float) -> smb.Future:
@@ -177,8 +177,8 @@ class Exchange:
         )
 
     def _ask(self, shard: Shard) -> list[smb.Future]:
-        """Bring the values of a shard to fresh(). If they are narrowed, the box first rounds them
-        into the delta buffer, and the worker reads them from there."""
+        """Start to read the values of a shard into the memory of fresh(). If they are narrowed, the
+        box first rounds them into the delta buffer, and the worker reads them from there."""
         if not self._narrowed(shard):
             self.pulled_bytes += shard.size
             return self._memory.fetch(shard.box, shard.offset, shard.size)

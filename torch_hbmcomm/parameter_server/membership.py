@@ -1,8 +1,8 @@
 """The membership table of a job: its workers, their clocks, and which are alive, in a box.
 
-The table is a segment of 64-byte entries. Entry 0 belongs to the job, every other entry to one
-worker; an entry is used once. A worker is alive while its temporary segment
-``<name>/life/<index>`` exists, which the box deletes when the worker leaves or its lease ends.
+The table is a segment of 64-byte entries. Entry 0 is the job's, every other entry is one worker's;
+an entry is used once. A worker is alive while its temporary segment ``<name>/life/<index>`` exists,
+which the box deletes when the worker leaves or its lease ends.
 
 Bounded staleness follows Ho et al. 2013 (*More effective distributed ML via a stale synchronous
 parallel parameter server*). A clock counts exchanges with the box.

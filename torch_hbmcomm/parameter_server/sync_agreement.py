@@ -129,7 +129,7 @@ class SyncRound:
     """The common action of all ranks of the group.
 
     call: FOLLOW when every rank only follows; STEP and FLUSH are updates
-    workers: the ranks that bring gradients
+    workers: the ranks whose gradients the update averages
     batches: the sum over all workers; 0 for FLUSH
     parameters: indices of parameters that have a gradient on some worker
     broken: (rank, parameter) of the first gradient that is not finite

@@ -2,7 +2,7 @@
 
 Tensors are cut into buckets, runs of elements of one dtype that are sent as one message. So the
 bytes in flight stay bounded. Buckets are sent by the group's gather and broadcast, or point to
-point if ranks bring different tensors. While one bucket is in flight, the bucket before it is
+point if ranks send different tensors. While one bucket is in flight, the bucket before it is
 unpacked or averaged.
 
 "Flat" tensors have one dimension.
@@ -126,7 +126,7 @@ class SyncChannel:
         like: Sequence[torch.Tensor],
         receive: Receive,
     ) -> int:
-        """Bring every rank's `flats` to the server, which calls receive(bucket, rows) for each
+        """Send every rank's `flats` to the server, which calls receive(bucket, rows) for each
         bucket. `rows` has the elements of every rank; receive() may overwrite them.
 
         None counts as zeros; `like` has the sizes and the dtypes. Returns the bytes that each rank

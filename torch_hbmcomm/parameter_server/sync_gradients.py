@@ -102,7 +102,7 @@ class Gathered(NamedTuple):
 
 
 class GradientGather:
-    """Brings the workers' gradients to the server. Unsent gradients count as zeros."""
+    """Averages the workers' gradients at the server. Unsent gradients count as zeros."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class SyncParameterServer:
     With `drop` every worker sends only the layers that it chooses. In the other layers its
     gradients count as zeros. It adds them up for later, except the gradients of refused updates.
 
-    Workers may take different numbers of steps: a closed worker brings nothing to later averages.
+    Workers may take different numbers of steps: a closed worker adds nothing to later averages.
     Until they close, workers call step() and pull() in the same order. Between two of these calls
     the group is free for other collectives. With a dedicated server it is not, because serve() uses
     the group all the time: give the object a group of its own.
@@ -89,9 +89,9 @@ class SyncParameterServer:
             default group
         server: a rank of the group
         dedicated: the server computes no gradients, and runs serve() instead of step()
-        buffers: "shared": with an update every rank takes the buffers of the server or, if the
-            server brought no gradient, of the lowest rank that brought one. "local": each rank
-            keeps its own
+        buffers: "shared": with an update every rank takes the server's buffers. If the server is
+            dedicated or has closed, every rank takes the buffers of the first worker that has not
+            closed. "local": each rank keeps its own
         push_every: steps whose gradients are averaged to one update; in between, step() sets .grad
             to None
         drop: the rule of layers that wait; None: everything is sent
@@ -291,7 +291,7 @@ class SyncParameterServer:
         on_server: Callable[[], None] | None = None,
         state: Any = None,
     ) -> None:
-        """Meet the other ranks, and perform the common action.
+        """Exchange offers with the other ranks, and perform the common action.
 
         on_server: called on the server after an update
         state: the state to load
