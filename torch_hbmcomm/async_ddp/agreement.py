@@ -1,4 +1,4 @@
-"""Checks of async_hook's model, and of the settings that all ranks must have alike."""
+"""Checks of async_hook's model, and of the settings that must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class AsyncHookConfig:
-    """The arguments of AsyncState that every rank has alike, and the number of boxes."""
+    """The arguments of AsyncState that must be equal on all ranks, and the number of boxes."""
 
     resync_every: int | None
     source: int

@@ -265,7 +265,7 @@ class AsyncState(HookState, Closeable):
     ) -> tuple[AsyncHookConfig, str]:
         """Check the arguments, and connect to the boxes.
 
-        Returns the settings that all ranks must have alike, and a unique job name.
+        Returns the settings that must be equal on all ranks, and a unique job name.
         """
         group_of_model(ddp, group, "AsyncState")
         named = trained(ddp)

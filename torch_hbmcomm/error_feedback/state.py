@@ -82,7 +82,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         optimizer: Optimizer | Sequence[Optimizer] | None,
         scaler: torch.amp.GradScaler | None,
     ) -> tuple[dict[str, Any], str]:
-        """Check the arguments. Returns the settings that all ranks must have alike, and a unique
+        """Check the arguments. Returns the settings that must be equal on all ranks, and a unique
         name for a group."""
         name, config = type(self).__name__, self._config
         check_wrapped(ddp, name)

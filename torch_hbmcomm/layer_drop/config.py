@@ -44,8 +44,8 @@ class LayerDrop(EncoderConfig):
         fixed_threshold: used instead of one that is searched for; None: a threshold is searched for
         target: "bytes": between two searches the threshold follows the bytes that were sent, so
             that their mean is 1 - ratio of all. It also falls with a layer's age, so that few
-            layers wait until max_age. "paper": the threshold stays, and more is sent, because
-            residuals grow
+            layers wait until max_age. "paper": the threshold does not change between two searches,
+            and more is sent, because residuals grow
         wire_dtype: only for layer_drop_hook. torch.bfloat16: gradients of float32 are sent as
             bfloat16, and the rounding errors stay in the residuals. None: each gradient's own type
         skip_update: only for layer_drop_hook. True: a layer that is dropped keeps its parameters

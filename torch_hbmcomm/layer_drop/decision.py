@@ -91,7 +91,7 @@ class DropRule:
 
         Args:
             layers: the layers of a bucket, or of the whole model
-            layer_sums: the sum of each layer, averaged over the ranks that decide alike
+            layer_sums: the sum of each layer; under DDP it is averaged over all ranks
             idle: names of parameters without a new gradient in this step; they wait, even if the
                 rest of their layer is sent
         """

@@ -1,4 +1,4 @@
-"""Measures of a bucket that ranks exchange, so that all decide alike."""
+"""Measures of a bucket that ranks exchange, so that all ranks decide the same."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Chooses the ranks of low-rank approximations. The budget of bytes is given to the columns that
 take most energy, for each byte, out of the residuals.
 
-Every rank of the group plans alike, from numbers that are equal on all ranks.
+Every rank of the group chooses the same, from numbers that are equal on all ranks.
 """
 
 from __future__ import annotations

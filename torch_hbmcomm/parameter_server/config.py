@@ -58,7 +58,7 @@ class AsyncConfig:
 
     @property
     def manifest_terms(self) -> dict[str, Any]:
-        """The settings that all workers of a job must have alike, for the manifest."""
+        """The settings that must be equal on all workers of a job, for the manifest."""
         return {
             "rule": repr(self.rule),
             "staleness": self.staleness,

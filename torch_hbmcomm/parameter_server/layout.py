@@ -91,7 +91,7 @@ class Layout:
     delta_bytes: tuple[int, ...]
 
     def manifest(self, terms: dict[str, Any]) -> bytes:
-        """Describe the settings and tensors that all workers must have alike, as JSON."""
+        """Describe the settings and tensors that must be equal on all workers, as JSON."""
         return json.dumps(
             {
                 "version": _VERSION,
@@ -147,7 +147,7 @@ def lay_out(
 def travels_as(dtype: str, transfer: str | None) -> str:
     """Return the dtype of deltas, and of weights that are not read zero-copy.
 
-    transfer: narrows float32 to bfloat16, or float64 to float32; other dtypes stay
+    transfer: narrows float32 to bfloat16, or float64 to float32; other dtypes are not narrowed
     """
     return transfer if transfer and (dtype, transfer) in _NARROWED else dtype
 

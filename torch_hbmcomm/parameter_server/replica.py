@@ -119,7 +119,7 @@ class Replica:
     def fill_delta_buffers_with_rest(self) -> list[Shard]:
         """Put the rounding errors of sent deltas into the delta buffers. Returns their shards.
 
-        Errors that the narrow dtype rounds to 0 stay.
+        Keeps the errors that the narrow dtype rounds to 0.
         """
         left = []
         for shard, part in self._parts.items():

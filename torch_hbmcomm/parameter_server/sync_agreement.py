@@ -147,7 +147,7 @@ def meet(group: dist.ProcessGroup, server: int, names: Sequence[str], offer: Off
 
     names: the parameters' names, by index
 
-    Raises, on every rank alike:
+    Raises, on every rank:
         TypeError: a gradient is sparse
         RuntimeError: ranks call different methods, or a model has changed
     """
