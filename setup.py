@@ -39,7 +39,7 @@ if NO_RELEASE or ("sdist" in sys.argv and not WITHOUT_TORCH):
 
 
 class DistInfo(dist_info):  # type: ignore[misc]  # setuptools has no types
-    """The metadata that pip reads before it installs requirements and builds a wheel."""
+    """Makes the metadata, which pip reads before it installs requirements and builds a wheel."""
 
     def run(self) -> None:
         if NO_RELEASE:
@@ -48,7 +48,7 @@ class DistInfo(dist_info):  # type: ignore[misc]  # setuptools has no types
 
 
 class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
-    """Builds in a folder that keeps what is compiled from one build to the next."""
+    """Builds in a folder that is kept, so that the next build compiles only what has changed."""
 
     def run(self) -> None:
         missing = NO_RELEASE or native_requirements.missing()

@@ -33,7 +33,7 @@ class BucketPlan:
     shards: Sequence[ShardPlan]
 
     def clear_not_finite(self, gradients: torch.Tensor) -> list[str]:
-        """Set each gradient with an element that is not finite to zero. Returns their names."""
+        """Set gradients to zero that are not finite. Returns the names of their parameters."""
         cleared = []
         if not is_finite(gradients):
             for name, gradient in zip(self.names, self._gradients(gradients), strict=True):

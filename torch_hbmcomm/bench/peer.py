@@ -166,7 +166,7 @@ def obey(actor: object, rank: int = 0) -> None:
 
 
 def _end_after(connection: int) -> None:
-    """End this process some time after the other end of the connection was closed."""
+    """End this process _LEAVE_SECONDS after the other end of the connection was closed."""
     closed = select.poll()
     closed.register(connection, select.POLLRDHUP)
     closed.poll()

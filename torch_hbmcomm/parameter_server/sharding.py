@@ -114,8 +114,8 @@ class ShardedSegment:
     """A segment in each box, whose bytes are named by the index of the box, offset and size.
 
     Over shm it is zero-copy: local() is the box's own memory, which any client may change at any
-    time, and fetch() and send() do nothing. Over other transports local() is this process's copy,
-    which fetch() and send() move.
+    time, and fetch() and send() do nothing. Over other transports local() is this process's copy:
+    fetch() reads it from the box, and send() writes it to the box.
 
     Threads: one at a time.
     """

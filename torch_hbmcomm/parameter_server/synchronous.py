@@ -83,10 +83,10 @@ class SyncParameterServer:
     Until close() the optimizers' own step() raises RuntimeError.
 
     Args:
-        model: on the CPU, with the same parameters and buffers on every rank
-        optimizer: the server's; other ranks' optimizers are not used, and may be None
-        group: any with all_gather, gather and broadcast, and with `drop` send and recv; None: the
-            default group
+        model: a model on the CPU, with the same parameters and buffers on every rank
+        optimizer: the server's optimizer; other ranks' optimizers are not used, and may be None
+        group: any group with all_gather, gather and broadcast, and with `drop` send and recv; None:
+            the default group
         server: a rank of the group
         dedicated: the server computes no gradients, and runs serve() instead of step()
         buffers: "shared": with an update every rank takes the server's buffers. If the server is
@@ -342,7 +342,7 @@ class SyncParameterServer:
             after_update()
 
     def _load(self, state: Any, follows: bool) -> None:
-        """Load on all ranks, or on none. follows: this rank has no state to load."""
+        """Load on all ranks, or on none. follows: True: this rank has no state to load."""
         load_drop: Callable[[], None] | None = None
 
         def attempt() -> int:
