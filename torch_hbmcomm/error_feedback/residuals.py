@@ -1,5 +1,5 @@
 """The residuals of error feedback, which are the sums of unsent gradients (the cache of Lee et al.
-2020, equation 1). Also chooses the part of a checkpoint's residuals that each rank loads.
+2020, equation 1). This module also chooses the part of a checkpoint that each rank loads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sends a low-rank approximation of each matrix of a bucket, and everything else whole."""
+"""Sends low-rank approximations of a bucket's matrices, and its other parameters whole."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ dropping.
 
 Layer-wise dropping follows Lee et al. 2020. A worker's delta, its model minus the weights that it
 took last, is the sum of its unsent updates: the error-feedback residual, which the paper calls the
-cache (equation 1). So the worker keeps a dropped layer in its model unchanged, and needs no memory
-for a separate residual. Each worker decides alone.
+cache (equation 1). So the unsent updates of a dropped layer stay in the worker's model, and need no
+memory for a separate residual. Each worker decides alone.
 """
 
 from __future__ import annotations

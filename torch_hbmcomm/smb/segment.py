@@ -54,7 +54,8 @@ class Segment:
 
     ``read`` and ``write`` move bytes between the box and the copy, or another object: a
     C-contiguous NumPy array, a contiguous CPU tensor, or any object with Python's buffer protocol.
-    They make no intermediate copy. Offsets and sizes are bytes.
+    Over shm they make no intermediate copy. Over tcp with a ``seal``, and over verbs for memory
+    other than ``buffer``, they make one. Offsets and sizes are bytes.
 
     The ``*_async`` forms take the same arguments and return a Future, which keeps the memory alive.
     Until the operation is done, do not change the memory of a write, nor use the memory of a read.
