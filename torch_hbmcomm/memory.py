@@ -249,11 +249,12 @@ def bind(
     local_rank: int | None = None,
     local_size: int | None = None,
 ) -> str:
-    """Bind this process' threads to CPUs of its own, and with them to the nearest memory.
+    """Bind this process' threads to CPUs, and so to the memory nearest to them.
 
-    ``core`` gives each local rank a core, ``numa`` a NUMA node, ``none`` changes nothing; all stay
-    within the CPUs that the process is allowed. Call it before memory is allocated. Returns a
-    description of the binding.
+    ``core`` gives each local rank a core of its own. ``numa`` gives it a NUMA node; ranks share
+    nodes if there are more ranks than nodes. ``none`` changes nothing. A binding stays within the
+    CPUs that the process is allowed. Call it before memory is allocated. Returns a description of
+    the binding.
 
     Args:
         mode: "core", "numa" or "none"; None: HBMCOMM_BIND, else "none"
