@@ -52,7 +52,8 @@ void FailureDetector::await_sight(bootstrap::KeyValue::Deadline deadline) {
 void FailureDetector::check(const std::vector<int>& ranks) {
   if (fork_.in_child()) return;
   if (monitor_.ended(*group_, ranks).empty()) return;
-  // Another rank, on another node, may have died first, and this dead rank may have reported it.
+  // The dead rank may have ended because a rank on another node died first, and may have published
+  // that death. So the failure log is read before the error names the dead ranks.
   monitor_.await_published(*group_, kReportPublishTimeout);
   throw Error(ErrorKind::kDeath,
               group_->name + " cannot be made: " + deaths_of(monitor_.ended(*group_, ranks)));
@@ -110,8 +111,8 @@ void FailureDetector::check(const progress::Operation& operation) {
 void FailureDetector::check_monitored(const progress::Operation& operation) {
   const std::vector<int> missing = operation.missing();
   const Findings found = monitor_.findings(*group_, missing);
-  // Checks causes before their consequences: a rank that has failed or detected a death ends or
-  // leaves.
+  // Checks for a reported failure first, then for deaths, then for ranks that have left. A rank
+  // that fails or detects a death ends or leaves afterwards, and the error must name the cause.
   if (found.failure) {
     throw Error(ErrorKind::kPeer, group_->name + " has failed: " + *found.failure);
   }
@@ -179,8 +180,8 @@ std::exception_ptr FailureDetector::with_report(const progress::Operation& opera
 }
 
 // An error of MPI is mostly the consequence of a death, which MPI does not name. If a local peer is
-// late because it waits for a third rank, its timeout comes at about the same time as this rank's,
-// and its report has more information.
+// late because it waits for a third rank, its timeout comes at about the same time as this rank's.
+// Its report names that third rank, so it is the better error.
 std::exception_ptr FailureDetector::explain(const progress::Operation& operation,
                                             const std::exception_ptr& error) {
   milliseconds timeout = kCauseTimeout;
@@ -205,7 +206,7 @@ std::exception_ptr FailureDetector::explain(const progress::Operation& operation
     } catch (const Error& cause) {
       if (cause.kind() != ErrorKind::kNetwork) return std::current_exception();
       if (found == error) end = std::min(end, Clock::now() + kDeathSightTimeout);
-      found = std::current_exception();  // the store is gone
+      found = std::current_exception();  // the store is gone, or a machine is silent
     }
     if (const std::vector<int> ranks = dead(); !ranks.empty()) {
       return std::make_exception_ptr(
@@ -220,7 +221,8 @@ void FailureDetector::report_failure(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   const std::string report = "rank " + std::to_string(group_->rank) + ": " + error.what();
   if (ours != nullptr && ours->kind() == ErrorKind::kPeer) {
-    // A report of another rank names that rank. A finding of this rank says "this one".
+    // The text of another rank's report names that rank. The text of this rank's own finding calls
+    // it "this one", so its number is put in front.
     const bool is_relayed =
         std::string_view(error.what()).find(" has failed: ") != std::string::npos;
     if (shm_group_) shm_group_->report(is_relayed ? error.what() : report, /*death=*/false);

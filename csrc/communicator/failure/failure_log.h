@@ -21,7 +21,7 @@ enum class FailureKind { kDeath, kFailure, kClosing, kClaimedTwice };
 struct FailureEntry {
   FailureKind kind;
   std::string about;  // kDeath: a process' id; else a group's key
-  std::string text;   // kClosing: the rank of the group that serves the store
+  std::string text;   // kClosing: the group rank that serves the store; else text for errors
 };
 
 // Convert an entry to and from text, for the store and for a claim mailbox.
@@ -39,8 +39,8 @@ class FailureLog {
 
  private:
   const std::shared_ptr<bootstrap::KeyValue> store_;
-  long read_ = 0;                // entries that are known to have a number
-  std::map<long, int> missing_;  // unread numbers, and how often each was asked for
+  long read_ = 0;                // the highest number that a writer is known to have reserved
+  std::map<long, int> missing_;  // numbers without an entry yet, and how often each was asked for
 };
 
 }  // namespace hbm::communicator::failure

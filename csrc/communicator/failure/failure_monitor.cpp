@@ -429,7 +429,8 @@ void FailureMonitor::read_mail() {
   }
 }
 
-// Ends all groups of the store: the ranks of the job are no longer certain.
+// Fails the group with this key and all groups with the same job_store: it is no longer certain
+// which processes are the ranks of the job.
 void FailureMonitor::apply_second_claim(const std::string& key, const std::string& why) {
   for (const auto& claimed : groups_) {
     if (claimed->key != key) continue;

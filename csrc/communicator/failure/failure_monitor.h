@@ -44,11 +44,11 @@ struct Findings {
   std::set<int> dead;
   std::set<int> left;
   std::map<int, std::chrono::milliseconds> silent;
-  std::string store_trouble;  // for a second and more; empty: none
+  std::string store_trouble;  // the store's error, if it has lasted for over a second; else empty
 };
 
-// Returns the name of a group in failure reports. `first`: the process of its rank 0. `prefix`: of
-// its keys.
+// Returns the name of a group in the failure log, unlike those of other groups. `first`: the
+// bootstrap::process_id() of its rank 0. `prefix`: of the group's keys. `name`: the group's name.
 std::string log_key(const std::string& first, const std::string& prefix, const std::string& name);
 
 // Returns the text of errors about a silent machine.
@@ -83,7 +83,7 @@ class FailureMonitor {
   // the group is formed. Finds a rank that has not come yet by its global rank in other groups.
   std::vector<std::string> ended(const MonitoredGroup& group, const std::vector<int>& ranks);
 
-  // Returns the name of every process of a living group that has ended.
+  // Returns the names of all processes that have ended, of the groups that have not been removed.
   std::vector<std::string> ended();
 
   // Waits until this process has published all its entries and has read the failure log, or
@@ -98,14 +98,15 @@ class FailureMonitor {
   // another node. Returns also if the connection cannot be made, and then logs one warning.
   void await_connections(const MonitoredGroup& group, bootstrap::KeyValue::Deadline deadline);
 
-  // Declares that the group is formed, under the key prefix `prefix`. From this call on the monitor
-  // reports a second process that comes as one of its ranks. If `is_monitored`, the group also
-  // follows the failure log.
+  // Declares that the group is formed, under the key prefix `prefix`. From this call on, the
+  // monitor sets `claimed_twice` of the group when another process comes as one of its ranks. If
+  // `is_monitored`, the monitor also does rounds at the group's store, for deaths and failures.
   void formed(MonitoredGroup& group, const std::string& prefix, bool is_monitored);
 
-  // Reports a second claim: this process has come as one of the ranks of another group. `key`: the
-  // log_key() of that group. `mailboxes`: of its ranks. Also publishes the report in the store of
-  // `own`.
+  // Reports a second claim to the processes of a group: this process has come as one of that
+  // group's ranks. `key`: the log_key() of that group. `mailboxes`: the mailboxes of that group's
+  // ranks. The report goes to these mailboxes, and to the failure log in the job_store of `own`,
+  // the group that this process tried to form. `why`: the text of the report.
   void tell_claimed_twice(const MonitoredGroup& own, const std::string& key,
                           const std::vector<std::string>& mailboxes, const std::string& why,
                           std::chrono::milliseconds timeout);
@@ -118,8 +119,8 @@ class FailureMonitor {
   // `timeout` is over.
   void report(MonitoredGroup& group, const std::string& failure, std::chrono::milliseconds timeout);
 
-  // Waits until the store has all reports. Returns false if the store is gone, or did not get them
-  // in time.
+  // Waits until the store has all entries of this process. Returns false if the store is gone, or
+  // did not get them in time.
   bool finish_publishing(const MonitoredGroup& group, std::chrono::milliseconds timeout);
 
   // Publishes that this process leaves the group. Returns false if the store did not get this in
@@ -146,15 +147,15 @@ class FailureMonitor {
         : keys(store.get()), log(store) {}
     const bootstrap::KeyValue* const keys;
     FailureLog log;
-    // Groups that this process has left, if it serves their store. Their keys of leaving are
-    // removed later, when all ranks have counted themselves (store_round.cpp).
+    // Groups that this process has left, if it serves their store. Their keys below `left_prefix`
+    // are removed later, when all ranks have counted themselves (store_round.cpp).
     std::vector<std::shared_ptr<MonitoredGroup>> to_remove;
     std::deque<FailureEntry> to_publish;
-    uint64_t begun = 0;        // rounds
-    uint64_t done = 0;         // the last round that was complete
-    std::string trouble;       // in the last round; empty: none
-    bool was_removed = false;  // the store was a file, and no rank has ended
-    bool closed = false;       // the server has left, and this process makes no more requests
+    uint64_t begun = 0;        // the number of the last round that has begun
+    uint64_t done = 0;         // the number of the last round that was complete
+    std::string trouble;       // the error of the last round; empty: none
+    bool was_removed = false;  // the store was a file, now removed; the other ranks may live
+    bool closed = false;       // the rank that serves the store leaves; no more requests to it
     Clock::time_point answered = Clock::now();  // the time of the last answer
   };
   // A store's answer about a rank.

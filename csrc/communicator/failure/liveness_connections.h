@@ -34,9 +34,9 @@ class LivenessConnections {
   // Stops listening. Existing connections stay.
   void stop_listening();
 
-  // Starts to connect to a process that listens at `where`. Tries loopback addresses only if the
-  // process is `near`, in the same network namespace. From elsewhere they would lead to this
-  // process's own machine.
+  // Starts to connect to a process. `where`: the result of its listen(). `near`: it is in the same
+  // network namespace as this process. Loopback addresses are tried only if it is `near`: otherwise
+  // they would lead to this process's own machine.
   void call(const std::string& process, const std::string& where, bool near);
 
   // connected(): the connection is up. calling(): connecting, or waiting for the reply. greeted():

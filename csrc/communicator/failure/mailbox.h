@@ -1,6 +1,7 @@
 // The claim mailbox of a process. Other processes of its machine send it reports of second claims:
 // the sender has come as one of the ranks of this process's group. The mailbox is a datagram socket
-// with an abstract name, which one network namespace sees. It needs no store.
+// with an abstract name, so only processes of the same network namespace reach it. It needs no
+// store.
 //
 // Threads: one at a time.
 #pragma once

@@ -35,9 +35,10 @@ namespace hbm::communicator::failure {
 //   Every state goes to kStopped by remove().
 //
 // Legal in kMeeting alone: prepare(), meet(), await_greeting(). In kLocal and kMonitored:
-// await_connections(). From formed() on: findings(), report(), finish_publishing(); in kStopped
-// report() publishes nothing. Another call throws std::logic_error, which names the group, the call
-// and the state.
+// await_connections(). From formed() on, and in kStopped: findings(), report(),
+// finish_publishing(); in kStopped report() publishes nothing. Each of these calls, and those in
+// the diagram except add() and remove(), throws std::logic_error in any other state. The error
+// names the group, the call and the state.
 enum class GroupState { kMeeting, kJoining, kLocal, kMonitored, kLeaving, kLeft, kStopped };
 
 // A rank's arguments to FailureDetector.
@@ -48,7 +49,7 @@ struct GroupFacts {
   std::shared_ptr<bootstrap::KeyValue> store;      // the group's own keys
   std::shared_ptr<bootstrap::KeyValue> job_store;  // one object for all groups of the job
   std::chrono::milliseconds heartbeat{0};          // the longest silence of another machine
-  bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of the stores
+  bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of both stores
 };
 
 struct MonitoredGroup : GroupFacts {
@@ -58,8 +59,8 @@ struct MonitoredGroup : GroupFacts {
   // the monitor's mutex is held.
   void require(std::initializer_list<GroupState> legal, const char* call) const;
 
-  // Returns true from formed() on, if some rank does not share this rank's memory. REQUIRES: the
-  // monitor's mutex is held.
+  // Returns true between formed() and remove(), if some rank does not share this rank's memory.
+  // REQUIRES: the monitor's mutex is held.
   bool is_monitored() const {
     return state == GroupState::kMonitored || state == GroupState::kLeaving ||
            state == GroupState::kLeft;
@@ -75,13 +76,13 @@ struct MonitoredGroup : GroupFacts {
   // Guarded by the monitor's mutex.
   GroupState state = GroupState::kMeeting;
   std::optional<bootstrap::Member> self;
-  std::string key;          // names the group in the log; empty: being formed
+  std::string key;          // names the group in the log; empty: being formed, or has one rank
   std::string left_prefix;  // prefix of keys in `store`; + rank: the rank has left;
-                            // + "count": the ranks that ask the store no more
+                            // + "count": the number of ranks that ask the store no more
   bool spans_nodes = false;
-  bool listens = false;       // other ranks know the listener for liveness connections
+  bool listens = false;       // the group needs this process's listener for liveness connections
   bool store_closes = false;  // the rank that serves the store has published that it leaves
-  bool counted = false;       // this rank has counted itself
+  bool counted = false;       // this rank has added itself to "count"
   std::set<int> wanted;       // ranks that an operation waits for
   // Ranks whose process has ended, and when this was noticed. It is not known yet whether they died
   // or had left in good order.

@@ -7,8 +7,9 @@
 // the group. Each does so when it leaves the group, or when it reads the entry. A counted rank asks
 // the store no more.
 //
-// Keys: once all ranks of a group have counted themselves, the serving rank removes the keys of
-// leaving. If no rank serves the store, the rank that counts itself last removes them.
+// Keys: once all ranks of a group have counted themselves, the serving rank removes the group's
+// keys below left_prefix. If no rank serves the store, the rank that counts itself last removes
+// them.
 //
 // Locks: only the monitor's thread runs this. It never holds mutex_ while it asks the store, and
 // takes mutex_ between two questions. The next round publishes entries that another thread adds
@@ -46,9 +47,9 @@ void FailureMonitor::tend(JobStore& store) {
     return;
   }
   lock.unlock();
-  // Order matters: ask who left, read the failure log, decide. A rank that has left may have
-  // published the cause before. For the same reason this process publishes its own entries first,
-  // and then leaves.
+  // Order matters: ask who left, read the failure log, decide. A rank that has left because of a
+  // failure has published this failure before it left, so the log has it by now. For the same
+  // reason this process publishes its own entries first, and then leaves.
   std::vector<Answer> answers;
   std::deque<FailureEntry> to_publish;
   size_t publishing = 0;
@@ -74,7 +75,7 @@ void FailureMonitor::tend(JobStore& store) {
     }
     complete = true;
   } catch (const Error& error) {
-    // A store that does not answer proves nothing.
+    // A store that does not answer in time proves no death.
     const bool silent = error.kind() == ErrorKind::kTimeout;
     if (!silent) trouble = error.what();
     const auto* const of_store = dynamic_cast<const bootstrap::StoreError*>(&error);
@@ -206,8 +207,8 @@ void FailureMonitor::count(MonitoredGroup& group) {
   if (is_last_rank && group.server == bootstrap::StoreServer::kNoRank) remove_left(group);
 }
 
-// Removes the keys of leaving. REQUIRES: all ranks have counted themselves, or have died, so no
-// rank asks for these keys.
+// Removes the keys below left_prefix. REQUIRES: all ranks have counted themselves, or have died, so
+// no rank asks for these keys.
 void FailureMonitor::remove_left(const MonitoredGroup& group) {
   std::vector<std::string> keys{group.left_prefix + kCount};
   for (size_t rank = 0; rank < group.processes.size(); ++rank) {

@@ -16,21 +16,21 @@ namespace hbm::communicator::failure {
 // Above: a larger value delays the errors of ranks on other nodes.
 inline constexpr std::chrono::milliseconds kRoundPeriod{250};
 
-// The period while the process connects to other nodes.
+// The period of the rounds while the process connects to other nodes.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays the connections.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
 inline constexpr std::chrono::milliseconds kRoundPeriodWhileConnecting{20};
 
-// The period while a group of the process leaves.
+// The period of the rounds while this process leaves a group.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays destroy_process_group().
 // Measure: `failure_monitor_test --gtest_filter=FailureMonitor.StoreServerLeavesLast`
 inline constexpr std::chrono::milliseconds kRoundPeriodWhileLeaving{2};
 
-// The time that the store has to answer the questions of a round.
+// The time that the store has to answer a question of a round.
 // Below: the monitor waits.
-// Above: the round ends without an answer, which proves nothing.
+// Above: the round ends without an answer, which proves no death.
 // Measure: `pytest tests/python/failures/test_store_connection.py -k
 // test_a_stopped_rank_is_not_dead`
 inline constexpr std::chrono::milliseconds kRoundAnswerTimeout{200};
@@ -43,14 +43,15 @@ inline constexpr std::chrono::milliseconds kRoundAnswerTimeout{200};
 // test_a_stopped_rank_is_not_dead`
 inline constexpr std::chrono::milliseconds kSilentStoreDeathDelay{2000};
 
-// The time since the store's last answer after which its end is an error of its own.
-// Below: the operation waits, since the cause of the store's end may come to light.
+// The time since the store's last answer after which the loss of the store fails an operation. The
+// store may have ended because of a death, which is the better error.
+// Below: the operation waits for that death to be noticed.
 // Above: the operation fails: the store is gone.
 // Measure: `pytest tests/python/failures/test_deaths.py -k test_death_of_the_store`
 inline constexpr std::chrono::milliseconds kStoreLossGracePeriod{1000};
 
-// The rounds in which an entry of the failure log must appear once its number is reserved. Its
-// writer may die between the two steps.
+// The rounds in which the monitor waits for an entry of the failure log. A writer first reserves a
+// number, then writes the entry under it, and may die in between.
 // Unit: rounds
 // Below: up to and including the value, the monitor asks for the entry again.
 // Above: the monitor asks for the entry no more.
@@ -68,7 +69,7 @@ inline constexpr size_t kLongestLetterBytes = 4096;
 // -- Liveness connections
 
 // The time in which a process must have a liveness connection to rank 0 of another node.
-// Below: the process waits for the listener's address and calls it.
+// Below: the process tries to connect to the listener of rank 0, again after each failure.
 // Above: the process continues without the connection.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
 inline constexpr std::chrono::milliseconds kConnectionTimeout{6000};
@@ -94,7 +95,8 @@ inline constexpr std::chrono::milliseconds kAddressConnectTimeout{500};
 // test_a_death_in_init_leaves_no_listener`
 inline constexpr std::chrono::milliseconds kHelloTimeout{5000};
 
-// The time that the listener's process has to reply. It may be busy or stopped.
+// The time that the listener's process has to reply to a caller's greeting. It may be busy or
+// stopped.
 // Below: the caller waits.
 // Above: from the value on, the caller tries the next address.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
@@ -130,8 +132,8 @@ inline constexpr size_t kConnectionsClosedInChildren = 4096;
 // Measure: `pytest tests/python/failures/test_cut_link.py`
 inline constexpr int kProbePeriodSeconds = 1;
 
-// The silence after which the kernel itself ends a connection: a day. The waiting rank decides
-// before, by its heartbeat_timeout.
+// The silence after which the kernel itself ends a connection: a day. A rank that waits for the
+// silent machine raises an error long before, after its heartbeat_timeout.
 // Unit: ms
 // Below: the connection stays, and work continues when the machine answers again.
 // Above: the kernel ends the connection, and the other process counts as dead.
@@ -148,13 +150,14 @@ inline constexpr unsigned kKernelTimeoutMilliseconds = 24 * 3600 * 1000;
 // Measure: `pytest tests/python/failures/test_deaths.py -k test_death_over_mpi`
 inline constexpr std::chrono::milliseconds kCauseTimeout{1500};
 
-// The wait for a death to be seen once the store is gone.
-// Below: the rank looks for a death.
-// Above: the rank raises the loss of the store.
+// The time for which a rank looks for a death once the store is gone, or a machine is silent.
+// Below: the rank looks for a death, which would be the cause.
+// Above: the rank raises the loss of the store, or the silence.
 // Measure: `pytest tests/python/failures/test_deaths.py -k test_death_of_the_store`
 inline constexpr std::chrono::milliseconds kDeathSightTimeout{700};
 
-// The wait for the report of a late rank on this node, which may itself wait for a third rank.
+// The wait, after a timeout, for the report of the late rank on this node. That rank may itself
+// wait for a third rank, which its report names.
 // Below: the rank waits for the report.
 // Above: the rank raises its own timeout, which names the late rank.
 // Measure: `pytest tests/python/failures/test_deaths.py -k
@@ -178,14 +181,15 @@ inline constexpr std::chrono::milliseconds kCauseCheckPeriod{20};
 // Measure: `failure_monitor_test --gtest_filter=FailureMonitor.LeavingAFailedGroupPublishesFirst`
 inline constexpr std::chrono::milliseconds kReportPublishTimeout{200};
 
-// The longest time between the end of a connection and the end of the process behind it.
+// The time for which a rank that has lost a connection looks for a process that has ended. When a
+// process dies, its connections may be closed some time before the kernel shows its end.
 // Below: the rank looks for a process that has ended, to name it.
 // Above: the error names no death.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k
 // test_death_of_the_stores_host_in_init`
 inline constexpr std::chrono::milliseconds kDeathProofTimeout{300};
 
-// The period in which a rank looks for the process whose connection has ended.
+// The period in which a rank that has lost a connection looks for a process that has ended.
 // Below: a smaller value takes more processor time.
 // Above: a larger value delays the error.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k
