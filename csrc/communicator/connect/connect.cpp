@@ -94,8 +94,8 @@ void require_one_node(const GroupSetup& setup, const std::vector<int>& node_of,
                   "HBMCOMM_NODE); HBMCOMM_LOG=info says why ranks of one machine share no memory");
 }
 
-// Chooses and makes the communicator. Calls detector.formed() before the last step in which ranks
-// wait for one another, so that the detector follows the failure log by then.
+// Chooses and makes the communicator. Calls detector.formed() before make_node_layout(), in which
+// leaders wait for one another. So they learn of a failure there from the failure log.
 void join_ranks(const GroupSetup& setup, const shm::LocalPeers& local_peers, size_t slot_chunk,
                 size_t threads, failure::FailureDetector& detector, GroupConnection& made) {
   const std::vector<int>& node_of = local_peers.node_of;

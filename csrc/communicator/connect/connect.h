@@ -30,12 +30,12 @@ struct GroupSetup {
   std::shared_ptr<bootstrap::KeyValue> job_store;
   std::vector<uint64_t> global_ranks;   // by rank; empty: unknown
   std::chrono::milliseconds heartbeat;  // the longest silence of another machine
-  bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of the stores
+  bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of both stores
   int rank = 0;
   int size = 1;
   std::string group;  // as errors name it
   bootstrap::KeyValue::Deadline deadline;
-  std::string version;  // of torch_hbmcomm: stands for the layout of messages
+  std::string version;  // of torch_hbmcomm; with equal versions the layout of messages is equal
   bootstrap::GroupTransport transport = bootstrap::GroupTransport::kAuto;
   std::string parameter_server;  // the kind of the parameter server
   memory::Policy policy{};

@@ -31,7 +31,7 @@ std::string allowed_quota();
 size_t usable_processors(const std::vector<int>& ranks,
                          const std::vector<bootstrap::Member>& members);
 
-// Returns the most ranks of one machine that a counted group of this process had; at least 1.
+// Returns the largest argument of all count_group() calls in this process; at least 1.
 int most_ranks();
 
 // Counts a group of this process, which has `ranks` ranks on this machine.

@@ -33,7 +33,7 @@ inline size_t leaders_of(const NodeLayout& layout, size_t bytes) {
 }
 
 struct BlockCut {
-  size_t block = 1;  // elements of each transfer
+  size_t block = 1;  // elements of each transfer in a block
   size_t blocks = 1;
 
   ElementRange range(size_t count, size_t index) const {

@@ -39,8 +39,8 @@ struct Partners {
 };
 
 // Returns this rank's turns. In each turn a node sends to one other node and receives from one.
-// Each of its ranks sends to one rank of the receiving node, and receives from one rank of the
-// sending node.
+// Each of its ranks sends to at most one rank of the receiving node, and receives from at most one
+// rank of the sending node.
 std::vector<Partners> turns_of(const NodeLayout& layout) {
   const size_t count = layout.nodes.size();
   const auto at = [&layout](size_t node, size_t local_rank) {
@@ -95,7 +95,8 @@ class LeaderAllgather final : public LeaderOperation {
   ElementRange range(size_t count, size_t block) const {
     return cut_.range(count, block % cut_.blocks);
   }
-  // Returns the nodes to which this node sends in a block, or from which it receives.
+  // Returns the nodes to which this node sends in a block, or, if `to` is false, from which it
+  // receives.
   std::vector<int> peers(size_t block, bool to) const {
     const size_t nodes = layout_->nodes.size();
     if (!by_turns_) return others(nodes, layout_->node);
@@ -235,8 +236,8 @@ class LeaderBroadcast final : public LeaderOperation {
     if (!leads()) return nullptr;
     const Sink mine = shard(block, layout_->local_rank());
     if (answered_) return answered_exchange(block, mine);
-    // In the first block every node gets a message from the root's node. By it, nodes that disagree
-    // about the broadcast find out.
+    // In the first block every node gets a message from the root's node, even with a chain. So
+    // nodes that disagree about the broadcast find out.
     const auto make = chained_ && block > 0 ? mpi::make_chain_broadcast : mpi::make_broadcast;
     return make(channel_of(block), signature_, mine.data, mine.count, static_cast<int>(root_node_),
                 count_);
@@ -316,9 +317,9 @@ class LeaderBarrier final : public LeaderOperation {
   OperationPtr node_out(size_t block) override { return node_in(block); }
 };
 
-// gather, scatter and alltoall. Transfers within a node use shared memory. Transfers between nodes
-// go from rank to rank over MPI, at the same time. A transfer crosses the link once, whichever rank
-// sends it, so every rank is its own leader.
+// gather, scatter and alltoall. Transfers within a node use shared memory. At the same time,
+// transfers between nodes go from rank to rank over MPI. A transfer crosses the link once,
+// whichever rank sends it, so every rank is its own leader.
 //
 // A rank with much data to exchange in an alltoall uses turns, a block each, so that few transfers
 // share a link at a time. Each transfer has the same turn on both ranks, and all ranks take turns
@@ -326,7 +327,8 @@ class LeaderBarrier final : public LeaderOperation {
 // peer, which waits for no other message. So, by induction over the turns, no rank waits forever.
 //
 // With one rank on each node the rail is the whole group, and this operation uses the channel of
-// the rail. A message that a rank leaves unread then ends the next collective with an error.
+// the rail. All collectives of the group then use one MPI communicator. So a message that a rank
+// leaves unread ends the next collective with an error.
 class DirectExchange final : public LeaderOperation {
  public:
   // `outgoing` and `incoming`: by group rank. With a root, only the transfers to or from the root

@@ -77,11 +77,12 @@ size_t LeaderOperation::block_of(size_t step) const {
   return (step - ahead()) / 2 + (goes_in(step) ? ahead() : 0);
 }
 
-// MPI has no blocking wait for several requests, so a rank that waits for other nodes polls for
-// long before it sleeps. No call waits for both the node and the other nodes. Over TCP a rank that
-// waits for both sleeps for a short time, until its node wakes it. Meanwhile the kernel keeps the
-// data that arrives, and further blocks are in flight. Over other transports the rank does not
-// sleep, because MPI makes progress only while it is polled.
+// A blocking wait of MPI has no deadline, and nothing else can end it. So a rank that waits for
+// other nodes polls for long before it sleeps. No call waits for both the node and the other nodes.
+// If MPI uses TCP, a rank that waits for both sleeps until its node wakes it, for at most
+// kLongestSleepForNode. Meanwhile the kernel keeps data that arrives from other nodes, and further
+// blocks are in flight. Over other transports the rank does not sleep, because MPI makes progress
+// only while it is polled.
 progress::Slept LeaderOperation::sleep(std::chrono::steady_clock::time_point until, bool polled) {
   if (in_node_ && !inter_node_in_flight()) return in_node_->sleep(until, polled);
   if (!polled) check_node();
@@ -105,8 +106,8 @@ std::string LeaderOperation::describe() const {
                                 shm_group.group());
 }
 
-// Merges the ranks of all stages: two live ranks may wait for each other in one block, and for a
-// dead rank in the next.
+// Merges the ranks of all stages that are in flight: this rank may wait for a live rank in one
+// block, and for a dead rank in the next.
 std::vector<int> LeaderOperation::ranks_of_stages(std::vector<int> (progress::Operation::*list)()
                                                       const) const {
   std::vector<int> ranks;

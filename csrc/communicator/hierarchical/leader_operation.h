@@ -95,7 +95,7 @@ class LeaderOperation : public progress::Operation {
   size_t step_ = 0;     // the next step of the node
   size_t entered_ = 0;  // blocks whose node_in() is done
   size_t started_ = 0;  // blocks whose inter_node() has begun
-  size_t crossed_ = 0;  // blocks up to here have completed inter_node()
+  size_t crossed_ = 0;  // all blocks before this one have completed inter_node()
   OperationPtr in_node_;
   std::array<OperationPtr, mpi::kTagRanges> in_flight_;  // by block % kTagRanges; null: done
   shm::Clock::time_point checked_at_{};  // when check_node() last checked for deaths

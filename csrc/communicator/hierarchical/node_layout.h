@@ -25,7 +25,7 @@ struct NodeLayout {
   size_t most_local_ranks;  // the ranks of the largest node
   size_t chunk_bytes;       // as in the group's channel
   std::shared_ptr<memory::StagingPool> staging;
-  // Wakes for messages from other nodes; null if no wake-up is possible.
+  // Ends this rank's sleep when a message from another node arrives; null if nothing can do that.
   std::shared_ptr<mpi::Arrivals> arrivals;
   // The rail of this rank: the leaders with its local rank on all nodes, in the order of nodes; a
   // channel for each tag range. Empty if this rank is no leader.

@@ -84,7 +84,7 @@ Signature of_partial_results(const NodeLayout& layout, Signature signature) {
   return signature;
 }
 
-// Scratch memory for a leader's part of the blocks in its pipeline.
+// Scratch memory for `blocks` blocks of the pipeline. Block b has the memory of block b - `blocks`.
 class Scratch {
  public:
   void acquire(memory::StagingPool& staging, size_t blocks, size_t block_bytes) {
@@ -155,7 +155,7 @@ class LeaderReduction final : public LeaderOperation {
   void* reduced(size_t block) const {
     return to_root() ? partial_.at(block) : result(block, layout_->local_rank()).data;
   }
-  // Returns this rank's part of a block, in the type of the operands.
+  // Returns this rank's input for a block, in the type of the operands.
   Source input(size_t block) const {
     const Source in = part_of(in_, cut_.range(count_, block), element());
     if (!widens()) return in;
@@ -221,7 +221,7 @@ class LeaderReduction final : public LeaderOperation {
   const size_t leaders_;
   BlockCut cut_;
   Scratch partial_;  // of a leader in a reduce, or if the node's result has a wider type
-  Scratch wide_;     // for this rank's widened part of the block in node_in()
+  Scratch wide_;     // for this rank's widened input for the block in node_in()
 };
 
 // reduce_scatter. node_in: the ranks of a node reduce. Each leader gets the node's result for the
@@ -346,7 +346,7 @@ class LeaderReduceScatter final : public LeaderOperation {
   BlockCut cut_;
   Scratch partial_;  // of a leader: the node's result for the ranks of each node
   Scratch result_;   // of a leader that passes results on
-  Scratch wide_;     // for this rank's widened part of the block in node_in()
+  Scratch wide_;     // for this rank's widened input for the block in node_in()
 };
 
 }  // namespace

@@ -56,41 +56,43 @@ inline constexpr size_t kChainBytesPerLeader = 256 << 10;
 // Above: a larger value fills the queue of a slow link.
 inline constexpr size_t kLongestBlockMessageBytes = 256 << 10;
 
-// The blocks of an operation. If one leader sends another up to 4 MiB, a message has the 64 KiB of
-// kCoarseMessageBytes. So the queue of a slow link has room for the messages in flight. For more
-// bytes the messages are longer, and cost less processor time.
+// The number of blocks into which an operation is cut, if no link waits for the data of another
+// link. If one leader sends another up to 4 MiB, a message has the 64 KiB of kCoarseMessageBytes.
+// So the queue of a slow link has room for the messages in flight. For more bytes the messages are
+// longer, and cost less processor time.
 // Unit: blocks
 // Below: an operation has fewer blocks only if its messages would be under kCoarseMessageBytes.
 // Above: an operation has more blocks only if its messages would exceed kLongestBlockMessageBytes.
 inline constexpr size_t kCoarseBlocks = 64;
 
-// The least message between two leaders in such a block.
+// The least message between two leaders in an operation that is cut into kCoarseBlocks blocks.
 // Unit: bytes
 // Below: the operation has fewer blocks, so that messages have the value.
 // Above: the operation has kCoarseBlocks blocks or more.
 inline constexpr size_t kCoarseMessageBytes = 64 << 10;
 
-// The blocks if a link waits for data that another link has carried. This is so in a reduce of
-// three and more nodes, and in a broadcast to several nodes without a chain. Such a link is idle
-// for the first blocks.
+// The number of blocks of an operation in which a link waits for data that another link has
+// carried. This is so in a reduce of three and more nodes, and in a broadcast to several nodes
+// without a chain. Such a link is idle for the first blocks.
 // Unit: blocks
 // Below: an operation has fewer blocks only if its messages would be under kFineMessageBytes.
 // Above: an operation has more blocks only if its messages would exceed kLongestBlockMessageBytes.
 inline constexpr size_t kFineBlocks = 32;
 
-// The least message between two leaders in such a block.
+// The least message between two leaders in an operation that is cut into kFineBlocks blocks.
 // Unit: bytes
 // Below: the operation has fewer blocks, so that messages have the value.
 // Above: the operation has kFineBlocks blocks or more.
 inline constexpr size_t kFineMessageBytes = 16 << 10;
 
-// The blocks of a broadcast along a chain, whose last link waits for a block of each link before.
+// The number of blocks of a broadcast along a chain of nodes. The last link of the chain waits for
+// a block of each link before it.
 // Unit: blocks
 // Below: an operation has fewer blocks only if its messages would be under kChainMessageBytes.
 // Above: an operation has more blocks only if its messages would exceed kLongestBlockMessageBytes.
 inline constexpr size_t kChainBlocks = 64;
 
-// The least message between two leaders in such a block.
+// The least message between two leaders in a broadcast along a chain.
 // Unit: bytes
 // Below: the operation has fewer blocks, so that messages have the value.
 // Above: the operation has kChainBlocks blocks or more.
