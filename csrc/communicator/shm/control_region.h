@@ -1,6 +1,6 @@
-// The layout of a control region: the memory in its segment that a rank shows its local peers for
-// one group, with slots and mailboxes. docs/design/shared-memory.md is this header's counterpart:
-// change both together, and kRegionMagic with the layout.
+// The layout of a control region: a block of a rank's segment that its local peers use for one
+// group. A region has slots and mailboxes. docs/design/shared-memory.md is this header's
+// counterpart: change both together, and kRegionMagic with the layout.
 //
 // The owner alone writes its region, except the fields whose comments say otherwise. Every rank of
 // the node reads it. All ranks of a node run the same version on the same processor, so structs are
@@ -47,7 +47,7 @@ struct TransferLocation {
     kDestination,
   };
   uint64_t count;   // elements of the transfer
-  uint64_t offset;  // kSlots: from the start of a slot's data; else from the segment's
+  uint64_t offset;  // kSlots: from the start of a slot's data; else from the start of the segment
   uint32_t kind;
   uint32_t unused;
 };

@@ -11,7 +11,7 @@
 namespace hbm::communicator::shm {
 namespace {
 
-// A block of the segment that local peers may still use after its group has been released.
+// The block of a published region whose GroupRegion was destroyed. Local peers may still use it.
 struct OldRegion {
   std::shared_ptr<memory::SharedSegment> segment;
   std::byte* block;

@@ -6,8 +6,9 @@
 // every wait ends at the deadline of the rendezvous. A process remembers a local peer as long as
 // some group uses it, so a further group of the same ranks needs no sockets.
 //
-// The usual case takes a few keys of the store. In it, on each machine, all ranks know one another
-// or none knows another, and all can share memory. Any other case takes some keys for each rank.
+// The usual case takes a few keys of the store. In the usual case every rank remembers all other
+// ranks of its machine as local peers, or no rank remembers any and all can share memory. Any other
+// case takes some keys for each rank.
 //
 // Threads: any thread may call every function, also for several groups at a time.
 #pragma once
@@ -27,17 +28,18 @@ namespace hbm::communicator::shm {
 
 // Another process on this node.
 struct LocalPeer {
-  std::shared_ptr<SharedMapping> memory;  // the segment of its policy
+  std::shared_ptr<SharedMapping> memory;  // its segment of the group's policy
   Descriptor pidfd;                       // readable (POLLIN) after the process has ended
   long pid;                               // in the PID namespace of that process
 };
 
 struct LocalPeers {
-  std::vector<int> node_of;  // by group rank; numbered by first rank
+  // The node of each group rank. Nodes are numbered in the order of their first ranks.
+  std::vector<int> node_of;
   // By group rank; null: this rank, or a rank of another node.
   std::vector<std::shared_ptr<const LocalPeer>> at;
-  // This rank's control region, if the local peers know it; and the offsets of their regions, by
-  // rank.
+  // If the ranks of this node have exchanged their control regions already: this rank's region, and
+  // the offset of each rank's region, by group rank. Else `region` is null.
   std::shared_ptr<GroupRegion> region = nullptr;
   std::vector<uint64_t> regions = {};
 };

@@ -79,6 +79,7 @@ class MessageMatcher {
     uint64_t entered = 0;  // positions given out
     uint64_t turn = 0;     // the position that posts next
     uint64_t posted = 0;   // envelopes
+    // Positions that leave() has given up, from `turn` on.
     std::set<uint64_t> left;
   };
   struct Inbox {

@@ -44,9 +44,9 @@ bool trusted(int socket);
 
 enum class Delivery { kDone, kLater, kGone };
 
-// Sends one packet with copies of `descriptors`. Returns kLater if the kernel holds too much
-// already, and kGone if no process will receive it. Throws Error(kNetwork) on any other failure, as
-// receive() does.
+// Sends one packet with copies of `descriptors`. Returns kLater if the kernel has no room for the
+// packet now, and kGone if no process will receive it. Throws Error(kNetwork) on any other failure,
+// as receive() does.
 Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>& descriptors);
 
 // Receives one packet of exactly `bytes`, and its descriptors. Returns kLater if no packet has

@@ -96,11 +96,12 @@ void PeerTransfers::announce(Slot& slot) {
   }
 }
 
-// Returns the bytes of each transfer in a slot that has room for `room` bytes of each. `bytes`: the
-// size of the largest transfer. The chunk is at most half of the largest transfer, but at least the
-// chunk of a reduction. With two chunks the receiver copies the first while this rank copies the
-// second. If the tensors do not fit into the cache, the chunk is the chunk of a reduction, so that
-// the slots take little of the cache. (A threshold that follows the cache size made no difference.)
+// Returns the chunk: the bytes of each transfer in a slot that has room for `room` bytes of each.
+// `bytes`: the size of the largest transfer. The chunk is at most half of the largest transfer, so
+// that the receiver copies the first chunk while this rank copies the second. A transfer of up to
+// the chunk of a reduction is not cut for that. If the tensors do not fit into the cache, the chunk
+// is the chunk of a reduction, so that the slots take little of the cache. (A threshold that
+// follows the cache size made no difference.)
 size_t PeerTransfers::chunk_of(size_t bytes, size_t room) const {
   const size_t least = std::min(shm_group_->layout().chunk_bytes, room);
   if (chunks_are_alike()) return least;  // ranks may have different `bytes` by mistake
@@ -393,7 +394,7 @@ bool ShmReduceScatter::deliver(size_t round) {
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     in_slots = in_slots || (i != shm_group_->self() && incoming(i).zero_copy == nullptr);
   }
-  // All ranks use equal chunks, because they send equal counts to each rank.
+  // All ranks use equal chunks, because all have the same count for a given receiver.
   const size_t end = in_slots ? std::min((round + 1) * chunk(), bytes) : bytes;
   const size_t stop = std::min(end, reduced_ + kBytesPerPoll);
   auto& sources = shm_group_->sources();

@@ -2,8 +2,8 @@
 // chooses, for each transfer, how its data moves, and records the choice in the TransferLocations
 // of its first slot. The receiver reads data directly if it is in the sender's segment. Other data
 // goes through the slots, chunk by chunk. The root of a gather may show destinations in its
-// segment. A sender whose data is in its segment copies the data to the destination itself;
-// otherwise the root would copy the data of all ranks alone.
+// segment. A sender whose data is in its segment then copies the data to the destination itself, so
+// that the root does not copy the data of all ranks alone.
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once
@@ -32,7 +32,7 @@ class PeerTransfers : public PhasedOperation {
     size_t count = 0;                      // elements that this rank expects; set by the subclass
     const std::byte* zero_copy = nullptr;  // the whole data; null: it comes through slots
     uint64_t offset = 0;                   // in a slot's data
-    uint64_t chunk = 0;                    // bytes a slot; not 0
+    uint64_t chunk = 0;                    // bytes of the transfer in one slot; not 0
     bool put_by_sender = false;            // the sender copies the data to its destination
   };
 
@@ -59,11 +59,12 @@ class PeerTransfers : public PhasedOperation {
   // Returns true if all ranks must cut their transfers into equal chunks.
   virtual bool chunks_are_alike() const { return false; }
 
-  // Uses the data that came with round `round`, kBytesPerPoll at a time. Returns false until it has
-  // used all of it.
+  // Copies or reduces the data that has arrived in round `round`: one slot of each sender, and in
+  // round 0 all zero-copy data. Takes at most kBytesPerPoll of each transfer in a call, and returns
+  // false until all of the data is used.
   virtual bool deliver(size_t round) = 0;
 
-  // The part of a transfer that came with a round; no bytes if none came.
+  // The part of a transfer that has arrived in a round; `bytes` is 0 if none has.
   struct Part {
     const std::byte* data;
     size_t offset;  // bytes, in the transfer
@@ -101,7 +102,7 @@ class PeerTransfers : public PhasedOperation {
   std::vector<Incoming> incoming_;  // by local rank
   std::vector<SlotTransfer> slot_transfers_;
   size_t chunk_ = 0;   // bytes of a transfer in a slot
-  size_t rounds_ = 1;  // of the whole group
+  size_t rounds_ = 1;  // the most that any local rank needs
   size_t round_ = 0;
   bool learned_ = false;
   bool needs_completion_barrier_ = false;  // some rank reads a transfer in its sender's segment
@@ -109,9 +110,9 @@ class PeerTransfers : public PhasedOperation {
   // waits for the report, and does not return as if the operation had succeeded.
   bool unbalanced_ = false;
   bool shows_destination_ = false;
-  Sink destination_{};            // the destination of the transfer that this rank copies itself
-  size_t destination_bytes_ = 0;  // bytes of all transfers to the root, taken as equal
-  const std::byte* next_{};       // the next byte of that transfer
+  Sink destination_{};            // the rest of the root's output that this rank itself fills
+  size_t destination_bytes_ = 0;  // bytes of the root's output, if all ranks send as many as this
+  const std::byte* next_{};       // the next byte to copy to destination_
 };
 
 // Moves a transfer from each rank to each other rank. broadcast, allgather, gather, scatter,
@@ -129,7 +130,7 @@ class PeerExchange : public PeerTransfers {
   void begin() override;
 
  protected:
-  // Copies bytes from local rank `index` into its sink, as the bytes from `offset` on.
+  // Copies bytes that local rank `index` has sent into the sink for that rank, at byte `offset`.
   virtual void copy_out(size_t index, size_t offset, size_t bytes, const std::byte* from) const;
 
   size_t footprint() const { return footprint_; }

@@ -50,11 +50,13 @@ class MessageOperation : public progress::Operation {
   const MessageHeader header_;
 
  private:
-  // Called in poll() of every message: the progress thread sleeps in sleep() of only one of them.
+  // Throws if the peer has died. Called in poll(), not in sleep(): the progress thread of several
+  // messages calls poll() of each, but sleeps in only one.
   void check_peers() {
     const Clock::time_point now = Clock::now();
     if (!shm_group().failed() && now < check_due_) return;
-    // Messages that a dead rank sent before its death have arrived: the next poll() finds them.
+    // If the count of rings has changed, a message that the dead rank sent before its death may
+    // have arrived. The next poll() finds it.
     shm_group().require_alive(missing(), *this,
                               [this] { return shm_group().message_rings() != seen_; });
     check_due_ = now + kPeerCheckPeriod;
@@ -308,7 +310,7 @@ class ShmReceive final : public MessageOperation {
 
   std::byte* const out_;
   const std::shared_ptr<int> source_;
-  PendingReceive expected_;  // the MessageMatcher's until it is matched
+  PendingReceive expected_;  // used by the MessageMatcher until it is matched
   bool accepted_ = false;
   bool ended_ = false;
   size_t copied_ = 0;     // bytes of a zero-copy message

@@ -29,8 +29,9 @@ struct ReductionBuffers {
   size_t divisor;  // AVG: the ranks of the whole group
 };
 
-// Returns the share of `count` elements that local rank `index` of `local_size` reduces. Shares end
-// at cache lines, so that no two ranks write to one line. The last shares may be shorter, or empty.
+// Returns the share of `count` elements that local rank `index` of `local_size` reduces. Shares
+// have the length of whole cache lines, so that in an aligned buffer no two ranks write to one
+// line. The last shares may be shorter, or empty.
 ElementRange share_of(size_t count, size_t element, size_t local_size, size_t index);
 
 class ShmReduction final : public PhasedOperation {

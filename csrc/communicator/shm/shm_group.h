@@ -5,8 +5,8 @@
 // the slot of phase t again in phase t + 2. By then no rank reads phase t any more. A rank
 // publishes phase t + 1 only after it has read the slots of phase t, and phase t + 2 begins after
 // every rank has published t + 1. All collectives are sequences of phases
-// (communicator/shm/phased_operation.h). The count of phases goes on from one collective to the
-// next, so no state has to be cleared between them.
+// (communicator/shm/phased_operation.h). Each collective continues the count of phases of the one
+// before it, so no state has to be cleared between them.
 //
 // Memory order: publish() releases the slot by its store of `phase`; all_here() acquires the slot.
 // A fence after that store, the loads in all_here() and the doorbell's `asleep` are sequentially
@@ -87,11 +87,11 @@ class ShmGroup {
   Slot& next_slot() noexcept { return *slot_at(self_, phase_ + 1); }
   void publish() noexcept;
 
-  // Returns true if every rank has published the last phase of this rank.
+  // Returns true if every rank has published the last phase that this rank has published.
   bool all_here() noexcept;
-  std::vector<int> missing() const;  // group ranks that have not published it
+  std::vector<int> missing() const;  // group ranks that have not published this phase
 
-  // Returns the slot that a local rank published with the last phase. REQUIRES: all_here().
+  // Returns the slot that a local rank published in the last phase. REQUIRES: all_here().
   const Slot& slot(size_t index) const noexcept { return *slot_at(index, phase_); }
 
   Mailbox& mailbox(size_t from, size_t to) const noexcept {
@@ -116,7 +116,7 @@ class ShmGroup {
   bool sleep_messages(Clock::time_point until, uint32_t seen, bool polled = false);
   void ring_messages(size_t index) noexcept;
 
-  // Wakes the sleeping threads of this process, so that they check their other conditions.
+  // Wakes the sleeping threads of this process, so that they notice an abort, for example.
   void wake() noexcept;
 
   // Throws if a rank has reported a failure: Error(kDeath) if the failure was a death, else
@@ -168,7 +168,8 @@ class ShmGroup {
   uint64_t key_to(size_t index) const noexcept { return keys_[index].to; }
   uint64_t key_from(size_t index) const noexcept { return keys_[index].from; }
 
-  // Return arrays with an address for each local rank, for the thread that drives the operation.
+  // Return scratch arrays with room for an address of each local rank. Only the thread that drives
+  // the operation may use them.
   std::vector<const void*>& sources() noexcept { return sources_; }
   std::vector<void*>& sinks() noexcept { return sinks_; }
 

@@ -149,7 +149,8 @@ inline constexpr size_t kLongStagedChunkBytes = size_t{64} << 10;
 
 // -- The meeting of the ranks
 
-// The pause after the kernel had no room for more descriptors in flight.
+// The pause of a rank before it sends its descriptors again, after the kernel had no room for more
+// descriptors in flight.
 // Below: a smaller value takes processor time from the ranks that have to receive.
 // Above: a larger value delays the group.
 // Measure: `local_peers_test --gtest_filter=Explore.FewDescriptorsInFlightAreEnough`
