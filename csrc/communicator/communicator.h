@@ -69,7 +69,9 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  // out = in_0 op in_1 op ... (in rank order) on every rank. `out` may be `in`.
+  // out = in_0 op in_1 op ... on every rank. `out` may be `in`. The order is that of the ranks;
+  // over several nodes each node reduces its own ranks first, then the results of the nodes are
+  // reduced.
   virtual OperationPtr allreduce(OperationNumber sequence, const void* in, void* out, size_t count,
                                  Dtype dtype, ReduceOp op) = 0;
 
@@ -130,9 +132,9 @@ class Communicator {
   // Wakes the threads of this process that wait in Operation::sleep().
   virtual void wake() noexcept {}
 
-  // Called when the group has failed: messages of its cancelled operations may still arrive. Keeps
-  // MPI from giving the ids of this group's MPI communicators to later ones. REQUIRES: no thread
-  // drives an operation of the group any more.
+  // Called when the group has failed. Messages of its cancelled operations may still arrive. So
+  // that no later MPI communicator receives them, MPI must not use the ids of this group's MPI
+  // communicators again. REQUIRES: no thread drives an operation of the group any more.
   virtual void invalidate() noexcept {}
 
   virtual CommunicatorMemory memory() const = 0;

@@ -44,9 +44,9 @@ struct Signature {
   int32_t root = -1;     // group rank; -1 without a root; send and recv: the tag
   OperationNumber sequence = {};
 
-  // The type of partial results between the stages of a mean of integers, if wider than the type of
-  // the tensors. No message header carries this type: all ranks derive it from `dtype` and the
-  // layout of the nodes.
+  // For a mean of integers over several nodes: the type of the sums that nodes send one another, if
+  // it is wider than the type of the tensors. No message header carries this type: all ranks derive
+  // it from `dtype` and the layout of the nodes.
   std::optional<Dtype> partial = std::nullopt;
 
   // Returns the type of the reduced operands.
@@ -60,7 +60,7 @@ struct MessageHeader {
   uint8_t reduce_op;
   uint8_t reserved;
   int32_t root;
-  uint32_t part;  // the index of this message in its transfer
+  uint32_t part;  // the index of the round, block or phase in the operation, from 0
   uint64_t sequence;
   uint64_t count;     // elements of the whole transfer from this sender to this receiver
   uint64_t payload;   // bytes that follow in this message
@@ -77,8 +77,9 @@ MessageHeader make_header(const Signature& signature, uint64_t count, uint32_t p
                           uint64_t payload) noexcept;
 
 // Throws Error(kMismatch) if a field of `found`, from group rank `peer`, differs from `expected`.
-// Ignores the field `transfer`. MPI may deliver an unread message of an earlier group of the same
-// ranks; the error then names both groups. `group`: the name of this group in errors.
+// Ignores the fields `transfer` and `reserved`. MPI may deliver an unread message of an earlier
+// group of the same ranks; the error then names both groups. `group`: the name of this group in
+// errors.
 void check_header(const MessageHeader& found, const MessageHeader& expected, int peer,
                   const std::string& group);
 

@@ -2,7 +2,8 @@
 // they have reported. Also publishes what this rank reports. failure/failure_detector.h implements
 // it for every communicator.
 //
-// Threads: any thread may call every member. After stop() the object learns and publishes nothing.
+// Threads: any thread may call every member. After stop() the object learns nothing new about ranks
+// on other nodes, and publishes nothing to them.
 #pragma once
 
 #include <exception>
@@ -40,24 +41,26 @@ class Peers {
   // node, which may not have the report. Waits up to 200 ms for the store.
   virtual void report_failure(const std::exception& error) = 0;
 
-  // Returns true if an Error(kPeer) of a point-to-point operation concerns the whole group. Within
-  // a node a rank may cancel a single message; only the other rank of that message then gets the
-  // error.
+  // Returns true if an Error(kPeer) of a send or receive means that the whole group has failed.
+  // Returns false if the error may concern that message alone. Within a node a rank may cancel a
+  // message, and then only the other rank of this message gets the error.
   virtual bool group_failed() const = 0;
 
   // Returns the ranks that are known to have died, ascending: ranks whose process has ended before
   // they left the group. Does not wait.
   virtual std::vector<int> dead() const = 0;
 
-  // Returns the ranks that are known to have destroyed the group in good order, ascending. Asks for
-  // the ranks in `wanted` that are on other nodes; a later call returns the answer. Does not wait.
+  // Returns the ranks that are known to have destroyed the group in good order, ascending. The
+  // failure monitor then asks the store about the ranks in `wanted`, and a later call returns the
+  // answer. Ranks of this node are known without it. Does not wait.
   virtual std::vector<int> left(const std::vector<int>& wanted) const = 0;
 
   // Publishes that this rank destroys the group in good order. Waits up to 1 s for the store.
   virtual void leave() = 0;
 
-  // Waits up to 1 s until the store has the reports of this rank, unless the store is gone. A rank
-  // that ends without this counts as dead on the other ranks.
+  // Waits up to 1 s until the store has the failure reports of this rank, unless the store is gone.
+  // Without the reports, ranks on other nodes see only the end of this process, and raise its death
+  // as the cause.
   virtual void finish_reports() = 0;
 
   // Stops watching the other ranks. Idempotent.

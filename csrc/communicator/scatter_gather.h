@@ -16,8 +16,8 @@ namespace hbm::communicator {
 using Sources = std::vector<Source>;
 using Sinks = std::vector<Sink>;
 
-// Returns the part of `whole` in `range`, cut at the end of `whole`. REQUIRES: range.offset <=
-// whole.count.
+// Returns the part of `whole` in `range`, cut at the end of `whole`. `element`: bytes of an
+// element. REQUIRES: range.offset <= whole.count.
 inline Source part_of(const Source& whole, ElementRange range, size_t element) {
   return {static_cast<const std::byte*>(whole.data) + range.offset * element,
           std::min(range.count, whole.count - range.offset)};
@@ -46,7 +46,7 @@ size_t count_of(const std::vector<Entry>& entries) {
 
 // Calls visit(entry, start, length), in order, for each entry that has some of the bytes [offset,
 // offset + bytes) of the transfer. These are the bytes [start, start + length) of the entry.
-// `element`: bytes of an element. REQUIRES: the transfer has offset + bytes bytes.
+// `element`: bytes of an element. REQUIRES: the transfer has at least offset + bytes bytes.
 template <class Entry, class Visit>
 void visit_entries(const std::vector<Entry>& entries, size_t element, size_t offset, size_t bytes,
                    const Visit& visit) {

@@ -8,17 +8,19 @@
 
 namespace hbm::communicator {
 
-// The number of a process's last groups over MPI whose names are kept for errors.
+// A process remembers the names of this many groups over MPI, the latest ones. A message of an
+// earlier group may arrive in a later group, and the error then names the earlier group.
 // Unit: groups
-// Below: up to and including the value, an error names the group of a message.
-// Above: an error has the number of an older group.
+// Below: for one of the latest groups, up to and including the value, the error has the name.
+// Above: for an older group, the error has the number of the group.
 // Measure: `message_test --gtest_filter=GroupNames.RememberTheLastGroups`
 inline constexpr size_t kRememberedGroupNames = 1024;
 
-// The longest wait of a rank that destroys a group, in each of three steps. The rank passes the
-// last barrier, publishes its reports, and tells the store that it leaves.
-// Below: the rank waits.
-// Above: the rank leaves all the same.
+// The longest wait of a rank that destroys a group, in each of two steps: it passes the last
+// barrier, then publishes in the store that it leaves. In a failed group the rank only publishes
+// its failure reports.
+// Below: the rank waits until the step is complete.
+// Above: the rank leaves, although the step is not complete.
 // Measure: `failure_monitor_test --gtest_filter=FailureMonitor.StoreServerLeavesLast`
 inline constexpr std::chrono::milliseconds kPartingTimeout{1000};
 
