@@ -2,7 +2,7 @@
 // MPI_Status, and the values of constants.
 //
 // Libraries named libmpi.so.12 have MPICH's ABI (the MPICH ABI Compatibility Initiative). Libraries
-// named libmpi_abi.so.1 have the standard ABI (MPI 5.0, appendix A). Both are fixed, so hbm is
+// named libmpi_abi.so.1 have the standard ABI (MPI 5.0, appendix A). Both ABIs are fixed, so hbm is
 // built without an mpi.h; tests/native/mpi_abi_*_test.cpp compare these values with MPICH's
 // headers.
 #pragma once

@@ -4,7 +4,7 @@
 // Threads: after initialise() has returned, and if threads_multiple() is true, any thread may call
 // every member. Errors: unless a comment says otherwise, Error(kNetwork) with the name of MPI's
 // function and MPI's text. The user's program may call MPI_Finalize (mpi4py does). After that,
-// create() and the functions that start or test a request throw Error(kUnavailable). Exceptions:
+// create() and the functions that start or test a request throw Error(kUnavailable). But
 // test_ended() returns true, and cancel() and free() do nothing.
 #pragma once
 

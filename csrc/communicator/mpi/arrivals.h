@@ -1,6 +1,6 @@
-// Wakes threads that wait for messages over TCP. MPI has no blocking wait for this, but UCX
-// collects its connections in an epoll descriptor. That descriptor is readable while a connection
-// has data to receive, or has room again for data to send.
+// Wakes threads that wait for messages over TCP. MPI has no wait that sleeps until a message or a
+// deadline comes, but UCX collects its connections in an epoll descriptor. That descriptor is
+// readable while a connection has data to receive, or has room again for data to send.
 //
 // This class reads nothing from these descriptors and does not change them. They become readable
 // for messages over TCP. They do not for messages through shared memory, or for messages that
@@ -41,7 +41,7 @@ class Arrivals {
 
  private:
   std::vector<int> before_;  // empty: the descriptors could not be listed
-  std::vector<int> polls_;   // duplicates, so that their numbers are not reused
+  std::vector<int> polls_;   // duplicates, which stay open if UCX closes its own
   // Both are relaxed: they guard no other data.
   std::atomic<bool> connected_{false};
   std::atomic<std::chrono::steady_clock::rep> next_check_{0};

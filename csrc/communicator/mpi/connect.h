@@ -59,7 +59,7 @@ struct MpiConnection {
   std::shared_ptr<Comm> communicator;
   std::vector<int> world_ranks;  // of the group's ranks
   uint64_t group_number = 0;     // unique among the groups of these processes
-  // Wakes for messages from other nodes; null if no wake-up is possible.
+  // Ends this rank's sleep when a message from another node arrives; null if nothing can do that.
   std::shared_ptr<Arrivals> arrivals;
 };
 

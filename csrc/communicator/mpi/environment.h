@@ -24,9 +24,9 @@ class StartEnvironment {
   std::vector<std::pair<const char*, std::optional<std::string>>> before_;
 };
 
-// Excludes UCX's cross-memory attach, which aborts this process if the peer dies during a copy.
-// Excludes all shared memory of UCX without `shares_memory`. Does nothing if the user has set
-// UCX_TLS to a non-empty value.
+// Excludes UCX's cross-memory attach, which aborts this process if the peer dies during a copy. If
+// `shares_memory` is false, excludes all shared memory of UCX instead. Does nothing if the user has
+// set UCX_TLS to a non-empty value.
 void set_transport_defaults(bool shares_memory = true);
 
 // Returns the variables with which MPI_Init may fail, sorted, as in "UCX_NET_DEVICES=eth7

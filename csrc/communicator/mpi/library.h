@@ -4,7 +4,7 @@
 //
 // The library is the first of these: the one that HBMCOMM_MPI_LIB names; one that the process has
 // loaded already, so that mpi4py and hbm share it; one next to this Python (PyPI's mpich); the
-// system's. Among several a library with MPICH's ABI comes first.
+// system's. If one of these places has several libraries, hbm prefers one with MPICH's ABI.
 //
 // Threads: any thread may call every function.
 #pragma once
@@ -20,7 +20,8 @@ namespace hbm::communicator::mpi {
 struct MpiLibrary {
   std::string path;      // of the shared object
   std::string found_by;  // the rule above by which it was found
-  bool speaks_pmix;  // false: an MPICH built without PMIx; other libraries can load it themselves
+  // False for an MPICH built without PMIx. Libraries other than MPICH can load PMIx themselves.
+  bool speaks_pmix;
   std::unique_ptr<const Api> api;
 };
 

@@ -95,8 +95,8 @@ void TwoPhase::open_first(size_t block) {
   post_first(round, block);
 }
 
-// Completes the first phase of the next block. Its second phase uses the round of the block two
-// before it.
+// Completes the first phase of the next block, and opens its second phase in the Round of the block
+// two before it. (awaits_first() is true only after that block has finished.)
 bool TwoPhase::poll_first(progress::Progress& progress) {
   if (!awaits_first()) return false;
   Round& first = first_[passed_ % 2];

@@ -106,7 +106,7 @@ class TwoPhase : public GroupOperation {
   };
 
   // Moves `count` elements; errors and headers have `reported`. A block has a chunk for each of the
-  // `owners`.
+  // `owners`. `first`, `second`: the messages of this rank in a round of each phase.
   TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
            size_t reported, std::vector<int> owners, Room first, Room second);
 

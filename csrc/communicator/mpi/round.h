@@ -1,8 +1,9 @@
 // One round of messages: at most one to and one from each peer, staged in the channel's pool.
 //
-// All collectives consist of rounds. A round allocates its buffers once and is opened for many
-// rounds of messages; a multicast is copied into a buffer once. Posting never waits. The received
-// data is valid from the poll() that returns kDone until the next open().
+// All collectives consist of rounds. A Round allocates its buffers once, and each open() starts
+// another round of messages in them. A message to several peers is copied into a buffer once.
+// Posting never waits. The received data is valid from the poll() that returns kDone until the next
+// open().
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once

@@ -73,8 +73,8 @@ inline constexpr int kTagRanges = 2;
 
 // -- Algorithms
 
-// The bytes of a broadcast to two and more ranks that its root sends to each of them. With more,
-// the root's link is the bound.
+// The bytes of a broadcast to two and more ranks that its root sends to each of them. With more
+// bytes the time would depend on the root's link alone.
 // Unit: bytes
 // Below: up to and including the value, the root sends the tensor to each rank.
 // Above: the root deals shards out, and each rank passes its shard on.
@@ -161,7 +161,7 @@ inline constexpr size_t kQuotedOutputBytes = 600;
 // Measure: `pytest tests/python/failures/test_left_behind.py -k test_killed_ranks_leave_nothing`
 inline constexpr std::chrono::seconds kInitialisationEndTimeout{1};
 
-// The period in which the end of the process checks for those threads.
+// The period in which the end of the process checks whether threads are still in MPI_Init.
 // Below: a smaller value takes more processor time.
 // Above: a larger value delays the end of the process.
 // Measure: `pytest tests/python/failures/test_left_behind.py -k test_killed_ranks_leave_nothing`

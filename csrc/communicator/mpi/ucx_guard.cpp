@@ -51,8 +51,8 @@ namespace hbm::communicator::mpi {
 void raise_ucx_guard() noexcept {
   Dl_info self{};
   if (dladdr(reinterpret_cast<void*>(&ucp_tag_send_nbx), &self) == 0) return;
-  // Makes the symbols of this library, which is loaded already, global. This is not possible in an
-  // executable, which has no guards.
+  // Makes the symbols of this library, which is loaded already, global. This is not possible if the
+  // guards are linked into an executable; they then have no effect.
   dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
 }
 

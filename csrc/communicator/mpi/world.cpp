@@ -45,8 +45,8 @@ void load_before_mpi() { memory::libraries(); }
 std::atomic<bool> has_segment_names{false};  // MPI's segments may have names
 std::atomic<int> initialising{0};            // threads in MPI_Init; sequentially consistent
 
-// Runs at the end of the process. The thread that forms a group may sleep for ever by then
-// (park()), so that ~UnlinkedSegments does not run.
+// Runs at the end of the process, and does what ~UnlinkedSegments does. That destructor may not
+// run, because the thread that forms a group may sleep for ever by then (park()).
 void end_initialisation() {
   if (!has_segment_names.load()) return;
   const auto until = std::chrono::steady_clock::now() + kInitialisationEndTimeout;
@@ -205,7 +205,8 @@ World& World::launched(Deadline deadline) {
   const bool ours = !is_initialised(mpi);
   if (ours) {
     require_launcher(found);
-    // The number of ranks is not known yet. All ranks of a machine get the same result.
+    // The number of ranks is not known yet, so the check is for one rank. All ranks of a machine
+    // get the same result.
     require_start(1, 1);
   }
   if (!ours) {

@@ -34,10 +34,11 @@ class World {
   static World* current();
 
   // Forms a world of `size` processes through the PMI responder (pmi.h) and `store`. All `size`
-  // processes call it, after they have met in the store. `id`: unique, and equal on all. `risks`:
-  // equal on all; the variables because of which MPI_Init is tried first (trial.h), empty if there
-  // are none. Calls `check` while it waits, and passes on its exceptions, which name a rank that
-  // cannot come. Throws Error(kTimeout) at the deadline, and Error(kUnavailable) without a library.
+  // processes call it, after they have met in the store. `id`: unique, and equal on all. `node_of`:
+  // the node of each rank, as in process_mapping(). `risks`: equal on all; the variables because of
+  // which MPI_Init is tried first (trial.h), empty if there are none. Calls `check` while it waits,
+  // and passes on its exceptions, which name a rank that cannot come. Throws Error(kTimeout) at the
+  // deadline, and Error(kUnavailable) without a library.
   static World& form(std::shared_ptr<bootstrap::KeyValue> store, const std::string& id, int rank,
                      int size, const std::vector<int>& node_of, Deadline deadline,
                      const std::function<void()>& check = {}, const std::string& risks = "");
@@ -65,7 +66,7 @@ class World {
   // world: see form().
   const std::string& id() const noexcept { return id_; }
 
-  // Wakes for messages over TCP; null in a world that was taken over.
+  // Wakes threads that wait for messages over TCP; null in a world that was taken over.
   const std::shared_ptr<Arrivals>& arrivals() const noexcept { return arrivals_; }
 
  private:
