@@ -173,7 +173,7 @@ struct alignas(kCacheLine) MessageTransfer {
   bool ended() const noexcept { return state.load(std::memory_order_acquire) >= kDone; }
   void end(TransferState how) noexcept { state.store(how, std::memory_order_release); }
 
-  // Changes an open transfer to `to`. Returns false if it was not open.
+  // Changes `state` from kOpen to `to`. Returns false if it was not kOpen.
   bool leave_open(TransferState to) noexcept {
     uint32_t open = kOpen;
     return state.compare_exchange_strong(open, to, std::memory_order_acq_rel);

@@ -61,7 +61,8 @@ class DescriptorExchange {
   }
 
  private:
-  // Returns true if no peer has more to send.
+  // Returns true if only connections of unknown callers are left, and every peer has introduced
+  // itself or is lost.
   bool only_strangers() const {
     return std::all_of(
                connections_.begin(), connections_.end(),

@@ -15,7 +15,8 @@
 
 namespace hbm::communicator::shm {
 
-// The packet that a rank sends over the socket. Both ranks run the same version.
+// The packet that a rank sends over the socket. Both ranks run the same version, so the struct is
+// the format.
 struct Greeting {
   std::array<char, 64> key{};  // names process and segment, see local_peer_key(); padded with zeros
   uint64_t segment_bytes = 0;
@@ -31,11 +32,12 @@ struct Introduction {
   Descriptor pidfd;
 };
 
-// Sends `own` to `peers` (key to rank), and returns the introduction of each peer, by rank.
-// `called`: by rank, the sockets over which this rank has called peers. The other peers have called
-// this rank, and wait at `listener`. Throws Error(kDeath) with the name of a rank that has died,
-// and Error(kPeer) with those of ranks whose connections have ended. Throws Error(kTimeout) with
-// the names of the ranks that did not come before the participant's deadline.
+// Sends `own` to the peers, and returns the introduction of each peer, by rank. `peers`: the rank
+// of each peer, by its Greeting::key. `called`: by rank, the sockets over which this rank has
+// called peers. The other peers have called this rank, and wait at `listener`. Throws Error(kDeath)
+// with the name of a rank that has died, and Error(kPeer) with those of ranks whose connections
+// have ended. Throws Error(kTimeout) with the names of the ranks that did not come before the
+// participant's deadline.
 std::map<int, Introduction> exchange(const bootstrap::Participant& participant,
                                      const Introduction& own, std::map<int, Descriptor> called,
                                      PeerListener& listener,

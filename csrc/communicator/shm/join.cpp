@@ -7,7 +7,7 @@
 namespace hbm::communicator::shm {
 namespace {
 
-// The memory of a ShmGroup: its own region, and the segments of local peers.
+// The memory of a ShmGroup: this rank's region, and the segments of its local peers.
 struct Ground {
   std::shared_ptr<GroupRegion> own;
   std::vector<std::shared_ptr<const LocalPeer>> local_peers;

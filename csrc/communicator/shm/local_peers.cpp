@@ -28,17 +28,18 @@ namespace {
 // A rank's state towards another rank while they call each other.
 constexpr char kKnown = 'k';    // a local peer already
 constexpr char kCalled = 'c';   // called
-constexpr char kNothing = '-';  // could not be reached; or a lower rank, which does the calling
+constexpr char kNothing = '-';  // could not be reached; or a lower rank, which calls this one
 
 // Facts about the other ranks of a rank's machine, for agreement.h. Both facts are true if there
 // are no other ranks.
 constexpr unsigned kAllKnown = 1;  // they are local peers already
 // None is a local peer yet, and this rank has called all ranks above it.
 constexpr unsigned kAllCalled = 2;
-// The fact after the exchange of descriptors.
+// The fact after the exchange of descriptors: this rank has mapped all other ranks of its machine.
 constexpr unsigned kAllMapped = 1;
 
-// Returns the text of an errno value and its remedy.
+// Returns the text of an errno value, and a remedy: `otherwise`, unless the limit of open files is
+// the cause.
 std::string remedied(int error, const std::string& otherwise) {
   return std::string(std::strerror(error)) +
          (error == EMFILE ? "; raise the limit of open files (ulimit -n)" : otherwise);
@@ -305,7 +306,8 @@ class Exploration {
     return nullptr;
   }
 
-  // Warns on the first rank of a machine, once in a process: later groups have the same ranks.
+  // On the first rank of a machine, warns if another rank of the machine does not share its memory.
+  // Warns once in a process, because later groups have the same ranks.
   void warn_of_strangers(const std::vector<int>& node_of) const {
     if (participant_.rank != machine_.front()) return;
     const auto stranger = std::find_if(machine_.begin(), machine_.end(), [&](int rank) {

@@ -51,8 +51,9 @@ LocalPeers apart(int size);
 // each with the segment and the listener that its Member names. All ranks get the same nodes.
 // `chunk_bytes`: the bytes that an operation of the group stages at a time.
 //
-// An error of one rank is thrown there, and reaches all ranks as in bootstrap::gather(). Throws
-// Error(kTimeout) naming ranks that did not come, and Error(kPeer) naming ranks that have ended.
+// An error of one rank is thrown on that rank, and reaches all ranks as in bootstrap::gather().
+// Throws Error(kTimeout) naming ranks that did not come, and Error(kPeer) naming ranks that have
+// ended.
 LocalPeers explore(const bootstrap::Rendezvous& rendezvous, PeerListener& listener,
                    const std::shared_ptr<memory::SharedSegment>& segment, size_t chunk_bytes);
 

@@ -75,7 +75,7 @@ bool MessageMatcher::post(size_t to, uint64_t position, const Envelope& envelope
     ++box.turn;
   }
   shm_group_->ring_messages(to);
-  shm_group_->ring_messages(shm_group_->self());  // another send may be next
+  shm_group_->ring_messages(shm_group_->self());  // another send of this rank may post now
   return true;
 }
 
@@ -84,7 +84,7 @@ void MessageMatcher::leave(size_t to, uint64_t position) {
     const std::lock_guard lock(mutex_);
     out_[to].left.insert(position);
   }
-  shm_group_->ring_messages(shm_group_->self());  // another send may be next
+  shm_group_->ring_messages(shm_group_->self());  // another send of this rank may post now
 }
 
 bool MessageMatcher::matches(const PendingReceive& expected, const ReceivedMessage& received) {

@@ -54,7 +54,8 @@ class MessageMatcher {
   // Returns a new block: a MessageTransfer and `staging` bytes after it. Throws Error(kExhausted).
   MessageTransfer* open_transfer(size_t staging);
   void close_transfer(MessageTransfer* transfer);
-  // Frees the block as soon as the receiver has ended the transfer.
+  // Frees the block if the receiver has ended the transfer. Otherwise a later call of this function
+  // or of open_transfer(), or the destructor, frees it.
   void close_when_ended(MessageTransfer* transfer);
 
   // Queues a send to local rank `to`. Returns the send's position among the sends to that rank.

@@ -59,9 +59,9 @@ class PeerTransfers : public PhasedOperation {
   // Returns true if all ranks must cut their transfers into equal chunks.
   virtual bool chunks_are_alike() const { return false; }
 
-  // Copies or reduces the data that has arrived in round `round`: one slot of each sender, and in
-  // round 0 all zero-copy data. Takes at most kBytesPerPoll of each transfer in a call, and returns
-  // false until all of the data is used.
+  // Copies or reduces the data of round `round`: the slots of this phase, and zero-copy data in the
+  // senders' segments. Each call takes a slice, limited by kBytesPerPoll. Returns false until all
+  // data of the round is used.
   virtual bool deliver(size_t round) = 0;
 
   // The part of a transfer that has arrived in a round; `bytes` is 0 if none has.
@@ -71,8 +71,8 @@ class PeerTransfers : public PhasedOperation {
     size_t bytes;
   };
   Part part(size_t index, size_t round) const;
-  // Buffers for each local peer in the cache footprint: 2 in an alltoall (send and receive), else
-  // 1.
+  // Returns the number of tensors for each local peer that the caches would have to hold: 2 in an
+  // alltoall (input and output), else 1.
   size_t sides() const { return signature_.op == OpCode::kAlltoall ? 2 : 1; }
   // Returns the transfer from local rank `index` to this rank.
   const Incoming& incoming(size_t index) const { return incoming_[index]; }

@@ -5,10 +5,10 @@
 //   reduces a share of the elements in place, and writes the result to the buffer of every rank
 //   that takes the result;
 // - one shot, for tensors of at most one_shot_bytes(): every rank publishes its data in the first
-//   phase, and reduces the data of all ranks into its own buffer;
+//   phase. Every rank that takes the result reduces the data of all ranks into its own buffer;
 // - whole chunks, for other tensors of few ranks: as one shot, chunk by chunk through the slots;
 // - shares, for other tensors of many ranks: each rank reduces a share of each chunk into its slot,
-//   and all ranks copy the shares to their buffers.
+//   and every rank that takes the result copies all shares to its buffer.
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once
@@ -66,7 +66,7 @@ class ShmReduction final : public PhasedOperation {
   bool takes_result() const;
 
   const ReductionBuffers buffers_;
-  const bool one_shot_;  // one chunk, which every rank reduces
+  const bool one_shot_;  // the tensor is one chunk, and is not cut into shares
   const size_t chunk_;   // elements
   const size_t chunks_;
   bool zero_copy_ = false;  // other ranks may read and write this rank's buffer

@@ -136,8 +136,8 @@ class ShmGroup {
   // Returns the group ranks that have left.
   std::vector<int> left() const;
 
-  // Reports a failure of this rank to the ranks of the node, and wakes them. Only the first report
-  // of the node counts; returns that report.
+  // Reports a failure to the ranks of the node, and wakes them. `death`: the failure is the death
+  // of another rank. Only the first report of the node counts; returns that report.
   std::string report(const std::string& failure, bool death) noexcept;
   bool failed() const noexcept;
 
@@ -156,10 +156,11 @@ class ShmGroup {
   std::byte* allocate(size_t bytes) const { return allocate_(bytes); }
   void free(std::byte* block) const { free_(block); }
 
-  // Runs this rank's large reductions and copies.
+  // Returns the object that shares this rank's large reductions and copies among threads.
   const kernels::Parallel& parallel() const noexcept { return parallel_; }
 
-  // Copies data that other ranks read into this rank's slots and messages.
+  // Returns the object that copies data into this rank's slots and messages, for other ranks to
+  // read.
   kernels::CopyToPeers& copy_to_peers() noexcept { return copy_to_peers_; }
 
   // key_to(): the key of the transfer from this rank to local rank `index`. key_from(): the key of

@@ -67,9 +67,9 @@ inline constexpr size_t kSlotTransferBytes = size_t{512} << 10;
 // Measure: `shm_collectives_test`
 inline constexpr size_t kZeroCopyBytes = 16 * 1024;
 
-// The bytes of each source that one poll copies or reduces.
+// The bytes that one poll of an operation copies, or reduces of each source.
 // Unit: bytes
-// Below: up to and including the value, one poll takes all of the source.
+// Below: up to and including the value, one poll takes all of the data.
 // Above: the rest follows in further polls, with a check for timeouts and aborts in between.
 // Measure: `shm_failure_test --gtest_filter=NodeFailure.ALongTransferIsMovedInSlices`
 inline constexpr size_t kBytesPerPoll = size_t{16} << 20;
@@ -108,11 +108,11 @@ inline constexpr size_t kOwnCopySliceBytes = size_t{64} << 10;
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-staged`
 inline constexpr size_t kWholeChunkRanks = 3;
 
-// The bytes of all ranks together that more than kWholeChunkRanks ranks reduce in one phase. The
-// sum must also be at most two chunks of a slot.
+// The most bytes, of all ranks' tensors together, that more than kWholeChunkRanks ranks reduce in
+// one phase. The tensors together must also have at most two chunks of a slot.
 // Unit: bytes
 // Below: up to and including the value, each rank reduces all of the tensor in one phase.
-// Above: each rank reduces a share in each phase.
+// Above: each rank reduces a share of each chunk.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-staged`
 inline constexpr size_t kOneShotTotalBytes = 256 << 10;
 
@@ -151,7 +151,7 @@ inline constexpr size_t kLongStagedChunkBytes = size_t{64} << 10;
 
 // The pause of a rank before it sends its descriptors again, after the kernel had no room for more
 // descriptors in flight.
-// Below: a smaller value takes processor time from the ranks that have to receive.
+// Below: a smaller value takes processor time from the ranks that have to receive descriptors.
 // Above: a larger value delays the group.
 // Measure: `local_peers_test --gtest_filter=Explore.FewDescriptorsInFlightAreEnough`
 inline constexpr std::chrono::milliseconds kDescriptorRetryPause{1};
