@@ -1,4 +1,4 @@
-// The two ABIs of MPI that hbm supports, as far as it calls MPI: the layout of handles and of
+// The two ABIs of MPI that hbm supports, as far as hbm needs them: the layout of handles and of
 // MPI_Status, and the values of constants.
 //
 // Libraries named libmpi.so.12 have MPICH's ABI (the MPICH ABI Compatibility Initiative). Libraries

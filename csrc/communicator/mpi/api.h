@@ -2,9 +2,11 @@
 // implementation for each ABI; make_api() chooses when the library is loaded.
 //
 // Threads: after initialise() has returned, and if threads_multiple() is true, any thread may call
-// every member. Errors: unless a comment says otherwise, Error(kNetwork) with the name of MPI's
-// function and MPI's text. The user's program may call MPI_Finalize (mpi4py does). After that,
-// create() and the functions that start or test a request throw Error(kUnavailable). But
+// every member.
+//
+// Errors: unless a comment says otherwise, a call that fails throws Error(kNetwork) with the name
+// of MPI's function and MPI's text. The user's program may call MPI_Finalize (mpi4py does). After
+// that, create() and the functions that start or test a request throw Error(kUnavailable). But
 // test_ended() returns true, and cancel() and free() do nothing.
 #pragma once
 
@@ -63,7 +65,8 @@ class Api {
   virtual void broadcast(void* data, std::size_t bytes) const = 0;
   virtual Request barrier() const = 0;
 
-  // Creates a communicator of the given world ranks, in that order. Only these ranks call it.
+  // Creates a communicator of the given world ranks, in that order. Only these ranks call it. `tag`
+  // distinguishes concurrent creations.
   virtual CommHandle create(const std::vector<int>& world_ranks, int tag) const = 0;
   virtual void free(CommHandle comm) const noexcept = 0;
   virtual int highest_tag(CommHandle comm) const = 0;

@@ -96,8 +96,9 @@ struct Channel {
 };
 
 // Returns the chunk of a group of `size` ranks: the largest with which an operation stays within
-// `staging_bytes` and kMostOperationBytes. Throws Error(kInvalid), with the bytes needed, if the
-// smallest chunk does not fit.
+// `staging_bytes` and kMostOperationBytes. With the smallest chunk an operation may exceed
+// kMostOperationBytes. Throws Error(kInvalid), with the bytes needed, if it would also exceed
+// `staging_bytes`.
 size_t chunk_bytes(uint64_t staging_bytes, int size);
 
 // Keeps `memory`, which MPI may still access, until every request of a cancelled operation is
@@ -108,8 +109,8 @@ size_t chunk_bytes(uint64_t staging_bytes, int size);
 void orphan_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
                      memory::StagingBuffer memory) noexcept;
 
-// Frees the memory of orphaned requests that have completed. Returns the bytes that this process'
-// other orphaned requests hold.
+// Frees the memory of orphaned requests that have completed. Returns the bytes of the orphaned
+// requests that remain in this process.
 size_t sweep_orphaned() noexcept;
 
 }  // namespace hbm::communicator::mpi

@@ -55,8 +55,8 @@ class GroupOperation : public progress::Operation {
   const size_t count_;  // the elements that errors report
 };
 
-// A collective that moves its data in rounds of one kind, one for each part. Parts are numbered
-// from 0.
+// A collective whose data is cut into parts, with one round for each part. Parts are numbered from
+// 0.
 class Pipeline : public GroupOperation {
  public:
   void begin() override;
@@ -68,7 +68,8 @@ class Pipeline : public GroupOperation {
  protected:
   using GroupOperation::GroupOperation;
 
-  // REQUIRES: called in the constructor. `payload_bytes`: of the longest message.
+  // Allocates the rounds. `sends`, `receives`: the most messages of this rank in a round.
+  // `payload_bytes`: of the longest message. REQUIRES: called in the constructor.
   void prepare(size_t parts, size_t sends, size_t receives, size_t payload_bytes);
 
   // Posts the messages of `part` in a round that has been opened for it.

@@ -2,8 +2,9 @@
 //
 // MPICH asks the process that started it for its rank, its size, the ranks on its node, and the
 // addresses of other ranks. It uses a line protocol (PMI-1) over an inherited descriptor. The
-// responder is a thread of the same process that answers over a socket pair, with a key-value store
-// that the ranks share. docs/design/bootstrap.md has the reasons.
+// responder, a thread of the rank's own process, answers these questions over a socket pair. It
+// gets the answers from a key-value store that the ranks share. docs/design/bootstrap.md has the
+// reasons.
 //
 // Threads: the responder never takes the interpreter's lock, so MPI_Init may run while another
 // thread holds it. If PMI fails inside MPI_Init, MPI_Init never returns; the caller must be able to

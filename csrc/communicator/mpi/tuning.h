@@ -29,7 +29,7 @@ inline constexpr size_t kFirstMessageBytes = kEagerBytes;
 // The most chunks of a send that are in flight.
 // Unit: chunks
 // Below: the send posts the next chunk.
-// Above: from the value on, the next chunk waits until one has arrived.
+// Above: from the value on, the next chunk waits until an earlier one is done.
 // Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-mpi`
 inline constexpr size_t kChunksInFlight = 2;
 
@@ -73,24 +73,24 @@ inline constexpr int kTagRanges = 2;
 
 // -- Algorithms
 
-// The bytes of a broadcast to two and more ranks that its root sends to each of them. With more
-// bytes the time would depend on the root's link alone.
+// The most bytes of a broadcast to two and more ranks that its root sends to each of them. With
+// more bytes, the root's link would take too long to carry the whole tensor to each rank.
 // Unit: bytes
 // Below: up to and including the value, the root sends the tensor to each rank.
 // Above: the root deals shards out, and each rank passes its shard on.
 // Measure: `python -m benchmarks.collectives --collectives broadcast --contenders hbm-c-mpi`
 inline constexpr size_t kDirectBroadcastBytes = 64 * 1024;
 
-// The bytes to each peer of a reduction that takes one round.
+// The most bytes that a rank sends to each peer in a reduction of one round.
 // Unit: bytes
-// Below: up to and including the value, whole tensors go to all in one round.
+// Below: up to and including the value, each rank sends its whole tensor in one round.
 // Above: shards go in two phases, unless kOneShotTotalBytes allows one round.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-mpi`
 inline constexpr size_t kOneShotBytesPerPeer = 4096;
 
-// The bytes to all peers together of a reduction that takes one round.
+// The most bytes that a rank sends to all peers together in a reduction of one round.
 // Unit: bytes
-// Below: up to and including the value, whole tensors go to all in one round.
+// Below: up to and including the value, each rank sends its whole tensor in one round.
 // Above: shards go in two phases, unless kOneShotBytesPerPeer allows one round.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-mpi`
 inline constexpr size_t kOneShotTotalBytes = 64 * 1024;

@@ -69,8 +69,9 @@ struct UnlinkedSegments {
   }
 };
 
-// The thread counts itself, and then checks whether the process ends. end_initialisation() runs
-// after the end is set, and then reads the count. So at least one of the two sees the other.
+// The thread counts itself, and then checks whether the process ends. end_initialisation() reads
+// the count after the flag of the end (process_end::begun) is set. So at least one of the two sees
+// the other.
 void initialise(const Api& mpi) {
   struct Counted {
     Counted() { initialising.fetch_add(1); }
