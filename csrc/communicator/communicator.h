@@ -3,10 +3,10 @@
 // Communicator; connect/connect.cpp chooses and makes one. peers.h is the group's view of its other
 // ranks.
 //
-// Ownership: each function makes one Operation for the queue. The operation keeps alive all objects
-// that it uses. It sends nothing before begin(). Buffers are contiguous, belong to the caller and
-// must live until the operation is done or abandoned. If Operation::peers_may_write() is true after
-// abandon(), the caller must not reuse or free the buffers.
+// Ownership: each function makes one Operation for an OperationQueue. The operation keeps alive all
+// objects that it uses. It sends nothing before begin(). Buffers are contiguous, belong to the
+// caller and must live until the operation is done or abandoned. If Operation::peers_may_write() is
+// true after abandon(), the caller must not reuse or free the buffers.
 //
 // Every rank of the group makes the same collectives, each with the same `sequence`, in the same
 // order. A large collective may be made as chunks: several collectives with one number. Each chunk
@@ -55,7 +55,7 @@ struct Combining {
 
 using OperationPtr = std::unique_ptr<progress::Operation>;
 
-// `from` of a receive from any rank.
+// As the argument `from` of receive(): any rank.
 inline constexpr int kAnyRank = -1;
 
 // The memory that a communicator holds, in bytes.
@@ -69,9 +69,9 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  // out = in_0 op in_1 op ... on every rank. `out` may be `in`. The order is that of the ranks;
-  // over several nodes each node reduces its own ranks first, then the results of the nodes are
-  // reduced.
+  // out = in_0 op in_1 op ... on every rank. `out` may be `in`. The data is reduced in the order of
+  // the ranks. Over several nodes, each node first reduces the data of its own ranks, and then the
+  // nodes' results are reduced.
   virtual OperationPtr allreduce(OperationNumber sequence, const void* in, void* out, size_t count,
                                  Dtype dtype, ReduceOp op) = 0;
 

@@ -49,7 +49,7 @@ struct Signature {
   // it from `dtype` and the layout of the nodes.
   std::optional<Dtype> partial = std::nullopt;
 
-  // Returns the type of the reduced operands.
+  // Returns the type of the elements that a reduction reads.
   Dtype operands() const { return partial.value_or(dtype); }
 };
 

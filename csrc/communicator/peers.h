@@ -1,6 +1,6 @@
 // The other ranks of a group, as one rank knows them: which have died or left, and which failures
-// they have reported. Also publishes what this rank reports. failure/failure_detector.h implements
-// it for every communicator.
+// they have reported. Peers also publishes the failures that this rank reports.
+// failure/failure_detector.h implements it for every communicator.
 //
 // Threads: any thread may call every member. After stop() the object learns nothing new about ranks
 // on other nodes, and publishes nothing to them.
@@ -52,7 +52,7 @@ class Peers {
 
   // Returns the ranks that are known to have destroyed the group in good order, ascending. The
   // failure monitor then asks the store about the ranks in `wanted`, and a later call returns the
-  // answer. Ranks of this node are known without it. Does not wait.
+  // answer. For ranks of this node no answer of the store is needed. Does not wait.
   virtual std::vector<int> left(const std::vector<int>& wanted) const = 0;
 
   // Publishes that this rank destroys the group in good order. Waits up to 1 s for the store.

@@ -95,7 +95,7 @@ void require_one_node(const GroupSetup& setup, const std::vector<int>& node_of,
 }
 
 // Chooses and makes the communicator. Calls detector.formed() before make_node_layout(), in which
-// leaders wait for one another. So they learn of a failure there from the failure log.
+// leaders wait for one another: from formed() on, the detector reads deaths in the failure log.
 void join_ranks(const GroupSetup& setup, const shm::LocalPeers& local_peers, size_t slot_chunk,
                 size_t threads, failure::FailureDetector& detector, GroupConnection& made) {
   const std::vector<int>& node_of = local_peers.node_of;
@@ -128,7 +128,7 @@ void join_ranks(const GroupSetup& setup, const shm::LocalPeers& local_peers, siz
       hierarchical::make_node_layout(made.rendezvous, connection, node_of, shm_group, *channel));
 }
 
-// Finds the ranks that share this rank's memory, and joins them. REQUIRES: all ranks have
+// Takes memory, finds the ranks that share it, and makes the communicator. REQUIRES: all ranks have
 // introduced themselves.
 void join_all(const GroupSetup& setup, shm::PeerListener* listener,
               failure::FailureDetector& detector, GroupConnection& made) {

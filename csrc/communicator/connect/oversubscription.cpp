@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kCpusOfADigit = 4;
 constexpr char kDigits[] = "0123456789abcdef";
 
-std::atomic<int> counted_ranks{1};  // the most ranks of one machine in a counted group
+std::atomic<int> counted_ranks{1};  // the largest argument of count_group()
 
 unsigned value_of(char digit) {
   const char text[] = {digit, '\0'};
@@ -33,7 +33,8 @@ unsigned value_of(char digit) {
 std::string allowed_processors() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  // The call fails if the kernel has more processors than CPU_SETSIZE.
+  // The call fails if the kernel has more processors than CPU_SETSIZE. All that are online then
+  // count as allowed.
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
     for (long cpu = 0; cpu < std::min<long>(sysconf(_SC_NPROCESSORS_ONLN), CPU_SETSIZE); ++cpu) {
       CPU_SET(static_cast<size_t>(cpu), &allowed);

@@ -87,8 +87,8 @@ void FailureDetector::formed(const std::string& prefix, std::shared_ptr<shm::Shm
   is_monitored_ = is_monitored;
 }
 
-// Returns true if the monitor knows of ranks that shared memory does not show. Throws
-// std::logic_error before formed().
+// Returns true if some rank does not share this rank's memory: only the monitor knows whether it
+// lives. Returns false in a forked child. Throws std::logic_error before formed().
 bool FailureDetector::asks_monitor() const {
   if (!is_monitored_)
     throw std::logic_error(group_->name + " is asked for its ranks before formed()");
@@ -162,8 +162,8 @@ std::vector<int> FailureDetector::left(const std::vector<int>& wanted) const {
   return united(std::move(ranks), monitor_.findings(*group_, wanted).left);
 }
 
-// Returns `error` and the group's failure report, if one comes in time: the sender of an
-// oversized message mostly knows both operations.
+// Returns `error`, with the group's failure report in its text if a report comes in time. The
+// sender of an oversized message mostly knows both operations, and reports them.
 std::exception_ptr FailureDetector::with_report(const progress::Operation& operation,
                                                 const Error& error) {
   for (const auto end = Clock::now() + kSenderReportTimeout; Clock::now() < end;) {

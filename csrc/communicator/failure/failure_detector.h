@@ -39,8 +39,8 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
 
   // Starts to receive reports of second claims: another process has come as one of this group's
   // ranks. Rank 0 also starts to listen for liveness connections, and returns the address, for
-  // bootstrap::Member::links. REQUIRES: called while this rank makes its introduction. (Other ranks
-  // then still learn that it fails.) Throws std::system_error if no thread can start.
+  // bootstrap::Member::links. REQUIRES: called while this rank makes its introduction, so that an
+  // error of this call reaches the other ranks. Throws std::system_error if no thread can start.
   std::string prepare() { return monitor_.prepare(*group_); }
 
   void met(int rank, const bootstrap::Member& member) override;

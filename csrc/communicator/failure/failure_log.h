@@ -33,7 +33,8 @@ class FailureLog {
   explicit FailureLog(std::shared_ptr<bootstrap::KeyValue> store) : store_(std::move(store)) {}
 
   // Appends `entries`, dropping each once it is in the store. Then passes to `heard` the entries
-  // that have come since the last call, its own included. Throws the errors of the store.
+  // that are new since the last call, also those that this call appended. Throws the errors of the
+  // store.
   void exchange(std::deque<FailureEntry>& entries, bootstrap::KeyValue::Deadline deadline,
                 const std::function<void(const FailureEntry&)>& heard);
 

@@ -137,8 +137,8 @@ void FailureMonitor::all_met(MonitoredGroup& group) {
   drop_unused_listener();
 }
 
-// REQUIRES: mutex_ is held. Once the thread runs, connections stay, and only the thread closes the
-// listener.
+// Stops listening if no group needs the listener. Once the thread runs, only the thread closes the
+// listener, and the connections stay. REQUIRES: mutex_ is held.
 void FailureMonitor::drop_unused_listener() {
   const auto listens = [](const auto& group) { return group->listens; };
   if (where_.empty() || std::ranges::any_of(groups_, listens)) return;

@@ -3,12 +3,12 @@
 // shm::ShmGroup::require_alive().) docs/failures.md has the states of a rank.
 //
 // A pidfd shows the end of a process of this node (the same kernel, PID namespace and
-// HBMCOMM_NODE_ID). From the first group of several ranks on, the monitor has a thread. It receives
-// reports of second claims: another process has come as one of a group's ranks. For groups of
-// several nodes, or without shared memory, the thread also detects the ends of processes on other
-// nodes by LivenessConnections. The thread exchanges entries of the failure log through the store:
-// four times a second, or immediately when a connection or a process ends. So a process reports a
-// death even while its rank computes, and a store that does not answer delays no caller.
+// HBMCOMM_NODE_ID). From the first group of several ranks on, the monitor has a thread. The thread
+// receives reports of second claims: another process has come as one of a group's ranks. For groups
+// of several nodes, or without shared memory, the thread also detects the ends of processes on
+// other nodes by LivenessConnections. The thread exchanges entries of the failure log through the
+// store: four times a second, or immediately when a connection or a process ends. So a process
+// reports a death even while its rank computes, and a store that does not answer delays no caller.
 //
 // Threads: any thread may call every member. mutex_ is never held during a request to the store.
 // Only tend() makes such requests, in the monitor's thread (store_round.cpp). Only that thread uses
@@ -38,7 +38,7 @@
 
 namespace hbm::communicator::failure {
 
-// The state of a group, for an operation of it.
+// The monitor's knowledge of a group's other ranks, for an operation that waits for some of them.
 struct Findings {
   std::optional<std::string> failure;
   std::set<int> dead;
@@ -47,7 +47,7 @@ struct Findings {
   std::string store_trouble;  // the store's error, if it has lasted for over a second; else empty
 };
 
-// Returns the name of a group in the failure log, unlike those of other groups. `first`: the
+// Returns the name of a group in the failure log, which no other group has. `first`: the
 // bootstrap::process_id() of its rank 0. `prefix`: of the group's keys. `name`: the group's name.
 std::string log_key(const std::string& first, const std::string& prefix, const std::string& name);
 
@@ -70,9 +70,9 @@ class FailureMonitor {
   // for each other rank.
   void meet(MonitoredGroup& group, int rank, const bootstrap::Member& member);
 
-  // Starts the thread, for second claims. Rank 0 of a group also starts to listen for liveness
-  // connections, unless another group has started that, and returns the address. Throws
-  // std::system_error if no thread can start.
+  // Starts the thread, so that it receives reports of second claims. On rank 0 of the group, also
+  // starts to listen for liveness connections, unless this process listens already, and returns the
+  // address. Throws std::system_error if no thread can start.
   std::string prepare(MonitoredGroup& group);
 
   // Declares that all ranks have met. Closes the listener for liveness connections unless this
@@ -83,7 +83,7 @@ class FailureMonitor {
   // the group is formed. Finds a rank that has not come yet by its global rank in other groups.
   std::vector<std::string> ended(const MonitoredGroup& group, const std::vector<int>& ranks);
 
-  // Returns the names of all processes that have ended, of the groups that have not been removed.
+  // Returns the names of all ended processes, of all groups that have not been removed.
   std::vector<std::string> ended();
 
   // Waits until this process has published all its entries and has read the failure log, or
@@ -204,7 +204,7 @@ class FailureMonitor {
   std::map<std::string, WatchedProcess> processes_;  // processes of these groups
   std::set<std::string> ended_;                      // processes
   std::set<std::string> published_;                  // ended processes that are in the log
-  std::set<std::string> connected_;                  // processes
+  std::set<std::string> connected_;                  // processes that this one has connected to
   std::map<std::string, WantedConnection> wanted_connections_;
   std::set<std::string> greeted_;      // processes to which this one has identified itself
   std::set<std::string> unreachable_;  // processes to which this process could not connect

@@ -286,7 +286,8 @@ void LivenessConnections::accept_callers() {
   while (listener_ && Clock::now() >= accept_after_) {
     Descriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!caller) {
-      // The caller stays in the queue, and would wake poll() immediately.
+      // The caller stays in the kernel's queue. Without a pause, each poll() would return
+      // immediately.
       if (errno != EAGAIN && errno != EINTR) accept_after_ = Clock::now() + kAcceptPause;
       return;
     }

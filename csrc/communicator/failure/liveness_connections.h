@@ -1,7 +1,7 @@
 // Liveness connections: TCP connections between processes of different nodes, by which each learns
 // of the end of the other. After a greeting they carry no data. The kernel closes them when a
-// process ends for any reason, and answers for a stopped process. A process keeps its connections,
-// for all its groups, until one of the two processes ends.
+// process ends for any reason. While a process is stopped, its kernel still answers probes. A
+// process keeps its connections, for all its groups, until one of the two processes ends.
 //
 // A forked child closes its copies, so that it does not keep the connections of its parent open.
 //

@@ -95,8 +95,8 @@ void FailureMonitor::tend(JobStore& store) {
   if (trouble.empty()) store.answered = Clock::now();
 }
 
-// Asks the store for ranks that an operation waits for, and for ranks whose process has ended. A
-// rank that had ended before the question, and has not left, has died.
+// Asks the store whether ranks have left: ranks that an operation waits for, and ranks whose
+// process has ended. A rank that had ended before the question, and has not left, has died.
 std::vector<FailureMonitor::Answer> FailureMonitor::ask_who_left(const JobStore& store) {
   std::vector<Answer> answers;
   std::unique_lock lock(mutex_);
@@ -147,7 +147,7 @@ void FailureMonitor::publish_leaving(JobStore& store) {
     } else if (group->server == bootstrap::StoreServer::kThisProcess) {
       store.to_remove.push_back(group);
     }
-    if (group->state != GroupState::kLeaving) continue;  // removed during count()
+    if (group->state != GroupState::kLeaving) continue;  // remove() was called during count()
     group->state = GroupState::kLeft;
     changed_.notify_all();
   }

@@ -27,7 +27,7 @@ inline constexpr Grain kCoarse{kCoarseBlocks, kCoarseMessageBytes};
 inline constexpr Grain kFine{kFineBlocks, kFineMessageBytes};
 inline constexpr Grain kOfChain{kChainBlocks, kChainMessageBytes};
 
-// Returns the leaders of each node in an operation that moves `bytes` in total.
+// Returns the number of leaders of each node in an operation that moves `bytes` in total.
 inline size_t leaders_of(const NodeLayout& layout, size_t bytes) {
   return bytes <= kOneLeaderBytes ? 1 : layout.leaders;
 }

@@ -90,8 +90,8 @@ class LeaderAllgather final : public LeaderOperation {
     return leads() && layout_->local_size() > leaders_;
   }
 
-  // Returns the part of a transfer of `count` elements in a block. With turns, each turn has all
-  // parts.
+  // Returns the part of a transfer of `count` elements in a block. With turns, the blocks of each
+  // turn together have all parts.
   ElementRange range(size_t count, size_t block) const {
     return cut_.range(count, block % cut_.blocks);
   }
@@ -171,11 +171,12 @@ class LeaderAllgather final : public LeaderOperation {
   bool by_turns_ = false;
 };
 
-// broadcast. node_in: the root publishes a block to its node. inter_node: each leader sends a shard
-// of the block to the leaders of its rail, or along a chain of them. node_out: the leaders pass
-// their shards to their node. A single leader has the root's local rank if all nodes have that
-// local rank: then the root itself sends its data to other nodes. Otherwise it has the root's local
-// rank modulo the number of ranks of the smallest node.
+// broadcast. node_in: the root publishes a block to its node. inter_node: each leader of the root's
+// node sends a shard of the block to the leaders of its rail, or along a chain of them. node_out:
+// the leaders of other nodes pass their shards to their node. If each node has a single leader, its
+// local rank is the root's, if all nodes have that local rank: then the root itself sends its data
+// to other nodes. Otherwise it is the root's local rank modulo the number of ranks of the smallest
+// node.
 //
 // With two nodes and more than kUnpacedBytes, a receiving leader sends an empty answer for each
 // block when it begins to wait for the block. So a sending leader is at most four blocks ahead,

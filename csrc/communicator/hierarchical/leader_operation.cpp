@@ -77,8 +77,9 @@ size_t LeaderOperation::block_of(size_t step) const {
   return (step - ahead()) / 2 + (goes_in(step) ? ahead() : 0);
 }
 
-// A blocking wait of MPI has no deadline, and nothing else can end it. So a rank that waits for
-// other nodes polls for long before it sleeps. No call waits for both the node and the other nodes.
+// A blocking wait of MPI has no deadline, and no other rank of the node can end it. So a rank that
+// waits for other nodes polls for long before it sleeps. No call waits for both the node and the
+// other nodes.
 // If MPI uses TCP, a rank that waits for both sleeps until its node wakes it, for at most
 // kLongestSleepForNode. Meanwhile the kernel keeps data that arrives from other nodes, and further
 // blocks are in flight. Over other transports the rank does not sleep, because MPI makes progress
@@ -124,7 +125,7 @@ std::vector<int> LeaderOperation::ranks_of_stages(std::vector<int> (progress::Op
   return ranks;
 }
 
-// Blocks whose inter-node stage has not begun need their peers again.
+// Also returns the peers of later blocks, whose inter-node stage has not begun.
 std::vector<int> LeaderOperation::needed() const {
   std::vector<int> ranks = ranks_of_stages(&progress::Operation::needed);
   if (started_ == blocks_) return ranks;

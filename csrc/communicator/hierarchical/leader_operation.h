@@ -70,7 +70,7 @@ class LeaderOperation : public progress::Operation {
   virtual size_t most_in_flight() const { return mpi::kTagRanges; }
 
   size_t element() const { return element_size(signature_.dtype); }
-  // Returns the channel of `block`.
+  // Returns the channel of this rank's rail in the tag range of `block`. REQUIRES: a leader.
   const std::shared_ptr<mpi::Channel>& channel_of(size_t block) const {
     return layout_->rail[block % mpi::kTagRanges];
   }
@@ -86,7 +86,8 @@ class LeaderOperation : public progress::Operation {
   void check_node();
   bool inter_node_in_flight() const { return started_ > crossed_; }
 
-  // The steps of the node: two for each block.
+  // The steps of the node are numbered in their order, two for each block. goes_in(): true if the
+  // step is node_in() of its block, false if it is node_out().
   bool goes_in(size_t step) const;
   size_t block_of(size_t step) const;
   size_t ahead() const { return std::min(kBlocksAhead, blocks_); }

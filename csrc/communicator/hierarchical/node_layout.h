@@ -23,7 +23,7 @@ struct NodeLayout {
   size_t node;              // this rank's node
   size_t leaders;           // of each node
   size_t most_local_ranks;  // the ranks of the largest node
-  size_t chunk_bytes;       // as in the group's channel
+  size_t chunk_bytes;       // payload of the largest message, as in the group's channel
   std::shared_ptr<memory::StagingPool> staging;
   // Ends this rank's sleep when a message from another node arrives; null if nothing can do that.
   std::shared_ptr<mpi::Arrivals> arrivals;

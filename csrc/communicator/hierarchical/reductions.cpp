@@ -1,8 +1,9 @@
 // The collectives over several nodes that reduce. Each reduces an element in the order of the ranks
 // of each node, then in the order of the nodes, so all give the same bits. The partial result of a
-// node has the tensor's type. In a mean of integers its type is wider, because the sums must be
-// exact (kernels/partial_sum.h). A mean divides at the end. A mean of a floating-point type below
-// 32 bits, whose sum may overflow, divides the partial sum of each node before it is rounded.
+// node has the tensor's type. In a mean of integers the partial result has a wider type, because
+// the sums must be exact (kernels/partial_sum.h). A mean divides at the end. A mean of a
+// floating-point type below 32 bits, whose sum may overflow, divides the partial sum of each node
+// before it is rounded.
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -66,7 +67,7 @@ struct Stages {
   Combining inter_node;
 };
 
-// With one rank on each node the inter-node stage does all the work.
+// With one rank on each node only the inter-node stage reduces, so it does all of a mean.
 Stages stages_of(const NodeLayout& layout, Dtype dtype, ReduceOp op) {
   const size_t ranks = layout.ranks();
   if (op != ReduceOp::kAvg) return {{op, ranks}, {op, ranks}};
@@ -220,7 +221,7 @@ class LeaderReduction final : public LeaderOperation {
   const Stages stages_;
   const size_t leaders_;
   BlockCut cut_;
-  Scratch partial_;  // of a leader in a reduce, or if the node's result has a wider type
+  Scratch partial_;  // of a leader: its shard of the node's result, if that cannot be in out_
   Scratch wide_;     // for this rank's widened input for the block in node_in()
 };
 
