@@ -12,7 +12,8 @@
 // order. A large collective may be made as chunks: several collectives with one number. Each chunk
 // is made when the previous one is done. Counts are elements. Ranks are group ranks.
 //
-// Errors: functions throw Error(kExhausted) if there is no memory to stage in.
+// Errors: a function, or begin() of its operation, throws Error(kExhausted) if there is no memory
+// to stage in.
 //
 // Threads: any thread may call every function except preallocated_allreduce().
 #pragma once

@@ -62,9 +62,11 @@ struct MessageHeader {
   int32_t root;
   uint32_t part;  // the index of the round, block or phase in the operation, from 0
   uint64_t sequence;
-  uint64_t count;     // elements of the whole transfer from this sender to this receiver
-  uint64_t payload;   // bytes that follow in this message
-  uint64_t transfer;  // send and recv: the sender's number of the message
+  // Elements of the whole transfer from this sender to this receiver. Between the leaders of nodes:
+  // elements of the whole operation. In a slot: the number that errors name for the sender.
+  uint64_t count;
+  uint64_t payload;   // bytes that follow in this message; in an envelope: of the whole message
+  uint64_t transfer;  // send over MPI: the sender's number of the message; else 0
   uint64_t whole;     // elements of the whole collective, for a chunk; else 0
   uint64_t group;     // over MPI: the number of the group; else 0
 };

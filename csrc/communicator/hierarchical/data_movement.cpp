@@ -173,10 +173,11 @@ class LeaderAllgather final : public LeaderOperation {
 
 // broadcast. node_in: the root publishes a block to its node. inter_node: each leader of the root's
 // node sends a shard of the block to the leaders of its rail, or along a chain of them. node_out:
-// the leaders of other nodes pass their shards to their node. If each node has a single leader, its
-// local rank is the root's, if all nodes have that local rank: then the root itself sends its data
-// to other nodes. Otherwise it is the root's local rank modulo the number of ranks of the smallest
-// node.
+// the leaders of other nodes pass their shards to their node.
+//
+// With one leader for each node, the leader has the root's local rank if all nodes have that local
+// rank: then the root itself sends its data to other nodes. Otherwise the leader's local rank is
+// the root's local rank modulo the number of ranks of the smallest node.
 //
 // With two nodes and more than kUnpacedBytes, a receiving leader sends an empty answer for each
 // block when it begins to wait for the block. So a sending leader is at most four blocks ahead,

@@ -67,7 +67,7 @@ struct Stages {
   Combining inter_node;
 };
 
-// With one rank on each node only the inter-node stage reduces, so it does all of a mean.
+// With one rank on each node only the inter-node stage reduces. So it computes the whole mean.
 Stages stages_of(const NodeLayout& layout, Dtype dtype, ReduceOp op) {
   const size_t ranks = layout.ranks();
   if (op != ReduceOp::kAvg) return {{op, ranks}, {op, ranks}};

@@ -1,5 +1,6 @@
 // Thresholds of collectives over several nodes: leaders, and the blocks of their pipeline. All
-// ranks decide alike, because they compare only sizes and the layout of the nodes.
+// ranks decide alike, because they compare only sizes and the layout of the nodes. Only in an
+// alltoall, where ranks have different sizes, some ranks may take turns and others not.
 // docs/design/hierarchical.md has the reasons.
 // Measure: `python -m benchmarks.collectives.nodes --layout 2x4 --rate 200mbit`
 

@@ -110,7 +110,7 @@ class PeerTransfers : public PhasedOperation {
   // waits for the report, and does not return as if the operation had succeeded.
   bool unbalanced_ = false;
   bool shows_destination_ = false;
-  Sink destination_{};            // the rest of the root's output that this rank itself fills
+  Sink destination_{};            // the part of the root's output that this rank has yet to fill
   size_t destination_bytes_ = 0;  // bytes of the root's output, if all ranks send as many as this
   const std::byte* next_{};       // the next byte to copy to destination_
 };
