@@ -29,7 +29,7 @@ struct GroupSetup {
   // The keys of all groups; one object for all groups of a c10d store.
   std::shared_ptr<bootstrap::KeyValue> job_store;
   std::vector<uint64_t> global_ranks;   // by rank; empty: unknown
-  std::chrono::milliseconds heartbeat;  // the longest silence of another machine
+  std::chrono::milliseconds heartbeat;  // another machine may be silent for this time
   bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of both stores
   int rank = 0;
   int size = 1;

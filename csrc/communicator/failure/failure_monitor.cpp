@@ -287,7 +287,7 @@ void FailureMonitor::formed(MonitoredGroup& group, const std::string& prefix, bo
   if (const auto heard = claimed_twice_.find(group.key); heard != claimed_twice_.end()) {
     apply_second_claim(group.key, heard->second);
   }
-  wake();  // to read reports that have arrived
+  wake();  // the thread then reads reports that arrived before this call
 }
 
 void FailureMonitor::tell_claimed_twice(const MonitoredGroup& own, const std::string& key,

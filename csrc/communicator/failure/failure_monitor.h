@@ -80,7 +80,8 @@ class FailureMonitor {
   void all_met(MonitoredGroup& group);
 
   // Returns the names of the ranks in `ranks` whose process is known to have ended. Called while
-  // the group is formed. Finds a rank that has not come yet by its global rank in other groups.
+  // the group is formed. The process of a rank that has not come yet is known if another group has
+  // a rank with the same global rank.
   std::vector<std::string> ended(const MonitoredGroup& group, const std::vector<int>& ranks);
 
   // Returns the names of all ended processes, of all groups that have not been removed.
@@ -123,8 +124,8 @@ class FailureMonitor {
   // did not get them in time.
   bool finish_publishing(const MonitoredGroup& group, std::chrono::milliseconds timeout);
 
-  // Publishes that this process leaves the group. Returns false if the store did not get this in
-  // time.
+  // Publishes that this process leaves the group, and waits until the store has this. Returns false
+  // if the store is gone, or `timeout` is over.
   bool leave(MonitoredGroup& group, std::chrono::milliseconds timeout);
 
  private:
@@ -202,7 +203,7 @@ class FailureMonitor {
   std::condition_variable changed_;
   std::set<std::shared_ptr<MonitoredGroup>> groups_;
   std::map<std::string, WatchedProcess> processes_;  // processes of these groups
-  std::set<std::string> ended_;                      // processes
+  std::set<std::string> ended_;                      // processes that have ended
   std::set<std::string> published_;                  // ended processes that are in the log
   std::set<std::string> connected_;                  // processes that this one has connected to
   std::map<std::string, WantedConnection> wanted_connections_;

@@ -99,7 +99,8 @@ bool send_all(int socket, std::string_view text) {
   return send(socket, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
 }
 
-// Returns `bytes` bytes; an empty text if fewer have arrived. Packets of this size arrive whole.
+// Returns `bytes` bytes; an empty text if fewer have arrived. Each text that is sent here fits into
+// one packet, so its bytes arrive together.
 std::string receive(int socket, size_t bytes) {
   std::string text(bytes, '\0');
   const ssize_t got = recv(socket, text.data(), text.size(), MSG_DONTWAIT);

@@ -48,7 +48,7 @@ struct GroupFacts {
   std::vector<uint64_t> global_ranks;              // by rank; empty: unknown
   std::shared_ptr<bootstrap::KeyValue> store;      // the group's own keys
   std::shared_ptr<bootstrap::KeyValue> job_store;  // one object for all groups of the job
-  std::chrono::milliseconds heartbeat{0};          // the longest silence of another machine
+  std::chrono::milliseconds heartbeat{0};          // another machine may be silent for this time
   bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of both stores
 };
 

@@ -361,8 +361,8 @@ class DirectExchange final : public LeaderOperation {
   }
 
   // Returns true if the exchange uses turns. Returns false if a node has at least twice as many
-  // ranks as another: some of its ranks have no peer in most turns, send ahead of their turn, and
-  // so delay the transfer for which all other ranks wait.
+  // ranks as another: some ranks of the larger node would have no peer in most turns. They would
+  // send ahead of their turn, and so delay the transfer for which all other ranks wait.
   bool by_turns() const {
     if (signature_.root >= 0 || 2 * layout_->leaders <= layout_->most_local_ranks) return false;
     size_t longest = 0;

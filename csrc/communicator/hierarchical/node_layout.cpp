@@ -39,7 +39,7 @@ std::shared_ptr<const NodeLayout> make_node_layout(const bootstrap::Rendezvous& 
                                                    std::shared_ptr<shm::ShmGroup> shm_group,
                                                    const mpi::Channel& channel) {
   auto layout = std::make_shared<NodeLayout>();
-  std::map<int, size_t> index_of;  // by number in node_of
+  std::map<int, size_t> index_of;  // index in layout->nodes, by the node's number in node_of
   for (size_t rank = 0; rank < node_of.size(); ++rank) {
     const auto [node, added] = index_of.try_emplace(node_of[rank], layout->nodes.size());
     if (added) layout->nodes.emplace_back();

@@ -97,8 +97,8 @@ struct Channel {
 
 // Returns the chunk of a group of `size` ranks: the largest with which an operation stays within
 // `staging_bytes` and kMostOperationBytes. With the smallest chunk an operation may exceed
-// kMostOperationBytes. Throws Error(kInvalid), with the bytes needed, if it would also exceed
-// `staging_bytes`.
+// kMostOperationBytes. Throws Error(kInvalid), with the bytes needed, if even the smallest chunk
+// needs more than `staging_bytes`.
 size_t chunk_bytes(uint64_t staging_bytes, int size);
 
 // Keeps `memory`, which MPI may still access, until every request of a cancelled operation is

@@ -1,4 +1,5 @@
-// Connects a group that has met over MPI. Called only for groups that need MPI.
+// Connects, over MPI, a group whose ranks have met in the store. Called only for groups that need
+// MPI.
 //
 // Threads: called once for each group, by the thread that creates it.
 #pragma once
@@ -37,8 +38,8 @@ MpiState decode(const std::string& record);
 // Error(kUnavailable), with a remedy, in any other case.
 bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group);
 
-// Returns true if MPI may use shared memory for messages to `rank` from ranks of other nodes.
-// `node_of`: by rank.
+// Returns true if MPI may use shared memory for messages to `rank` from ranks of other nodes. Such
+// messages wake no sleeping rank (arrivals.h). `node_of`: by rank.
 bool nodes_share_memory(const std::vector<MpiState>& ranks, const std::vector<int>& node_of,
                         size_t rank);
 
@@ -63,9 +64,10 @@ struct MpiConnection {
   std::shared_ptr<Arrivals> arrivals;
 };
 
-// Connects a group that has met: in the MPI world of its ranks, or in a new world if they have
-// none. All ranks call it. In a new world, MPI takes ranks as sharing a node if their node_key()
-// and their number in `node_of` are equal. `node_of` is equal on all ranks; empty if unknown.
+// Connects a group whose ranks have met: in the MPI world of its ranks, or in a new world if they
+// have none. All ranks call it. In a new world, MPI takes ranks as sharing a node if their
+// node_key() and their number in `node_of` are equal. `node_of`: the node of each rank, equal on
+// all ranks; empty if unknown.
 //
 // Throws Error(kUnavailable), with a remedy, if a rank has no MPI library, if the ranks fit no
 // world, or if MPI would end the processes (preconditions.h). Throws Error(kTimeout) naming ranks

@@ -3,9 +3,9 @@
 // derived class implements the messages that a collective sends, and the use of the messages that
 // it receives.
 //
-// Both shapes keep two rounds or blocks in flight, so that copying one overlaps with the flight of
-// the other. All ranks post the same rounds in the same order, and a round depends only on earlier
-// rounds. So, by induction, no rank waits forever if all ranks run the operation.
+// Both shapes keep two rounds or blocks in flight, so that a rank copies one while the network
+// carries the other. All ranks post the same rounds in the same order, and a round depends only on
+// earlier rounds. So, by induction, no rank waits forever if all ranks run the operation.
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once

@@ -33,8 +33,8 @@ class Round {
   // (0 or 1) separates the rounds of an operation's two phases.
   void open(const Signature& signature, uint32_t part, int tag_phase);
 
-  // Returns the next send buffer. post() then sends its first `bytes` bytes to `peers`, with the
-  // transfer's `count` of elements.
+  // Returns the next send buffer. post() then sends the first `bytes` bytes of this buffer to
+  // `peers`. `count`: the elements of the whole transfer, for the header.
   std::byte* buffer();
   void post(std::span<const int> peers, size_t bytes, uint64_t count);
 

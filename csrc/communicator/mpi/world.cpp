@@ -42,7 +42,7 @@ World* world = nullptr;  // never destroyed, like MPI
 // with libnuma loaded first (tests/python/collectives/test_launchers.py runs under Slurm).
 void load_before_mpi() { memory::libraries(); }
 
-std::atomic<bool> has_segment_names{false};  // MPI's segments may have names
+std::atomic<bool> has_segment_names{false};  // MPI's segments may have names in /dev/shm
 std::atomic<int> initialising{0};            // threads in MPI_Init; sequentially consistent
 
 // Runs at the end of the process, and does what ~UnlinkedSegments does. That destructor may not

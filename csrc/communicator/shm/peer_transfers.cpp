@@ -279,7 +279,8 @@ PeerTransfers::Part PeerTransfers::part(size_t index, size_t round) const {
           std::min<size_t>(transfer.chunk, bytes - offset)};
 }
 
-// In an alltoall the counts of other ranks may be larger than this rank's, and need more rounds.
+// An alltoall is never self-sufficient: transfers between other ranks may be larger than this
+// rank's transfers, and all ranks go through the rounds of the largest transfer.
 bool PeerTransfers::self_sufficient() const {
   if (signature_.op == OpCode::kAlltoall) return false;
   const size_t room = shm_group_->layout().chunk_bytes / shm_group_->size();

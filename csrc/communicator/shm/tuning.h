@@ -31,7 +31,7 @@ inline constexpr std::chrono::microseconds kOversubscribedYieldTime{500};
 
 // The polls between two readings of the clock, while a rank polls without yielding.
 // Unit: polls
-// Below: a smaller value reads the clock more often than a peer's data can come.
+// Below: a smaller value reads the clock more often than a peer's data can arrive.
 // Above: a larger value lets the rank poll for longer than kSpinTime.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
 inline constexpr int kPollsPerClockReading = 32;
@@ -109,7 +109,7 @@ inline constexpr size_t kOwnCopySliceBytes = size_t{64} << 10;
 inline constexpr size_t kWholeChunkRanks = 3;
 
 // The most bytes, of all ranks' tensors together, that more than kWholeChunkRanks ranks reduce in
-// one phase. The tensors together must also have at most two chunks of a slot.
+// one phase. The tensors together may also have at most the bytes of two chunks of a slot.
 // Unit: bytes
 // Below: up to and including the value, each rank reduces all of the tensor in one phase.
 // Above: each rank reduces a share of each chunk.
@@ -133,14 +133,14 @@ inline constexpr size_t kStagedChunksInFlight = 8;
 // Measure: `shm_transfer_test --gtest_filter=NodeTransfers.UseLargerChunksIfLong`
 inline constexpr size_t kLongStagedMessageBytes = size_t{512} << 10;
 
-// The chunk of a short message.
+// The chunk of a staged message of less than kLongStagedMessageBytes.
 // Unit: bytes
 // Below: a smaller value wakes the two ranks more often.
 // Above: a larger value lets the receiver wait longer for the first chunk.
 // Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-staged`
 inline constexpr size_t kShortStagedChunkBytes = size_t{32} << 10;
 
-// The chunk of a long message.
+// The chunk of a staged message of at least kLongStagedMessageBytes.
 // Unit: bytes
 // Below: a smaller value wakes the two ranks more often.
 // Above: a larger value takes the chunks out of the processor's cache.
