@@ -35,7 +35,7 @@ const char* op_name(OpCode op) noexcept {
     case OpCode::kSendRecv:
       return "send/recv";
   }
-  return "unknown operation";  // of a damaged header
+  return "unknown operation";  // the header is damaged
 }
 
 MessageHeader make_header(const Signature& signature, uint64_t count, uint32_t part,

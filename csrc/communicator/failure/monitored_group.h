@@ -32,13 +32,13 @@ namespace hbm::communicator::failure {
 //                                                           v
 //                                                         kLeft
 //
-//   Every state goes to kStopped by remove().
+//   remove() changes every state to kStopped.
 //
-// Legal in kMeeting alone: prepare(), meet(), await_greeting(). In kLocal and kMonitored:
-// await_connections(). From formed() on, and in kStopped: findings(), report(),
-// finish_publishing(); in kStopped report() publishes nothing. Each of these calls, and those in
-// the diagram except add() and remove(), throws std::logic_error in any other state. The error
-// names the group, the call and the state.
+// prepare(), meet() and await_greeting() are legal in kMeeting alone, and await_connections() in
+// kLocal and kMonitored. findings(), report() and finish_publishing() are legal from formed() on.
+// In kStopped they are legal too, but report() then publishes nothing. Each of these calls, and
+// those in the diagram except add() and remove(), throws std::logic_error in any other state. The
+// error names the group, the call and the state.
 enum class GroupState { kMeeting, kJoining, kLocal, kMonitored, kLeaving, kLeft, kStopped };
 
 // A rank's arguments to FailureDetector.

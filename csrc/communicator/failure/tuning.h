@@ -181,7 +181,7 @@ inline constexpr std::chrono::milliseconds kCauseCheckPeriod{20};
 // Measure: `failure_monitor_test --gtest_filter=FailureMonitor.LeavingAFailedGroupPublishesFirst`
 inline constexpr std::chrono::milliseconds kReportPublishTimeout{200};
 
-// The time for which a rank that has lost a connection looks for a process that has ended. When a
+// The time for which a rank looks for an ended process after it has lost a connection. When a
 // process dies, its connections may be closed some time before the kernel shows its end.
 // Below: the rank looks for a process that has ended, to name it.
 // Above: the error names no death.
@@ -189,7 +189,7 @@ inline constexpr std::chrono::milliseconds kReportPublishTimeout{200};
 // test_death_of_the_stores_host_in_init`
 inline constexpr std::chrono::milliseconds kDeathProofTimeout{300};
 
-// The period in which a rank that has lost a connection looks for a process that has ended.
+// The period in which a rank looks for an ended process after it has lost a connection.
 // Below: a smaller value takes more processor time.
 // Above: a larger value delays the error.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k

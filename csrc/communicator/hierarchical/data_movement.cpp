@@ -176,7 +176,7 @@ class LeaderAllgather final : public LeaderOperation {
 // the leaders of other nodes pass their shards to their node.
 //
 // With one leader for each node, the leader has the root's local rank if all nodes have that local
-// rank: then the root itself sends its data to other nodes. Otherwise the leader's local rank is
+// rank. The root itself then sends its data to other nodes. Otherwise the leader's local rank is
 // the root's local rank modulo the number of ranks of the smallest node.
 //
 // With two nodes and more than kUnpacedBytes, a receiving leader sends an empty answer for each

@@ -106,8 +106,8 @@ std::string LeaderOperation::describe() const {
                                 shm_group.group());
 }
 
-// Merges the ranks of all stages that are in flight: this rank may wait for a live rank in one
-// block, and for a dead rank in the next.
+// Merges the ranks of all stages that are in flight. In one block this rank may wait for a live
+// rank, and in the next block for a dead one.
 std::vector<int> LeaderOperation::ranks_of_stages(std::vector<int> (progress::Operation::*list)()
                                                       const) const {
   std::vector<int> ranks;

@@ -22,10 +22,10 @@ namespace hbm::communicator::hierarchical {
 // Above: each node uses all its leaders.
 inline constexpr size_t kOneLeaderBytes = 64 << 10;
 
-// The most bytes that are sent to other nodes without pacing, that is, without turns or answers. In
-// an allgather the bytes of all transfers count, in an alltoall those of the longest transfer, in a
-// broadcast to one other node those of the tensor. The limit of an alltoall is the chunk of
-// messages if that is less.
+// The most bytes that are sent to other nodes without pacing, that is, without turns or answers. An
+// allgather counts the bytes of all transfers. An alltoall counts the bytes of its longest
+// transfer, and a broadcast to one other node the bytes of the tensor. The limit of an alltoall is
+// the chunk of messages if that is less.
 // Unit: bytes
 // Below: up to and including the value, all is sent together: pacing would only add latencies.
 // Above: the nodes take turns in an allgather and an alltoall. In a broadcast the receiving leaders

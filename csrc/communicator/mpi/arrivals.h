@@ -42,7 +42,7 @@ class Arrivals {
  private:
   std::vector<int> before_;  // empty: the descriptors could not be listed
   std::vector<int> polls_;   // duplicates, which stay open if UCX closes its own
-  // Both are relaxed: they guard no other data.
+  // Loads and stores of these two are relaxed, because they guard no other data.
   std::atomic<bool> connected_{false};
   std::atomic<std::chrono::steady_clock::rep> next_check_{0};
 };

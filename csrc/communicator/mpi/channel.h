@@ -101,11 +101,10 @@ struct Channel {
 // needs more than `staging_bytes`.
 size_t chunk_bytes(uint64_t staging_bytes, int size);
 
-// Keeps `memory`, which MPI may still access, until every request of a cancelled operation is
-// complete. Ignores null requests. REQUIRES: the caller has cancelled the receives; sends cannot be
-// cancelled. The memory is freed when MPI has completed the requests. If MPI never completes them,
-// the memory is never freed, so a late message arrives in memory that no other object uses. Leaks
-// `communicator`.
+// Keeps `memory`, which MPI may still access, until MPI has completed every request of a cancelled
+// operation. So a late message arrives in memory that no other object uses, and the memory leaks if
+// MPI never completes the requests. Ignores null requests. Leaks `communicator`. REQUIRES: the
+// caller has cancelled the receives; sends cannot be cancelled.
 void orphan_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
                      memory::StagingBuffer memory) noexcept;
 

@@ -33,8 +33,8 @@ std::string encode(const MpiState& state);
 MpiState decode(const std::string& record);
 
 // Returns true if all ranks are in one existing world, false if none has a world. Worlds that hbm
-// has not formed have no id. Of these only the sizes and the ranks are compared, so ranks of two
-// jobs of one size may pass. Making the communicator then fails at the deadline. Throws
+// has not formed have no id. Only the sizes and the ranks of such worlds are compared, so ranks of
+// two jobs of one size may pass. Making the communicator then fails at the deadline. Throws
 // Error(kUnavailable), with a remedy, in any other case.
 bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group);
 

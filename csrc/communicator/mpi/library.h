@@ -1,6 +1,7 @@
 // The MPI library, loaded on demand: a process loads MPI only when a group needs it. One build
-// works with every library of MPICH's ABI (PyPI's mpich, Debian's libmpich12, Intel MPI, ...) and
-// of MPI 5's standard ABI (libmpi_abi.so.1 of MPICH 5, Intel MPI 2021.18 and Open MPI 6).
+// works with every library of two ABIs. PyPI's mpich, Debian's libmpich12 and Intel MPI have
+// MPICH's ABI. libmpi_abi.so.1 of MPICH 5, Intel MPI 2021.18 and Open MPI 6 has MPI 5's standard
+// ABI.
 //
 // The library is the first of these: the one that HBMCOMM_MPI_LIB names; one that the process has
 // loaded already, so that mpi4py and hbm share it; one next to this Python (PyPI's mpich); the

@@ -1,5 +1,5 @@
 // The base classes of the operations over MPI. GroupOperation has their channel, their signature
-// and their description in errors. Pipeline and TwoPhase are the two shapes of the collectives; a
+// and their description in errors. Pipeline and TwoPhase are the two shapes of the collectives. A
 // derived class implements the messages that a collective sends, and the use of the messages that
 // it receives.
 //

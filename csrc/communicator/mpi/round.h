@@ -55,8 +55,9 @@ class Round {
   // Returns the payload that `peer` sent in this round; null if receive() was not called for it.
   const std::byte* payload(int peer) const;
 
-  // Return group ranks. missing(): senders whose messages have not arrived; if none, receivers that
-  // have not taken theirs. needed(): both. peers(): all peers of the round.
+  // Return group ranks. missing(): the senders of messages that have not arrived; after all have
+  // arrived, the receivers of messages that are still being sent. needed(): these senders and
+  // receivers together. peers(): all peers of the round.
   std::vector<int> missing() const;
   std::vector<int> needed() const;
   std::vector<int> peers() const;

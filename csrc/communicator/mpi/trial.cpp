@@ -82,8 +82,8 @@ class Program {
   // Waits up to kTrialCheckPeriod for output. Returns false after the program has ended.
   bool listen() {
     pollfd one{output_.get(), POLLIN, 0};
-    // The exit status is checked too: a forked child of the user's program may hold the other end
-    // of the pipe open, and the output then does not end.
+    // The exit status is checked too. The output may not end, because a forked child of the user's
+    // program may hold the other end of the pipe open.
     const bool over = collect(WNOHANG);
     if (poll(&one, 1, static_cast<int>(kTrialCheckPeriod.count())) <= 0) return !over;
     std::array<char, 4096> chunk{};

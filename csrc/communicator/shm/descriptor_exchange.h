@@ -35,9 +35,8 @@ struct Introduction {
 // Sends `own` to the peers, and returns the introduction of each peer, by rank. `peers`: the rank
 // of each peer, by its Greeting::key. `called`: by rank, the sockets over which this rank has
 // called peers. The other peers have called this rank, and wait at `listener`. Throws Error(kDeath)
-// with the name of a rank that has died, and Error(kPeer) with those of ranks whose connections
-// have ended. Throws Error(kTimeout) with the names of the ranks that did not come before the
-// participant's deadline.
+// naming a rank that has died, and Error(kPeer) naming ranks whose connections have ended. Throws
+// Error(kTimeout) naming the ranks that did not come before the participant's deadline.
 std::map<int, Introduction> exchange(const bootstrap::Participant& participant,
                                      const Introduction& own, std::map<int, Descriptor> called,
                                      PeerListener& listener,

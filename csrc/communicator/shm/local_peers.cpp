@@ -30,10 +30,10 @@ constexpr char kKnown = 'k';    // a local peer already
 constexpr char kCalled = 'c';   // called
 constexpr char kNothing = '-';  // could not be reached; or a lower rank, which calls this one
 
-// Facts about the other ranks of a rank's machine, for agreement.h. Both facts are true if there
-// are no other ranks.
-constexpr unsigned kAllKnown = 1;  // they are local peers already
-// None is a local peer yet, and this rank has called all ranks above it.
+// Facts about the other ranks of a rank's machine, which the ranks count (agreement.h). Both facts
+// are true if there are no other ranks.
+constexpr unsigned kAllKnown = 1;  // the other ranks are local peers already
+// No other rank is a local peer yet, and this rank has called all higher ranks.
 constexpr unsigned kAllCalled = 2;
 // The fact after the exchange of descriptors: this rank has mapped all other ranks of its machine.
 constexpr unsigned kAllMapped = 1;

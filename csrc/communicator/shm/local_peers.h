@@ -28,7 +28,7 @@ namespace hbm::communicator::shm {
 
 // Another process on this node.
 struct LocalPeer {
-  std::shared_ptr<SharedMapping> memory;  // its segment of the group's policy
+  std::shared_ptr<SharedMapping> memory;  // the process's segment of the group's policy
   Descriptor pidfd;                       // readable (POLLIN) after the process has ended
   long pid;                               // in the PID namespace of that process
 };

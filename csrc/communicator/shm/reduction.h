@@ -7,8 +7,8 @@
 // - one shot, for tensors of at most one_shot_bytes(): every rank publishes its data in the first
 //   phase. Every rank that takes the result reduces the data of all ranks into its own buffer;
 // - whole chunks, for other tensors of few ranks: as one shot, chunk by chunk through the slots;
-// - shares, for other tensors of many ranks: each rank reduces a share of each chunk into its slot,
-//   and every rank that takes the result copies all shares to its buffer.
+// - shares, for other tensors of many ranks: each rank reduces a share of each chunk into its slot.
+//   Every rank that takes the result copies all shares to its buffer.
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once

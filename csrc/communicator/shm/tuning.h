@@ -50,9 +50,9 @@ inline constexpr std::chrono::milliseconds kReportWriteTimeout{50};
 
 // -- Slots and segments
 
-// The room for transfers in a slot, at least two chunks and at most four. In trials with two ranks,
-// 1 MiB of L2 and 32 MiB of L3, an alltoall of 2 MiB took 6 % less time with this value than with
-// 128 KiB. An allgather of 2 MiB took as long with 1 MiB as with this value.
+// The room for transfers in a slot, at least two chunks and at most four. Trials had two ranks, 1
+// MiB of L2 and 32 MiB of L3. An alltoall of 2 MiB took 6 % less time with this value than with 128
+// KiB. An allgather of 2 MiB took as long with 1 MiB as with this value.
 // Unit: bytes
 // Below: a smaller value takes more phases for a large transfer.
 // Above: a larger value takes more memory, and the slots out of the processor's cache.
