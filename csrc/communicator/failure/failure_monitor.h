@@ -163,7 +163,7 @@ class FailureMonitor {
   struct Answer {
     std::shared_ptr<MonitoredGroup> group;
     int rank;
-    bool has_ended;  // before the question
+    bool has_ended;  // the rank's process had ended before the question
     bool has_left;
   };
 

@@ -76,7 +76,7 @@ struct Channel {
   int size = 1;
   int tag_range = 0;                   // below kTagRanges
   std::vector<int> group_ranks;        // the group ranks of its ranks; empty: the same numbers
-  std::string group;                   // as errors name it: "group default_pg"
+  std::string group;                   // as errors name it, such as: group "0"
   uint64_t group_number = 0;           // in the headers of all messages
   std::shared_ptr<Comm> communicator;  // null in a group of one
   std::shared_ptr<memory::StagingPool> staging;

@@ -3,8 +3,8 @@
 // MPICH asks the process that started it for its rank, its size, the ranks on its node, and the
 // addresses of other ranks. It uses a line protocol (PMI-1) over an inherited descriptor. The
 // responder, a thread of the rank's own process, answers these questions over a socket pair. It
-// gets the answers from a key-value store that the ranks share. docs/design/bootstrap.md has the
-// reasons.
+// gets the addresses of other ranks from a key-value store that the ranks share.
+// docs/design/bootstrap.md has the reasons.
 //
 // Threads: the responder never takes the interpreter's lock, so MPI_Init may run while another
 // thread holds it. If PMI fails inside MPI_Init, MPI_Init never returns; the caller must be able to
