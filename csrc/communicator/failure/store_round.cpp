@@ -29,7 +29,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr const char* kCount = "count";  // behind left_prefix
+constexpr const char* kCount = "count";  // appended to left_prefix
 
 bootstrap::KeyValue::Deadline soon() {
   return std::chrono::steady_clock::now() + kRoundAnswerTimeout;

@@ -40,8 +40,8 @@ class Arrivals {
   progress::Slept sleep(std::chrono::steady_clock::time_point until);
 
  private:
-  std::vector<int> before_;  // empty: the descriptors could not be listed
-  std::vector<int> polls_;   // duplicates, which stay open if UCX closes its own
+  std::vector<int> before_;  // open before MPI_Init; empty: could not be listed
+  std::vector<int> polls_;   // duplicates of UCX's epoll descriptors, in case UCX closes its own
   // Loads and stores of these two are relaxed, because they guard no other data.
   std::atomic<bool> connected_{false};
   std::atomic<std::chrono::steady_clock::rep> next_check_{0};

@@ -134,7 +134,7 @@ class Program {
     return status_.has_value();
   }
 
-  pid_t pid_ = -1;  // -1: collected
+  pid_t pid_ = -1;  // -1: not started, or its exit status was collected
   std::optional<int> status_;
   Descriptor output_;
   std::string words_;

@@ -159,7 +159,7 @@ class DescriptorExchange {
   std::vector<PeerConnection> connections_;
   std::map<int, Introduction> met_;
   std::set<int> lost_;
-  const std::vector<int> nobody_;  // await() checks for deaths itself
+  const std::vector<int> nobody_;  // for aborts_: await() checks for deaths itself
   bootstrap::AbortWatcher aborts_{participant_, nobody_};
 };
 
