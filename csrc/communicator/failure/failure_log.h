@@ -32,9 +32,9 @@ class FailureLog {
  public:
   explicit FailureLog(std::shared_ptr<bootstrap::KeyValue> store) : store_(std::move(store)) {}
 
-  // Appends `entries`, dropping each once it is in the store. Then passes to `heard` the entries
-  // that are new since the last call, also those that this call appended. Throws the errors of the
-  // store.
+  // Appends `entries` to the log, and removes each from `entries` when it is in the store. Then
+  // passes to `heard` the entries that are new since the last call, also the entries that this call
+  // has appended. Throws the errors of the store.
   void exchange(std::deque<FailureEntry>& entries, bootstrap::KeyValue::Deadline deadline,
                 const std::function<void(const FailureEntry&)>& heard);
 
