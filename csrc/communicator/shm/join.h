@@ -1,4 +1,4 @@
-// Makes the ShmGroup of the ranks on this node from the results of exploring (local_peers.h).
+// Makes the ShmGroup of the ranks on this node from the result of explore() (local_peers.h).
 //
 // Threads: the thread that forms the group.
 #pragma once

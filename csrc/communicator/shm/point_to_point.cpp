@@ -128,8 +128,8 @@ class ShmSend final : public MessageOperation {
                                       " before it had the whole message; see that rank's error");
   }
 
-  // Cancels a message that a receiver has taken. The receiver still reads the tensor, or waits for
-  // chunks, which will not come.
+  // Cancels a message that a receiver has taken. A receiver that reads the tensor continues. For a
+  // receiver that waits for chunks, kNoMore makes the receive fail.
   void cancel_taken() {
     peers_may_write_ = envelope_.kind == Envelope::kZeroCopy;
     if (peers_may_write_ || filled_ == chunks()) return;

@@ -17,8 +17,8 @@ const std::byte* at(const void* data, size_t bytes) {
 std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
 // Returns the most bytes of a one-shot reduction. In one shot each rank's work grows with the
-// number of ranks. It does not with shares, which more than kWholeChunkRanks ranks use for larger
-// tensors.
+// number of ranks. So more than kWholeChunkRanks ranks reduce larger tensors in shares, with which
+// the work of a rank does not grow.
 size_t one_shot_bytes(const ShmGroup& shm_group) {
   const size_t chunk = shm_group.layout().chunk_bytes;
   if (shm_group.size() <= kWholeChunkRanks) return chunk;

@@ -121,9 +121,9 @@ class ShmGroup {
 
   // Throws if a rank has reported a failure: Error(kDeath) if the failure was a death, else
   // Error(kPeer). Reports and throws Error(kDeath) if one of `ranks`, for which `operation` waits,
-  // is dead and `ready()` is still false. All ranks throw the text of the same report. Throws
-  // Error(kPeer) if one of `ranks` has left and `ready()` is still false. Ignores ranks of other
-  // nodes.
+  // is dead and `ready()` is still false. All ranks throw the text of the same report, unless the
+  // rank that writes the report dies. Throws Error(kPeer) if one of `ranks` has left and `ready()`
+  // is still false. Ignores ranks of other nodes.
   void require_alive(const std::vector<int>& ranks, const progress::Operation& operation,
                      const std::function<bool()>& ready);
 
