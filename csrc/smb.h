@@ -5,16 +5,22 @@
  * A process is a client of one box. Environment variables set the options:
  * - HBMCOMM_BOX: the address, smb://host:port or smb+unix:///path.
  * - HBMCOMM_BOX_TRANSPORT: auto, shm, tcp or verbs.
- * - HBMCOMM_BOX_SEAL: 1 authenticates the traffic with a token, 0 does not; as the box.
- * - HBMCOMM_TOKEN, or the file HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token: the token.
+ * - HBMCOMM_BOX_SEAL: with a token, 1 (the default) authenticates the traffic, 0 does not. It must
+ *   agree with the box's option `seal`.
+ * - HBMCOMM_TOKEN: the token. If it is not set, the token is the first line of the file that
+ *   HBMCOMM_TOKEN_FILE names, or else of ~/.config/hbmcomm/token.
  *
  * shm_alloc() returns the local copy of a segment: plain memory, which shm_rsync() reads from the
  * box and shm_wsync() writes to it. Functions compute the offset in the segment from a pointer into
  * the copy.
  *
- * Functions that return int return 0, or -1 with errno set. smb_error() returns the text.
- * - EINVAL: invalid argument. ENOENT, EEXIST: the key. ENOMEM: the box is full.
- * - EACCES: the token, or read-only. ENOTCONN: before smb_init().
+ * Functions that return int return 0, or -1 with errno set; smb_exists() may also return 1.
+ * smb_error() returns the text of the error. Values of errno:
+ * - EINVAL: an argument or a variable is invalid, or the box refuses the request.
+ * - ENOENT: no segment has the key. EEXIST: a segment has the key already.
+ * - ENOMEM: the box or this process has no memory left.
+ * - EACCES: the box refuses the token or the user, or the segment was attached for reading only.
+ * - ENOTCONN: smb_init() was not called, or smb_terminate() was.
  * - EIDRM: the box has lost the segment. EIO: the box cannot be reached.
  *
  * Threads: any, between smb_init() and smb_terminate().
@@ -51,21 +57,22 @@ void smb_terminate(void);
  * - IPC_CREAT: creates the segment if no segment has the key.
  * - IPC_CREAT | IPC_EXCL: creates the segment, or fails with EEXIST.
  * - SHM_RDONLY: shm_wsync() and shm_accum() into the segment are refused.
- * A key is the 128 bits 0:key at the box, as with Python's box.alloc(size, key=key). */
+ * A box has keys of 128 bits: `key` gives the lower 64, and the upper 64 are 0. So Python's
+ * box.alloc(size, key=key) gives the same segment. */
 void* shm_alloc(uint64_t* key, uint64_t size, int shmflg);
 
 /* Returns 1 if a segment has the key, 0 if none has it, -1 with errno set on failure. Does not
  * attach. REQUIRES: key is not 0. */
 int smb_exists(uint64_t key);
 
-/* Ends the attachment and frees the copy. In the process that created the segment, deletes its key
- * too: no process can attach any more, and the last attachment frees the memory. `ptr`: returned by
- * shm_alloc(); NULL does nothing. */
+/* Ends the attachment and frees the copy. If this attachment created the segment, deletes its key
+ * too. Then no process can attach any more, and the box frees the segment's memory when its last
+ * attachment has ended. `ptr`: returned by shm_alloc(); NULL does nothing. */
 void shm_free(void* ptr);
 
 /* Deletes the key of the segment that `ptr` points into, whichever process created it: no process
- * can attach any more. Attachments and copies stay until shm_free(); the last attachment frees the
- * memory. */
+ * can attach any more. Attachments and copies stay until shm_free(). The box frees the segment's
+ * memory when its last attachment has ended. */
 int smb_delete(void* ptr);
 
 /* Returns the key of the segment that `ptr` points into; 0 with errno set if there is none. */
@@ -76,8 +83,9 @@ unsigned long shm_get_key(void* ptr);
 int shm_rsync(void* ptr, size_t size);
 int shm_wsync(void* ptr, size_t size);
 
-/* Adds on the box: dst[i] += src[i], over `size` bytes from the offsets of the pointers. Loses no
- * concurrent shm_accum(). Does not change the copies. */
+/* Adds in the box: dst[i] += src[i], over `size` bytes of the two segments, from the offsets that
+ * `dst` and `src` have in their copies. `type`: of the elements (SMB_FLOAT and others). Loses no
+ * concurrent shm_accum(). Neither reads nor changes the copies. */
 int shm_accum(void* dst, void* src, size_t size, unsigned int type);
 
 /* Returns the error of this thread's last call, valid until its next call. */

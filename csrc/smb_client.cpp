@@ -83,7 +83,7 @@ struct Core {
         reconnector(options, dialer, table, engine) {}
 
   const ClientOptions options;
-  Dialer dialer;  // after the connection: for the reconnector alone, except const members
+  Dialer dialer;  // once connected, only the reconnector calls its members that are not const
   RequestTable table;
   ProgressEngine engine;
   Reconnector reconnector;

@@ -3,18 +3,22 @@
 // Order: if two operations of a client touch the same bytes of a segment and one of them changes
 // these bytes, they take effect in the order of issue. All others may overlap in time.
 //
-// Lost connections: the client reconnects by itself for `reconnect_timeout`. It then repeats reads
-// and writes. It sends unanswered accumulates, fetch_adds, allocs, frees and removes again under
-// their old numbers, so the box applies each exactly once. If the box returns without its data,
-// operations on its segments fail with BoxError kLost. If it does not return in time, every
-// operation fails with kUnreachable from then on.
+// Lost connections: the client tries to reconnect for `reconnect_timeout`. Then it sends all
+// requests that have no reply again. Accumulates, fetch_adds, allocs, frees and removes keep their
+// sequence numbers, by which the box applies each exactly once. Such a request fails with BoxError
+// kUnreachable if the box may have executed it, and the session's lease ended before the client
+// reconnected.
 //
-// Threads: any, for every member of every class here. A synchronous operation on an idle client
-// runs in the caller. A thread of the client progresses all other operations, keeps the lease and
-// reconnects. A process forked from the client's cannot use the client: every call throws.
+// If the box returns without its data, operations on its segments fail with kLost. If it does not
+// return within `reconnect_timeout`, every operation fails with kUnreachable from then on.
+//
+// Threads: any, but one at a time for a Batch. One of the threads that wait for an operation
+// progresses all operations of the client. While no thread waits, the client's own thread does so,
+// and keeps the lease. That thread also reconnects. In a forked child the client cannot be used:
+// operations, waits, memory(), register_memory() and close() throw Error(kUnavailable).
 //
 // Errors: an invalid argument throws Error(kInvalid) before anything is sent; box/client/error.h
-// has the others. Future::get() throws the error of an asynchronous operation.
+// has the other errors. Future::get() throws the error of an asynchronous operation.
 #pragma once
 
 #include <chrono>
@@ -44,7 +48,8 @@ class Segment {
   bool read_only() const noexcept;
 
   // Returns the memory of the segment on shm, valid while the pointer is held. Throws
-  // Error(kUnsupported) on other transports, and as every operation for a freed or lost segment.
+  // Error(kUnsupported) on other transports, Error(kInvalid) for a freed segment, BoxError kLost
+  // for a lost one, and BoxError kClosed after close().
   std::shared_ptr<std::byte> memory() const;
 
  private:
@@ -82,8 +87,8 @@ class Future {
 
 // Operations that are issued together, so that their short frames share packets.
 //
-// The caller must keep `local` alive, and the data of a write unchanged, until the operation no
-// longer uses it. `hold`, if given, is kept until then.
+// The caller must keep `local` alive, and the data of a write unchanged, until Future::done()
+// returns true. `hold`, if given, is kept at least as long.
 class Batch {
  public:
   ~Batch();  // unissued operations fail
@@ -97,11 +102,13 @@ class Batch {
   Future accumulate(const Segment& target, const Segment& source, const Accumulation& what);
   Future fetch_add(const Segment& segment, uint64_t offset, int64_t addend);
 
-  // Issues the operations collected since the last issue, in that order, without waiting. If the
-  // client is closed or a segment was freed, throws: none is issued, and all of them fail.
+  // Issues the operations collected since the last issue, in the order of their calls, without
+  // waiting. If the client is closed or a segment was freed, throws: none is issued, and all of
+  // them fail.
   void issue();
 
-  // As issue(), for a caller that waits for the futures next, and so can progress them itself.
+  // As issue(), for a caller that waits for the futures next. The operations are sent during its
+  // wait, and no other thread is woken to send them.
   void issue_and_wait_next();
 
  private:
@@ -114,7 +121,7 @@ class Batch {
   std::vector<std::shared_ptr<ClientOperation>> collected_;
 };
 
-// Counts since a box's start, its clients and its segments.
+// A box's present clients and segments, and its counts of operations since its start.
 struct Stats {
   protocol::StatsTotals totals{};
   std::vector<protocol::ClientStats> clients;
@@ -123,23 +130,26 @@ struct Stats {
 
 class Client {
  public:
-  // Connects. Throws BoxError, with the reason for each transport that was tried.
+  // Connects. Throws Error(kInvalid) for invalid options, BoxError if no connection was made, with
+  // the reason for each transport that was tried.
   explicit Client(const ClientOptions& options);
   ~Client();  // as close(), without waiting for unfinished operations
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
   protocol::TransportKind transport() const;
-  std::string why_transport() const;  // why this one was chosen, and not those before it
+  // Returns why this transport was chosen, and why none of the preferred ones was.
+  std::string why_transport() const;
 
   Segment alloc(const AllocOptions& options);
 
-  // Returns true if a segment has the key, without attaching to it. Ordered as a fetch_add:
-  // reflects every alloc and remove that had returned.
+  // Returns true if a segment has the key, without attaching to it. Takes into account every alloc
+  // and remove, of any client, that had returned before the call.
   bool exists(protocol::Id key);
 
   // Read and write copy in the caller if possible: on shm, with a live connection and no
-  // conflicting unfinished operation. `hold`: as in Batch; required if `while_waiting` may throw.
+  // conflicting unfinished operation. `hold`: as in Batch. It is required if `while_waiting` may
+  // throw, because the operation may then still use `local` after the call.
   void read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
             const std::shared_ptr<const void>& hold = nullptr);
   void write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes,
@@ -154,17 +164,17 @@ class Client {
   // Deletes the key: no client can attach any more. Attachments, including this one, stay.
   void remove(const Segment& segment);
 
-  // Registers memory until the pointer is destroyed: transfers from and to it need no copy on
-  // verbs. The memory must stay mapped until then.
+  // Registers memory until the returned pointer is destroyed; the memory must stay mapped until
+  // then. On verbs, transfers from and to registered memory need no copy.
   std::shared_ptr<void> register_memory(std::byte* memory, uint64_t bytes);
 
   Batch batch();
   void ping();
   Stats stats();
 
-  // Waits up to `patience` for unfinished operations while the connection is up, ends the session,
-  // and fails the rest. Does nothing when called again. An exception of `while_waiting` ends the
-  // waiting, and is rethrown once the client is closed.
+  // Waits up to `patience` for unfinished operations while the connection is up. Then ends the
+  // session, and fails the operations that are still unfinished. Does nothing when called again. An
+  // exception of `while_waiting` ends the waiting, and is rethrown once the client is closed.
   void close(std::chrono::milliseconds patience = std::chrono::seconds(5));
   bool closed() const;
 
