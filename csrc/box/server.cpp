@@ -123,7 +123,7 @@ std::string why_no_verbs() {
   }
 }
 
-// Destroyed from the last to the first.
+// The parts of a box. Each uses only the parts before it, so the last is destroyed first.
 struct Server::Parts {
   std::shared_ptr<memory::Pool> pool;
   std::unique_ptr<server::storage::Store> store;

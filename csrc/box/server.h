@@ -32,8 +32,8 @@ class Server {
  public:
   // Starts the box. Throws Error(kInvalid) or Error(kUnsupported) for invalid options, with nothing
   // created. Throws Error(kUnavailable) or Error(kExhausted) if a part of the box cannot start; the
-  // text names the part and the reason. Only the store's directory remains then, of everything that
-  // was created.
+  // text names the part and the reason. Then the store's directory may remain, and nothing else
+  // that was created.
   explicit Server(const ServerOptions& options);
   ~Server();  // closes
   Server(const Server&) = delete;

@@ -19,9 +19,10 @@ enum class VerbsChoice { kOff, kAuto, kOn };  // kAuto: if there is an RDMA devi
 VerbsChoice parse_verbs(const std::string& name);
 
 struct ServerOptions {
-  std::vector<std::string> listen{"127.0.0.1:0"};  // TCP, "host:port"; port 0: any; none: no TCP
-  bool unix_socket = true;                         // required by shm
-  std::string socket_path;                         // of the Unix socket; empty: new_socket_path()
+  // TCP addresses, "host:port". Port 0: the kernel chooses a free one. An empty list: no TCP.
+  std::vector<std::string> listen{"127.0.0.1:0"};
+  bool unix_socket = true;  // required by shm
+  std::string socket_path;  // of the Unix socket; empty: new_socket_path()
 
   uint64_t memory = 0;  // bytes, over all segments
   memory::Policy policy = memory::Policy::kPreferred;
@@ -44,7 +45,7 @@ struct ServerOptions {
   uint32_t receivers = 0;           // run the event loops of the sockets
 
   VerbsChoice verbs = VerbsChoice::kAuto;
-  std::string verbs_host;   // the address of an RDMA device's network interface; empty: the first
+  std::string verbs_host;   // the address of an RDMA device's interface; empty: the first device
   uint16_t verbs_port = 0;  // 0: any
 };
 

@@ -1,17 +1,18 @@
 // Executes kAccumulate and kFetchAdd on the memory of segments.
 //
-// Concurrent operations on overlapping ranges lose no update. Each step, the part of an operation
-// in one chunk of its target (bound_operation.h), runs under the lock of that chunk. Other
-// operations may run between the steps, so a large one is not atomic as a whole. A client that
-// writes to the same bytes directly, bypassing the server, may have its write overwritten.
+// Concurrent operations on overlapping ranges lose no update. An operation is executed in steps,
+// one for each chunk of its target (bound_operation.h), and each step runs under the lock of its
+// chunk. Other operations may run between the steps, so a large operation is not atomic as a whole.
+// Writes of clients take no such lock: a write to bytes of a chunk during a step on it may be
+// overwritten.
 //
 // With records in files, each operation is applied exactly once even if the process is killed
 // (operation_record.h, recovery.h).
 //
 // Threads: any, but one at a time for one session. The caller executes its share of the work.
 //
-// Errors: as Records. Once the disk has failed under `sync`, every member throws. A request that
-// has begun is then executed by the next server that opens the store; this server must stop.
+// Errors: as Records. Once the disk has failed under `sync`, every member throws, and this server
+// must stop. The next server that opens the store completes the requests that had begun.
 #pragma once
 
 #include <cstdint>

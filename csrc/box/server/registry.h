@@ -30,16 +30,17 @@ struct OpenedSegment {
 
 class Registry {
  public:
-  // Begins with the segments of the store. Temporary ones stay at least until remove_unattached():
-  // one client may leave before another reconnects.
+  // Begins with the segments of the store. Temporary ones stay at least until remove_unattached(),
+  // even without attachments: after a restart, clients that use them have yet to reconnect.
   explicit Registry(storage::Store& store);
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
   // Each OpenedSegment is one attachment, which release() ends.
   //
-  // Throw Refusal if the segment of the key is not as requested, and the errors of Store::create()
-  // and of the action of on_new_segment(). Nothing has changed then.
+  // Throw Refusal if no segment has the key (attach), a segment has it already (create), or a
+  // segment of another size has it. Also throw the errors of Store::create() and of the action of
+  // on_new_segment(). Nothing has changed then.
   enum class Size { kSame, kAny };
   OpenedSegment attach(const protocol::Id& key, uint64_t bytes, Size size);
   OpenedSegment create(const storage::Creation& creation);  // no key: a random one
@@ -49,7 +50,8 @@ class Registry {
   // deleted.
   bool exists(const protocol::Id& key);
 
-  // Returns an attachment to the segment that this request created before the restart, or none.
+  // Returns an attachment to the segment that the request `creator` created before the restart of
+  // the box, or none.
   OpenedSegment created_by(const storage::Creator& creator);
 
   void release(const std::shared_ptr<storage::BoxSegment>& segment) noexcept;
@@ -63,7 +65,7 @@ class Registry {
   void remove_unattached() noexcept;
 
   // Sets the action for each new segment, as RequestHandler::on_new_segment(). REQUIRES: no client
-  // is served yet.
+  // is served.
   void on_new_segment(std::function<void(storage::BoxSegment&)> action);
 
   std::vector<protocol::SegmentStats> statistics() const;
@@ -80,7 +82,7 @@ class Registry {
   void erase(Lock& lock, Segments::iterator found);
 
   storage::Store& store_;
-  std::function<void(storage::BoxSegment&)> action_;  // set before any client is served
+  std::function<void(storage::BoxSegment&)> action_;  // set while no client is served
   mutable std::mutex mutex_;  // guards all below; no session or run queue is locked under it
   std::condition_variable changed_;
   Segments segments_;

@@ -31,7 +31,8 @@ struct Reply {
   std::vector<std::byte> body;     // a struct of the protocol
   std::vector<std::byte> payload;  // kStats
   std::string cause;               // if status is not kOk
-  // kAlloc and kAttach: the attached segment; the listener adds the part of its transport.
+  // kAlloc and kAttach: the attached segment. The listener adds the access to it that its transport
+  // gives: a descriptor, or remote keys.
   std::shared_ptr<storage::BoxSegment> granted;
   bool may_write = false;
 };
@@ -104,9 +105,10 @@ class RequestHandler {
   virtual Access access(const std::shared_ptr<Session>& session, const protocol::Transfer& transfer,
                         bool writing) = 0;
 
-  // Sets the action for each new segment, before any client can attach to it, and calls it for all
-  // present segments. The verbs listener registers memory this way. If the action throws an Error,
-  // the request that creates the segment fails. REQUIRES: no client is served yet.
+  // Sets the action that is called for each new segment before any client can attach to it, and
+  // calls the action now for all present segments. The verbs listener registers memory this way. If
+  // the action throws an Error, the request that creates the segment fails. REQUIRES: no client is
+  // served.
   virtual void on_new_segment(std::function<void(storage::BoxSegment&)> action) = 0;
 
   // Returns true if the session has ended, because its client left or its lease expired. All

@@ -64,8 +64,8 @@ class Service final : public RequestHandler {
  private:
   // Appends a session to the run queue, after Session::push() has returned true.
   void schedule(const std::shared_ptr<Session>& session);
-  // Answers one request of the session, and appends it to the run queue if it has more. Refuses all
-  // of its requests once the queue is closed.
+  // Answers one request of the session, and appends the session to the run queue if it has more.
+  // Once the queue is closed, refuses all requests of the session.
   void serve(const std::shared_ptr<Session>& session);
   Reply reply_to(Session& session, const QueuedRequest& request);
   Reply stats(const Session& session, std::span<const std::byte> body) const;

@@ -88,7 +88,7 @@ class Session {
     protocol::TransportKind transport{};
   };
 
-  // `counted` counts the client at the box until the session is destroyed.
+  // `counted`: the box counts the client until the last copy of this pointer is destroyed.
   Session(const Identity& identity, storage::SessionRecord& record,
           std::shared_ptr<const void> counted);
   Session(const Session&) = delete;
@@ -124,7 +124,8 @@ class Session {
 
   protocol::ClientStats statistics(Clock::time_point now) const;
 
-  // Used by the handler that has the session, except record.applied and applied().
+  // Only the handler that has the session uses `record` and `request_cache`, except that any thread
+  // may read record.applied and call request_cache.applied(). Any thread may use the other two.
   storage::SessionRecord& record;
   DuplicateRequestCache request_cache;
   storage::Counters counters;

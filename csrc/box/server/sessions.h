@@ -33,8 +33,8 @@ class Sessions {
     // Ends a session whose lease is over. Called by the timer thread with the lock held; called
     // again one lease later if it throws.
     std::function<void(const std::shared_ptr<Session>&)> expired;
-    // Called once, by the timer thread, two leases after the start: clients of the last box had
-    // time to reconnect until then.
+    // Called once, by the timer thread, two leases after the start. By then, the clients of the box
+    // that served the store before have had time to reconnect.
     std::function<void()> settled;
   };
 

@@ -17,8 +17,8 @@ struct Statistics {
   std::vector<protocol::SegmentStats> segments;
 };
 
-// The client that reads a page. The page shows ids of this client only, and fingerprints of others
-// (box/protocol/proof.h).
+// The client that reads a page. The page shows the id of its session and the keys of its
+// attachments. It shows fingerprints (box/protocol/proof.h) of all other ids and keys.
 struct Reader {
   protocol::Id session;
   std::set<protocol::Id> keys;  // of its attachments
@@ -26,8 +26,8 @@ struct Reader {
 };
 
 // Returns the payload of a reply to kStats: the totals, and as many rows as fit. The rows of
-// clients come first, then the rows of segments. `query` has the first row of either table. Throws
-// Error(kUnavailable) when OpenSSL fails.
+// clients come first, then the rows of segments. `query` has the numbers of the first client and of
+// the first segment to return. Throws Error(kUnavailable) when OpenSSL fails.
 std::vector<std::byte> page(const Statistics& statistics, const protocol::StatsQuery& query,
                             const Reader& reader);
 

@@ -95,18 +95,19 @@ inline constexpr size_t kMostRequestsPerSession = 1u << 14;
 // --gtest_filter=StreamListener.StopsReadingUntilRepliesAreTaken`
 inline constexpr uint32_t kMostUnansweredPerConnection = 2 * protocol::kSequencedInFlight;
 
-// The bytes that a connection moves in its turn, and the bytes of its replies that wait to be sent.
+// A limit for two quantities of a connection: the bytes that it moves in one turn, and the bytes of
+// its replies that wait to be sent.
 // Unit: bytes
-// Below: the turn continues, and the listener reads.
-// Above: from the value on, the other connections of the event loop have their turn; the listener
-// reads again when the client has taken its replies.
+// Below: the turn continues, and the listener reads from the connection.
+// Above: from the value on, the bytes moved end the turn, and the event loop serves the other
+// connections. The bytes waiting stop the reading until the client has taken replies.
 // Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNoClient`
 inline constexpr uint64_t kTurnBytes = uint64_t{1} << 20;
 
 // -- New clients
 
 // The time from a client's connection to its join.
-// Below: the connection stands.
+// Below: the connection stays open.
 // Above: the listener closes it.
 // Measure: `smb_stream_listener_refusal_test
 // --gtest_filter=StreamListener.ClosesConnectionsThatDoNotJoinInTime`
@@ -114,7 +115,7 @@ inline constexpr std::chrono::milliseconds kJoinTimeout{5000};
 
 // Connections that have not joined.
 // Unit: connections
-// Below: up to and including the value, all of them stand.
+// Below: up to and including the value, all of them stay open.
 // Above: the oldest of them is closed.
 // Measure: `smb_stream_listener_refusal_test
 // --gtest_filter=StreamListener.BoundsConnectionsThatHaveNotJoined`
@@ -149,9 +150,10 @@ inline constexpr std::chrono::seconds kShortageWarningPeriod{60};
 // Measure: `smb_stream_listener_refusal_test`
 inline constexpr uint64_t kMostRefusalWarnings = 10;
 
-// The period of kMostRefusalWarnings.
-// Below: the warnings of the period are counted.
-// Above: the next warning begins a period, with the count of the last one.
+// The period for which kMostRefusalWarnings limits the warnings.
+// Below: a warning belongs to the period that the first one began.
+// Above: the next warning begins a period. It states how many warnings were not logged in the last
+// period.
 // Measure: `smb_stream_listener_refusal_test`
 inline constexpr std::chrono::seconds kRefusalWarningPeriod{10};
 

@@ -4,8 +4,9 @@
 // time, who holds it. A thread that has a reply sends the reply if it can acquire the stream.
 // Otherwise the thread that holds the stream sends the reply.
 //
-// Threads: serve() and gone() by the thread of the loop; dismiss(), close_if_session_ended(),
-// idle() and the Answers held by the handler by any thread. An Answer after gone() is dropped.
+// Threads: the thread of the loop calls serve() and gone(). Any thread may call dismiss(),
+// close_if_session_ended(), idle(), and the Answers that the handler has. An Answer after gone() is
+// dropped.
 #pragma once
 
 #include <atomic>
@@ -83,10 +84,11 @@ class StreamConnection final : public EventLoop::Served,
   void reply(const protocol::Header& request, Reply&& reply);
   Descriptor grant(Reply& reply) const;
   void refuse(const protocol::Header& request, protocol::Status status, const std::string& cause);
-  void reject(protocol::Status status, const std::string& cause);  // and closes the connection
-  bool readable() const noexcept;                                  // true: read the socket now
-  bool send();                                                     // false: the peer has closed
-  void watch() noexcept;                                           // updates the events of epoll
+  // Refuses the last request, and closes the connection.
+  void reject(protocol::Status status, const std::string& cause);
+  bool readable() const noexcept;  // true: read the socket now
+  bool send();                     // false: the peer has closed
+  void watch() noexcept;           // updates the events of epoll
 
   void acquire();          // waits for the hold on the stream
   bool release();          // false: answers are queued, and the caller keeps the hold
@@ -110,7 +112,7 @@ class StreamConnection final : public EventLoop::Served,
   uint32_t interest_ = 0;
   bool blocked_ = false;        // the socket is full
   bool stalled_ = false;        // not read, until the client takes its replies
-  bool session_ended_ = false;  // one call has found the session ended
+  bool session_ended_ = false;  // close_if_session_ended() has found it so once
   bool over_ = false;           // no more frames are received or sent
 
   std::mutex mutex_;  // guards all below

@@ -17,8 +17,9 @@
 namespace hbm::box::server::storage {
 
 // The division of an operation on a range of a segment. A segment is divided into chunks of a fixed
-// size. A step is the part of the range in one chunk. A part is a run of steps. Parts differ by at
-// most one step, and can be executed concurrently.
+// size. A step covers the bytes of the range that are in one chunk. A part is a run of steps; the
+// parts of an operation can be executed concurrently. Two parts differ by at most one step in
+// length.
 struct Steps {
   uint64_t offset;  // of the range in the segment
   uint64_t bytes;

@@ -87,8 +87,9 @@ uint64_t bytes_before(uint64_t record) {
   return sizeof(CatalogueHead) + record * sizeof(CatalogueRecord);
 }
 
-// Returns true if the bytes from `at` on, which are no complete record, can be a torn write: a
-// short record, or zeros from a sector boundary on, because the size was written before the data.
+// Returns true if the bytes from `at` on, which are no complete record, can be a torn write. A torn
+// write leaves a short record; or only zeros from a sector boundary on, if the size of the file
+// reached the disk before the data.
 bool torn(std::span<const std::byte> file, uint64_t at) {
   if (file.size() - at < sizeof(CatalogueRecord)) return true;
   const uint64_t sector = (at + kSector - 1) / kSector * kSector;

@@ -1,9 +1,9 @@
 // The catalogue of a store: an append-only file of the segments that were created and deleted. The
 // file is called `journal` and begins with HBMJOURN, as in every store of version 2.
 //
-// All records have one size. Each has a checksum of its data and of all records before it. A torn
-// last record, left by a box or host that stopped while writing, is thus distinguished from damage:
-// it is dropped, and logged. A damaged catalogue is refused.
+// All records have one size. Each has a checksum of its data and of all records before it. If the
+// box or its host stopped while a record was written, this last record is torn: it is dropped, and
+// that is logged. A catalogue with any other wrong checksum is damaged, and refused.
 //
 // Threads: one at a time.
 #pragma once
@@ -66,8 +66,8 @@ class Catalogue {
 
   const std::string path_;
   const bool sync_;
-  // True once the file's name is on the disk. Before, a crash of the host may bring back the
-  // replaced catalogue, which is equivalent.
+  // With `sync`: true once the file's name is on the disk. Before that, a crash of the host may
+  // bring back the replaced catalogue, which has the same segments. Without `sync`: always true.
   bool named_;
   Descriptor file_;
   uint64_t records_ = 0;

@@ -33,8 +33,8 @@ uint64_t checksum(uint64_t seed, const T& value) noexcept {
   return seed;
 }
 
-// A number below 2^48, stored with a checksum of 16 bits by one atomic access. If all bits are
-// zero, the number is 0.
+// A number below 2^48, stored with a checksum of 16 bits by one atomic access. Zero-filled memory
+// is the number 0 with the right checksum.
 class CheckedNumber {
  public:
   uint64_t load(std::memory_order order) const noexcept { return bits_.load(order) & kNumber; }

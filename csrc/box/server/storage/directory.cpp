@@ -108,8 +108,8 @@ Directory::Directory(const std::string& path, bool sync) : path_(path), sync_(sy
   read_identity();
 }
 
-// A directory without `identity` is a store only if it has at most a lock and an unfinished
-// `identity`.
+// A directory without `identity` is accepted as a new store only if it has no files except `lock`
+// and an unfinished `identity`.
 void Directory::require_known_files() const {
   const bool identified = fs::exists(path_ + "/identity");
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {

@@ -30,9 +30,9 @@
 
 namespace hbm::box::server::storage {
 
-// Each record has a checksum, and so has the number that validates it (checked_number.h). This
-// distinguishes damage from the state after a kill: a record that no number validates may have any
-// value, all others are sound.
+// Each record has a checksum, and so has each number that says that a record is complete: `used`,
+// `applied` and `active` (checked_number.h). So damage is distinguished from the state after a
+// kill: a record that is not complete may have any value, and every complete one is sound.
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 

@@ -25,8 +25,8 @@ using FindMemory = std::function<Memory(uint64_t serial)>;
 class Recovery {
  public:
   // Inspects the records, and changes nothing. Throws Error(kUnavailable) if the record of an
-  // operation is inconsistent. `lenient`: a crash of the host may have damaged the files; does not
-  // throw, and execute() drops such an operation.
+  // operation is inconsistent. `lenient`: true if a crash of the host may have damaged the files.
+  // Then it does not throw, and execute() drops such an operation.
   Recovery(Records& records, const FindMemory& find, bool lenient);
 
   // Leaves no operation in progress, and sets `applied` of each session. An operation that is

@@ -48,9 +48,9 @@ class StoredSegment {
   std::atomic<bool> remove_{false};
 };
 
-// The request that created a segment. If the request is retransmitted after a restart, the box
-// replies with the segment, and does not refuse the request because the key exists. No session:
-// unknown.
+// The request that created a segment. If the client sends the request again after a restart of the
+// box, the box finds the segment by its creator, and replies with it. Otherwise the box would
+// refuse the request, because the key exists. No `session`: the creator is unknown.
 struct Creator {
   protocol::Id session;
   uint64_t number = 0;  // protocol::Sequence's
@@ -69,7 +69,7 @@ class BoxSegment {
   Creator creator;
   std::shared_ptr<StoredSegment> stored;  // the file; none without a store
   std::shared_ptr<memory::PoolBlock> block;
-  std::shared_ptr<void> registration;  // owned by the verbs listener, which casts it back
+  std::shared_ptr<void> registration;  // of the verbs listener, which knows its type
 
   // Guarded by the registry's lock.
   uint32_t attachments = 0;

@@ -31,7 +31,7 @@ void write_footer(int fd, const SegmentFooter& footer, const std::string& path);
 
 bool has_footer(int fd, const SegmentFooter& footer, const std::string& path);
 
-// Returns true if no client has written to the file: it has only zeros, except for a footer.
+// Returns true if the file has only zeros, except for a footer, so that its removal loses no data.
 bool is_blank(int fd, const std::string& path);
 
 }  // namespace hbm::box::server::storage

@@ -252,8 +252,8 @@ std::shared_ptr<BoxSegment> Store::create(const Creation& creation) {
   const auto stored = std::make_shared<StoredSegment>(serial, path);
   try {
     Descriptor file = directory_->make_segment(path, creation.size);
-    // Map before disk space is reserved: the pool enforces its limit also against concurrent
-    // allocations.
+    // Map before disk space is reserved: map() enforces the pool's limit also if other threads
+    // allocate at the same time. The check in require_room() does not.
     const auto block = pool_->map(std::move(file), creation.size);
     directory_->reserve_segment(block->fd(), path,
                                 {generation_, creation.key, serial, creation.size});
@@ -283,7 +283,7 @@ void Store::compact() noexcept {
     std::vector<CatalogueEntry> live;
     for (const auto& [serial, creation] : live_) live.push_back({serial, creation});
     if (options_.sync) directory_->sync_segments();
-    std::set<uint64_t> deleted;  // or being created: their records will follow
+    std::set<uint64_t> deleted;  // also those being created, whose records follow
     for (const auto& [serial, path] : directory_->segment_files()) {
       if (!live_.contains(serial)) deleted.insert(serial);
     }

@@ -23,7 +23,8 @@ inline constexpr uint32_t kAccumulateChunkBytes = 64 << 10;
 // Measure: `python -m benchmarks.box --sections accumulate`
 inline constexpr size_t kChunkLocks = 1024;
 
-// Dead records of the catalogue, about segments that are gone, minus the number of live segments.
+// The number by which the catalogue's records of deleted segments (dead records) exceed its live
+// segments.
 // Unit: records
 // Below: the catalogue grows by a record for each segment that is made or deleted.
 // Above: the catalogue is written again, without dead records.
