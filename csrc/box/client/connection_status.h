@@ -1,7 +1,7 @@
 // The status of a client's connection to its box, and the texts about an outage.
 //
-// An outage begins when a connection breaks. It continues over further connections that break
-// before the box replies over them, if an operation needs the box.
+// An outage begins when a connection breaks. A further connection does not end the outage if it
+// breaks before the box has replied over it, while an operation needs the box.
 //
 // Threads: one at a time; the lock of the request table guards it.
 #pragma once
@@ -47,7 +47,7 @@ class ConnectionStatus {
   // was up.
   bool close() noexcept;
 
-  // The outage in words: since when, and why, the box is unreachable.
+  // Returns a text about the outage: since when the box is unreachable, and why.
   std::string outage() const;
   std::chrono::steady_clock::time_point broken_at() const noexcept { return broken_at_; }
   unsigned fruitless() const noexcept { return fruitless_; }
@@ -57,7 +57,7 @@ class ConnectionStatus {
 
   const std::string box_;
   State state_ = State::kUp;
-  bool answered_ = true;  // the box has replied over the present or the last connection
+  bool answered_ = true;  // the box has replied over the connection that is up, or broke last
 
   // The outage:
   std::string why_;

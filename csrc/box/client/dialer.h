@@ -19,13 +19,13 @@ class Dialer {
   // Throws Error(kInvalid) for an invalid URL or combination of options.
   explicit Dialer(const ClientOptions& options);
 
-  // Connects. Throws BoxError kUnreachable, with the reason for each transport that was tried. If
-  // the box refuses the join, throws the failure() of its status, such as BoxError kDenied. Throws
-  // Error(kInvalid) for an invalid number of connections.
+  // Connects. Throws BoxError kUnreachable, with the reason, if no connection was made. If the box
+  // refuses the join, throws the failure() of the refusal's status, such as BoxError kDenied.
+  // Throws Error(kInvalid) for an invalid number of connections.
   transport::OpenedTransport dial();
 
-  // Connects over the transport that dial() chose. Resumes `session`, or begins a new one if it is
-  // none. Throws the errors of open_shm(), open_tcp() and ClientLibrary::open.
+  // Connects over the transport that dial() chose. Resumes `session`, or begins a new session if
+  // `session` is empty. Throws the errors of open_shm(), open_tcp() and ClientLibrary::open.
   transport::OpenedTransport dial_again(protocol::Id session, std::chrono::milliseconds timeout);
 
   protocol::TransportKind transport() const noexcept { return transport_; }

@@ -10,7 +10,7 @@
 namespace hbm::box::client {
 namespace {
 
-constexpr std::array kChoices = {"auto", "shm", "tcp", "verbs"};  // as TransportChoice
+constexpr std::array kChoices = {"auto", "shm", "tcp", "verbs"};  // in the order of TransportChoice
 
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);

@@ -68,8 +68,8 @@ struct Accumulation {
 std::string token_from_environment();
 
 // Returns the options for the box HBMCOMM_BOX, over HBMCOMM_BOX_TRANSPORT (default auto), with the
-// token above, and without authentication if HBMCOMM_BOX_SEAL is 0. Throws Error(kInvalid) if
-// HBMCOMM_BOX is missing, or another of these variables has an invalid value.
+// token of token_from_environment(), and without authentication if HBMCOMM_BOX_SEAL is 0. Throws
+// Error(kInvalid) if HBMCOMM_BOX is missing, or another of these variables has an invalid value.
 ClientOptions options_from_environment();
 
 }  // namespace hbm::box::client

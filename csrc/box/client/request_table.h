@@ -92,9 +92,9 @@ class RequestTable {
   // Finishes an operation whose memory is no longer used. Settles it if it is not settled.
   void finish(OperationPointer operation);
 
-  // Fails operations whose deadline has passed. `transport`: there is a transport, which may use
-  // the memory of posted transfers. Such a transfer breaks the connection off, and fails once the
-  // transport is gone.
+  // Fails operations whose deadline has passed. `transport`: true if there is a transport, which
+  // may use the memory of posted transfers. If the deadline of such a transfer has passed, breaks
+  // the connection off; the transfer fails once the transport is gone.
   void expire(Clock::time_point now, bool transport);
   void fail_expired(ClientOperation& operation) const {
     fail(operation, timeout_failure(operation));

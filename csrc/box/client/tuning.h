@@ -33,7 +33,7 @@ inline constexpr size_t kUnsequencedInFlight = 64;
 // Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_ctrl_c_ends_a_wait`
 inline constexpr std::chrono::milliseconds kInterruptPeriod{100};
 
-// Pings in each lease of the session, while the client sends nothing else.
+// Pings in each lease of the session, while the client sends no requests except reads and writes.
 // Unit: pings
 // Below: a smaller value risks the session when a ping is late.
 // Above: a larger value wakes idle clients more often.
@@ -41,7 +41,7 @@ inline constexpr std::chrono::milliseconds kInterruptPeriod{100};
 inline constexpr int kPingsPerLease = 3;
 
 // The least time that the box has to reply to a ping while other quick requests (is_quick()) are in
-// flight. A lease applies if it is longer, or if the ping is the only request.
+// flight. The time is the lease instead if the lease is longer, or if only the ping is in flight.
 // Below: the client continues to wait: the box may be busy with the requests before the ping.
 // Above: the client assumes that the box hangs, breaks the connection off, and connects again.
 inline constexpr std::chrono::seconds kHungBoxTimeout{10};

@@ -179,7 +179,7 @@ static_assert(sizeof(Release) == 24);
 
 struct Transfer {  // kRead, kWrite
   uint64_t offset;
-  uint32_t bytes;  // <= kMaxPayload; of kWrite: payload_bytes
+  uint32_t bytes;  // <= kMaxPayload; of a kWrite: equals payload_bytes
   uint32_t handle;
 };
 static_assert(sizeof(Transfer) == 16);
@@ -230,15 +230,16 @@ struct StatsQuery {
 };
 static_assert(sizeof(StatsQuery) == 8);
 
-// Operations on a box, of a session or on a segment, since the start of the box. Reads and writes
-// over shm and verbs bypass the server, and are not counted.
+// Counts of operations since the start of the box: of all operations, of one session's operations,
+// or of the operations on one segment. Reads and writes over shm and verbs bypass the server, and
+// are not counted.
 struct Counts {
   uint64_t reads;
   uint64_t read_bytes;
   uint64_t writes;
   uint64_t written_bytes;
-  uint64_t accumulates;  // also assignments; bytes of the target
-  uint64_t accumulated_bytes;
+  uint64_t accumulates;        // also assignments
+  uint64_t accumulated_bytes;  // of the targets
   uint64_t fetch_adds;
 };
 

@@ -28,7 +28,8 @@ Descriptor listen_at(const Address& address, mode_t file_mode = 0600);
 
 uint16_t local_port(int socket);
 
-// Accepts a pending client. Returns none with the errno in `failure`; EAGAIN: no client is pending.
+// Accepts a pending client, and sets `failure` to 0. On failure returns none, and sets `failure` to
+// the errno; EAGAIN: no client is pending.
 Descriptor accept_from(int listener, int& failure) noexcept;
 
 // Connects to the first reachable address of the host. Throws Error(kNetwork) with the cause, also

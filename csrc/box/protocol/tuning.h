@@ -59,14 +59,14 @@ inline constexpr uint64_t kReceiveBufferBytes = uint64_t{64} << 10;
 // Above: the payload takes several calls, and as many copies.
 inline constexpr uint64_t kSharedReceiveBufferBytes = uint64_t{128} << 10;
 
-// The size from which a payload counts as bulk. It is also the size of the data of one system call
-// from which the rest of a payload is expected immediately.
+// A limit for two quantities: the bytes of a payload, and the bytes that one system call receives
+// while a payload is incomplete.
 // Unit: bytes
-// Below: the next call fills the whole receive buffer, perhaps with several frames. A call that
-// receives less than it asked for ends the connection's turn.
-// Above: after a bulk payload, the next call takes at most one header and body into the buffer, so
-// that the next payload goes straight to its destination. If a call received this much and the
-// payload is incomplete, the next call follows without a poll.
+// Below: during and after a short payload, a call fills the whole receive buffer, perhaps with
+// several frames. A call that receives few bytes, and fewer than it asks for, ends the turn.
+// Above: during and after a long payload, a call takes at most one header and body into the buffer.
+// So the next payload goes straight to its destination. A call that receives many bytes is followed
+// by another one without a poll, because the rest of the payload is about to arrive.
 inline constexpr uint64_t kBulkBytes = uint64_t{16} << 10;
 
 // Parts of frames that one system call sends.
@@ -92,7 +92,7 @@ inline constexpr std::chrono::seconds kKeepaliveProbePeriod{5};
 
 // Probes in a row without a reply from the peer.
 // Unit: probes
-// Below: the connection stands.
+// Below: the connection stays open.
 // Above: from the value on, the kernel ends the connection: 30 s after the peer lost its power.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py`
 inline constexpr int kKeepaliveProbes = 3;

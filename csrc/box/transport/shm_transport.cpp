@@ -1,5 +1,5 @@
-// open_shm(): one connection to the box's Unix socket, which passes the descriptors of segments,
-// and the mappings of the segments.
+// open_shm(): one connection to the box's Unix socket. Over it the box passes the descriptors of
+// attached segments, which the client maps.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -49,7 +49,7 @@ protocol::Address unix_address(const std::string& path) {
 }
 
 // Rejects a Unix socket of another user, who could forward the traffic to the box and change it. A
-// process of the same user or of root could do the same, and is accepted.
+// process of the same user or of root could do the same, and is trusted.
 void require_own_user(const std::string& path, std::optional<uid_t> user) {
   if (user && (*user == geteuid() || *user == 0)) return;
   throw Error(

@@ -2,8 +2,9 @@
 // a slow connection takes fewer. A slice boundary never divides an aligned element of up to 8
 // bytes.
 //
-// Threads: any. put() accesses the TransportRequest. finish() accesses it for a slice that has
-// failed and for the last slice. The holder of a slice accesses the memory that the slice names.
+// Threads: any. Only put() and finish() access a TransportRequest: finish() does so for a slice
+// that has failed, and for the last slice. The thread that took a slice accesses the memory at
+// Slice::local.
 #pragma once
 
 #include <condition_variable>
@@ -44,7 +45,8 @@ class Slices {
   // Sleeps until there is a slice. Returns none after stop().
   std::optional<Slice> wait();
 
-  // Wakes one thread in wait() if a single short request is queued, else all of them.
+  // Wakes one of the threads in wait() if a single short request is queued, else all threads in
+  // wait().
   void notify();
 
   bool left() const;     // true: take() returns a slice

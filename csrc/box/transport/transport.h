@@ -5,7 +5,7 @@
 // throws Broken, and must not be used again: the client opens another one, and posts the unfinished
 // requests again.
 //
-// It belongs to the process that opened it. In a forked child it must neither be used nor
+// A transport belongs to the process that opened it. In a forked child it must neither be used nor
 // destroyed. The progress engine, its only user, ensures this (box/client/progress_engine.h).
 //
 // Threads: one at a time (the client's progress thread); any may call wake() and alive(). A
@@ -92,8 +92,9 @@ class Transport {
   // box closes the connection. Negative: poll alive() instead.
   virtual int liveness_fd() const noexcept = 0;
 
-  // Registers memory, so that transfers from and to it take no extra copy until the handle is
-  // destroyed; until then it must stay mapped. Returns null if this transport gains nothing.
+  // Registers memory, so that transfers from and to it take no extra copy, until the returned
+  // handle is destroyed. The memory must stay mapped until then. Returns null if this transport has
+  // no use for registered memory.
   virtual std::shared_ptr<void> register_memory(std::byte* memory, uint64_t bytes) {
     static_cast<void>(memory);
     static_cast<void>(bytes);

@@ -26,8 +26,8 @@ using CompletionChannel = std::unique_ptr<ibv_comp_channel, DestroyBy<ibv_destro
 using SharedReceives = std::unique_ptr<ibv_srq, DestroyBy<ibv_destroy_srq>>;
 using EventChannel = std::unique_ptr<rdma_event_channel, DestroyBy<rdma_destroy_event_channel>>;
 
-// Destroys the id and its queue pair, if there is one. The device no longer accesses memory of the
-// queue pair afterwards.
+// Destroys the id and its queue pair, if there is one. Afterwards the device no longer accesses the
+// memory of the queue pair's work requests.
 void destroy_id(rdma_cm_id* id) noexcept;
 using CmId = std::unique_ptr<rdma_cm_id, DestroyBy<destroy_id>>;
 

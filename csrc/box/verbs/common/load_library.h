@@ -2,8 +2,8 @@
 // clients (box/verbs/client/library.h), one for servers (box/verbs/server/library.h).
 //
 // Only this library links libibverbs and librdmacm, so everything else runs on machines without
-// them. It is searched next to the module that contains this code, or at HBMCOMM_VERBS_LIB. It is
-// never closed.
+// them. The file is HBMCOMM_VERBS_LIB if this variable is set, else libhbm_verbs.so in the
+// directory of the module that contains this code. Once loaded, the library is never closed.
 //
 // Threads: any.
 #pragma once

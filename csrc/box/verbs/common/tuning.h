@@ -89,22 +89,22 @@ inline constexpr int kReadsInFlight = 16;
 
 // -- The box
 
-// Calls of clients that wait in the connection manager.
-// Unit: calls
-// Below: the call waits for the box.
-// Above: the connection manager drops the call.
+// Connection requests of clients that wait in the connection manager.
+// Unit: requests
+// Below: the request waits for the box.
+// Above: the connection manager drops the request.
 inline constexpr int kListenBacklog = 128;
 
-// Challenges that the box has issued and that no client has met.
+// Challenges that the box has issued, and whose clients have not connected all queue pairs.
 // Unit: challenges
 // Below: the box issues the next one.
 // Above: at the value, it forgets the oldest one first.
 // Measure: `verbs_messages_test --gtest_filter=VerbsChallenges.OldestIsDropped`
 inline constexpr size_t kMostChallenges = 512;
 
-// The time in which a client meets its challenge.
-// Below: the client is let in.
-// Above: the client is refused, and must request another challenge.
+// The time from the issue of a challenge to each connection request of the client that answers it.
+// Below: the box admits the queue pair.
+// Above: the box refuses the queue pair, and the client must request another challenge.
 inline constexpr std::chrono::seconds kChallengeTimeout{5};
 
 // The time from a client's first queue pair to its last.
@@ -141,10 +141,10 @@ inline constexpr std::chrono::milliseconds kDrainPollPeriod{1};
 // queue is refused with kExhausted.
 inline constexpr uint32_t kExpectedQueuePairs = 4;
 
-// Replies of a client in flight.
-// Unit: replies
-// Below: the box sends the next one.
-// Above: at the value, the reply waits.
+// Messages with replies in flight to a client: a long reply takes several.
+// Unit: messages
+// Below: the box sends the next message.
+// Above: at the value, the message waits.
 inline constexpr uint32_t kRepliesInFlight = 8;
 
 // Replies that wait because the client does not take them.
@@ -171,9 +171,10 @@ inline constexpr int kBoxCompletionsPerPoll = 64;
 // Above: at the value, the warning is counted only.
 inline constexpr uint64_t kMostRefusalWarnings = 20;
 
-// The period of kMostRefusalWarnings.
-// Below: the warnings of the period are counted.
-// Above: the next warning begins a period, with the count of the last one.
+// The period for which kMostRefusalWarnings limits the warnings.
+// Below: a warning belongs to the period that the first one began.
+// Above: the next warning begins a period. It states how many warnings were not logged in the last
+// period.
 inline constexpr std::chrono::seconds kRefusalWarningPeriod{60};
 
 }  // namespace hbm::box::verbs::common

@@ -1,11 +1,13 @@
 // The memory of a box's segments, registered with an RDMA device, and the access of clients to it.
 //
-// A segment's memory is registered once, when it is allocated. A client gets one key for each of
-// its queue pairs: memory windows of type 2. The device accepts such a key only on that queue pair,
-// for exactly the bytes of the segment, and while the attachment exists. The key permits reads, or
-// reads and writes. Without such windows, the clients of a segment share two keys of its
-// registration: one permits reads, the other reads and writes. docs/memory-box.md describes the
-// risk of hostile clients then.
+// A segment's memory is registered once, when it is allocated. With an attachment, a client gets a
+// key for each of its queue pairs: the key of a memory window of type 2. The device accepts the key
+// only on that queue pair, for exactly the bytes of the segment, and while the attachment exists.
+// The key permits reads, or reads and writes.
+//
+// On a device without such windows, all clients of a segment share two keys of its registration:
+// one permits reads, the other reads and writes. docs/memory-box.md describes the risk of hostile
+// clients on such a device.
 //
 // Threads: any.
 #pragma once

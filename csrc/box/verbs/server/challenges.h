@@ -1,5 +1,5 @@
-// The challenges that a box has issued to clients over RDMA, and the checks of the calls that meet
-// them (box/verbs/common/handshake.h). Independent of the device.
+// The challenges that a box has issued to clients over RDMA, and the checks of the calls that
+// answer them (box/verbs/common/handshake.h). Independent of the device.
 //
 // A challenge admits the queue pairs of one client, each once, in order. At most kMostChallenges
 // are stored, each for kChallengeTimeout; the oldest is dropped first.
@@ -39,11 +39,12 @@ class Challenges {
   // Issues a challenge with a fresh nonce, in reply to a client's first call.
   common::ChallengeMessage issue();
 
-  // Returns the challenge that a call meets, for the next queue pair. Throws box::server::Refusal
-  // for any other call; a wrong token ends the challenge.
+  // Returns the challenge that `call` answers with the right proof, for the next queue pair of its
+  // client. Throws box::server::Refusal for any other call. A wrong proof ends the challenge.
   IssuedChallenge& met_by(const common::CallMessage& call);
 
-  // Records that the queue pair of such a call was admitted. The last one ends the challenge.
+  // Records that the queue pair of `call` was admitted. The last queue pair of the client ends the
+  // challenge.
   void admitted(const common::CallMessage& call);
 
  private:

@@ -1,7 +1,8 @@
 // One client of a verbs listener: queue pairs, requests, replies, and memory windows.
 //
-// A request is one message on any queue pair; the reply is sent on the first one. The windows of an
-// attachment are bound, one on each queue pair, before its reply is sent; one attachment at a time.
+// A request is one message on any queue pair; the reply is sent on the first queue pair. Before the
+// reply to a kAlloc or kAttach is sent, a window of the segment is bound on each queue pair.
+// Attachments are bound one after another.
 //
 // Threads (verbs_listener.h): add(), ready(), close() and destroy() by the accepting thread;
 // completed() and arrived() by the receiving thread; pump() and the Answers by any thread.
@@ -35,14 +36,14 @@ class Peer : public std::enable_shared_from_this<Peer> {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Returns the maximum of completions of a client: replies on the first queue pair, and the
-  // binding of one window on each.
+  // Returns the most completions that a client can have in the completion queue at a time. The
+  // first queue pair has completions of replies, and each queue pair one of a bound window.
   static uint32_t completions(uint32_t queue_pairs) noexcept {
     return common::kRepliesInFlight + queue_pairs;
   }
 
-  // The state that all peers of a listener share and keep alive. The handler may be gone once the
-  // peer is closed.
+  // The state that all peers of a listener share and keep alive. The handler may be gone once all
+  // peers are closed; a closed peer does not use it.
   struct Context {
     SharedQueues queues;
     BoxMemory memory;

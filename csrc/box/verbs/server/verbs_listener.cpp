@@ -79,7 +79,7 @@ VerbsListener::VerbsListener(box::server::RequestHandler& handler,
                                    handler,
                                    {}});
   room_ = context_->queues.room();
-  // Capture the memory, not the listener: segments may be created while the listener is destroyed.
+  // Capture the context, not the listener: segments may be created while the listener is destroyed.
   handler.on_new_segment([context = context_](box::server::storage::BoxSegment& segment) {
     context->memory.add(segment);
   });
