@@ -70,7 +70,8 @@ uint32_t threads(uint32_t asked, uint32_t most) {
   return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 2u, most);
 }
 
-// Replaces a host that means all addresses by the name of this machine, for clients elsewhere.
+// Replaces a host that means all addresses by the name of this machine, which clients on other
+// machines can use.
 protocol::Address reachable(protocol::Address address) {
   constexpr std::array everywhere{"", "0.0.0.0", "::"};
   if (std::find(everywhere.begin(), everywhere.end(), address.host) == everywhere.end()) {

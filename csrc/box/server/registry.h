@@ -56,8 +56,8 @@ class Registry {
 
   void release(const std::shared_ptr<storage::BoxSegment>& segment) noexcept;
 
-  // Removes the key of the segment. Throws Refusal(kNoSuchKey) if it has none any more, Error if
-  // the store fails; nothing has changed then.
+  // Removes the key of the segment. Throws Refusal(kNoSuchKey) if the key was removed before, Error
+  // if the store fails; nothing has changed then.
   void remove(const std::shared_ptr<storage::BoxSegment>& segment);
 
   // Removes temporary segments without attachments, whose clients did not reconnect after the

@@ -102,9 +102,9 @@ Reply allocated(const SessionAttachment& attachment, bool created) {
 }
 
 // Returns true if a kFree or kDelete may have been executed before the restart. The box may have
-// been killed after it changed the store, and before it recorded the number. The segment is gone
-// then, so the client could not attach to it again. Only the first number after the restart can be
-// in this state.
+// been killed after it changed the store, and before it recorded the number. Then the segment is
+// gone and the client could not attach to it again, so the request must not be refused as
+// kNotAttached. Only the first number after the restart can be in this state.
 bool perhaps_done(const Session& session, const protocol::Sequence& sequence) {
   return session.identity().restored && sequence.number == session.request_cache.restored() + 1;
 }

@@ -63,8 +63,8 @@ inline constexpr uint32_t kMostReceiversByDefault = 4;
 // Measure: `python -m benchmarks.box --sections accumulate`
 inline constexpr uint64_t kSharedAccumulateBytes = 1 << 20;
 
-// The parts into which a shared accumulate is divided, for each of its threads. A part is a run of
-// steps.
+// The number of parts, for each thread, into which a shared accumulate is divided. A part is a run
+// of steps. An accumulate has no more parts than its record has room for (RecordSizes::parts).
 // Unit: parts
 // Below: a smaller value makes all threads wait for one that the scheduler holds up.
 // Above: a larger value takes more time to hand the parts out.
@@ -79,7 +79,7 @@ inline constexpr uint32_t kAccumulateRunsPerThread = 2;
 // Above: at the value, the request is refused with kExhausted.
 inline constexpr size_t kMostAttachmentsPerSession = 1u << 20;
 
-// Requests of one session that wait for a handler. Listeners stop reading from a session's
+// Requests of one session that wait for a handler. A stream listener stops reading from a session's
 // connections long before it has that many.
 // Unit: requests
 // Below: the request waits.
@@ -151,9 +151,9 @@ inline constexpr std::chrono::seconds kShortageWarningPeriod{60};
 inline constexpr uint64_t kMostRefusalWarnings = 10;
 
 // The period for which kMostRefusalWarnings limits the warnings.
-// Below: a warning belongs to the period that the first one began.
-// Above: the next warning begins a period. It states how many warnings were not logged in the last
-// period.
+// Below: the warnings count for one period.
+// Above: the next warning begins another period, and states how many warnings of the last period
+// were not logged.
 // Measure: `smb_stream_listener_refusal_test`
 inline constexpr std::chrono::seconds kRefusalWarningPeriod{10};
 

@@ -36,8 +36,8 @@ class EventLoop {
     // and again().
     virtual Next serve(uint32_t events) noexcept = 0;
 
-    // The loop no longer uses the descriptor, which may be closed. Called once: by the thread of
-    // the loop after kGone, or by ~EventLoop.
+    // Called once, when the loop no longer uses the descriptor, which may then be closed. The
+    // thread of the loop calls it after kGone, or else ~EventLoop does.
     virtual void gone() noexcept = 0;
 
    private:

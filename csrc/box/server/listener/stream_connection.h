@@ -111,8 +111,8 @@ class StreamConnection final : public EventLoop::Served,
   uint32_t unanswered_ = 0;
   uint32_t interest_ = 0;
   bool blocked_ = false;        // the socket is full
-  bool stalled_ = false;        // not read, until the client takes its replies
-  bool session_ended_ = false;  // close_if_session_ended() has found it so once
+  bool stalled_ = false;        // readable() was false at the last check
+  bool session_ended_ = false;  // close_if_session_ended() has found it ended once
   bool over_ = false;           // no more frames are received or sent
 
   std::mutex mutex_;  // guards all below

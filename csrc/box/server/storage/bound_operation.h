@@ -1,4 +1,5 @@
-// An operation bound to its memory: its division into steps, its execution and its rollback.
+// An operation with pointers to the memory of its segments. Divides the operation into steps,
+// executes it, and rolls it back.
 //
 // Threads: run_part() may be called from any thread, once for each part; roll_back() when no part
 // is running.
@@ -67,7 +68,7 @@ class Stripes {
 struct BoundOperation {
   const BoxOperation& what;
   std::byte* target;        // the first byte of the segment
-  const std::byte* source;  // kAccumulate
+  const std::byte* source;  // of a kAccumulate; null for a kFetchAdd
   uint32_t chunk;           // bytes
   bool sync;
 

@@ -31,7 +31,7 @@ class Directory {
   const std::string& path() const noexcept { return path_; }
 
   std::string state() const { return path_ + "/state"; }
-  std::string catalogue() const { return path_ + "/journal"; }  // called so in version 2
+  std::string catalogue() const { return path_ + "/journal"; }
 
   // Returns true if no box has created the store yet: `state` is missing then. Throws
   // Error(kUnavailable) if `state` is missing and other files of a store exist.

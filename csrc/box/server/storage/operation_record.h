@@ -2,8 +2,8 @@
 // as in the files that survive the process (records.h).
 //
 // Exactly once. An operation has begun when `active` of its record is 1, and is done when `applied`
-// of its session has reached its number. In between, the progress of each part (a range of the
-// target's chunks that one thread executes at a time) is
+// of its session has reached its number. A part of an operation is a run of chunks of the target,
+// which one thread executes in order. While the operation is in progress, the progress of a part is
 //
 //   progress = 2k      k chunks of the part are done
 //   progress = 2k + 1  the undo buffer of the part has the old data of chunk k; the chunk itself
@@ -42,7 +42,7 @@ struct RequestOutcome {
   int64_t value = 0;  // kFetchAdd: value of the cell before
   protocol::Status status = protocol::Status::kOk;
   uint16_t reserved = 0;
-  uint32_t check = 0;  // check_of(), in a SessionRecord
+  uint32_t check = 0;  // SessionRecord::check_of()
 };
 static_assert(sizeof(RequestOutcome) == 24 && std::is_trivially_copyable_v<RequestOutcome>);
 
@@ -101,7 +101,7 @@ static_assert(sizeof(kernels::Formula) == 16 && std::is_trivially_copyable_v<ker
 struct alignas(64) OperationRecord {
   CheckedNumber active;  // 1, or 0: free
   protocol::Id session_id;
-  uint64_t session = 0;  // index of its record
+  uint64_t session = 0;  // index of the session's record
   BoxOperation what;
   uint64_t check = 0;  // check_of()
 

@@ -25,10 +25,10 @@
 namespace hbm::box::server::storage {
 
 struct RecordSizes {
-  uint32_t sessions = 4096;  // at most
-  uint32_t operations = 8;   // at most in progress: one for each handler thread
-  uint32_t parts = 8;        // at most in one operation
-  uint32_t chunk = kAccumulateChunkBytes;
+  uint32_t sessions = 4096;                // the most sessions
+  uint32_t operations = 8;                 // the most in progress: one for each handler thread
+  uint32_t parts = 8;                      // the most parts of one operation
+  uint32_t chunk = kAccumulateChunkBytes;  // bytes
 
   friend bool operator==(const RecordSizes&, const RecordSizes&) = default;
 };
@@ -114,7 +114,8 @@ class Records {
   Recorded recorded(uint32_t index) const;
   void require_disk() const;
   SessionRecord& take_session();
-  void save(const void* at, uint64_t bytes);  // only under `sync`; REQUIRES: mutex_ is not held
+  // With `sync`, returns when the bytes are on the disk. REQUIRES: mutex_ is not held.
+  void save(const void* at, uint64_t bytes);
 
   const RecordSizes sizes_;
   const RecordsLocation location_;  // empty in memory

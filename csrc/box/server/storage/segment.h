@@ -18,7 +18,7 @@ namespace hbm::box::server::storage {
 class Counters {
  public:
   void count(protocol::Opcode opcode,
-             uint64_t bytes) noexcept;  // kRead, kWrite, kAccumulate, kFetchAdd
+             uint64_t bytes) noexcept;  // only kRead, kWrite, kAccumulate, kFetchAdd
   protocol::Counts counts() const noexcept;
 
  private:
@@ -53,7 +53,7 @@ class StoredSegment {
 // refuse the request, because the key exists. No `session`: the creator is unknown.
 struct Creator {
   protocol::Id session;
-  uint64_t number = 0;  // protocol::Sequence's
+  uint64_t number = 0;  // sequence number of the request
 
   friend bool operator==(const Creator&, const Creator&) = default;
 };

@@ -219,7 +219,7 @@ void Store::use_catalogue(const Catalogue::Contents& left,
   catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), options_.sync, left);
 }
 
-// Returns a segment of a block in memory, or in the store.
+// Returns a segment with the memory `block`. `stored`: its file in the store; null without a store.
 std::shared_ptr<BoxSegment> Store::segment(const Creation& creation,
                                            std::shared_ptr<memory::PoolBlock> block,
                                            std::shared_ptr<StoredSegment> stored) {
@@ -283,7 +283,7 @@ void Store::compact() noexcept {
     std::vector<CatalogueEntry> live;
     for (const auto& [serial, creation] : live_) live.push_back({serial, creation});
     if (options_.sync) directory_->sync_segments();
-    std::set<uint64_t> deleted;  // also those being created, whose records follow
+    std::set<uint64_t> deleted;  // also segments being created, whose records follow
     for (const auto& [serial, path] : directory_->segment_files()) {
       if (!live_.contains(serial)) deleted.insert(serial);
     }

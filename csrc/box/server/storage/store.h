@@ -17,8 +17,8 @@
 // With `sync`, all keys, accumulates and fetch_adds are on the disk before their reply; writes of
 // clients are not.
 //
-// open() refuses a store in a state that neither a server nor a crash can leave, and does not
-// change it. docs/memory-box.md lists the valid states.
+// open() refuses a store in a state that only damage explains, and leaves the store unchanged.
+// docs/memory-box.md lists the valid states.
 //
 // Threads: open() first; then any.
 #pragma once
@@ -47,7 +47,8 @@ struct StoreOptions {
   std::string directory;  // created if missing; empty: no store, all data end with the process
   bool sync = false;
   RecordSizes records;
-  // Records of deleted segments that the catalogue may have before it is compacted.
+  // The number by which records of deleted segments may exceed the live segments before the
+  // catalogue is compacted.
   uint64_t dead_records = kMostDeadRecords;
 };
 
