@@ -31,7 +31,8 @@ void ConnectionStatus::broke(const std::string& why, bool wanted) {
   } else {
     ++fruitless_;
   }
-  // A box may close before its idle clients: that is no reason for a warning.
+  // A loss is no reason for a warning if no operation needs the box: a box may be closed before its
+  // idle clients are.
   if (wanted) {
     warn();
   } else {

@@ -17,7 +17,7 @@ class BoxError : public Error {
     kLost,         // the segment is gone: the box restarted without its data, or lost that key
     kUnreachable,  // no connection for longer than reconnect_timeout, or than the lease while a
                    // request was in flight
-    kDenied,       // the token, the user, or the right to write
+    kDenied,       // wrong token, refused user, or no right to write
     kNoSuchKey,
     kKeyInUse,
     kTimeout,  // the timeout of the operation is over

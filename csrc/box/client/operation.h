@@ -2,8 +2,8 @@
 // operations.
 //
 // Two operations conflict if they touch the same bytes of a segment and one of them changes these
-// bytes. The later operation waits until the earlier one is finished. Two sequenced operations need
-// only be posted in order, because the box executes them in order.
+// bytes. The later operation waits until the earlier one is finished. If both are sequenced, it
+// waits only until the earlier one is posted, because the box executes sequenced requests in order.
 //
 // Threads: members set before the issue do not change. Any thread may read `issued`. The lock of
 // the request table guards `stage`, the members below it, and the functions of `order`. The
@@ -47,8 +47,8 @@ struct Attachment {
   AttachmentState state = AttachmentState::kLive;
   std::string why{};  // the reason if it is lost
 
-  // The operations that touch the segment, in the order of issue; shared by all attachments to one
-  // key.
+  // The unfinished operations that touch the segment, in the order of issue. All attachments to one
+  // key share the list.
   std::shared_ptr<std::vector<ClientOperation*>> unfinished{};
 };
 
@@ -115,7 +115,7 @@ class ClientOperation {
 
   // The outcome.
   std::optional<Failure> failure;
-  int64_t value = 0;                       // kFetchAdd; kExists: 1 or 0
+  int64_t value = 0;                       // kFetchAdd: the value before; kExists: 1 or 0
   std::shared_ptr<Attachment> attachment;  // kAlloc
   std::vector<std::byte> payload;          // kStats
 
@@ -137,7 +137,8 @@ namespace order {
 // Returns true if `touch` conflicts with an unfinished operation.
 bool blocked(const Touch& touch);
 
-// Adds an operation after all added before; its stage becomes kBlocked or kReady.
+// Adds an operation behind all operations that were added before. Its stage becomes kBlocked or
+// kReady.
 void add(ClientOperation& operation);
 
 // Set the stage to kPosted or kFinished. Return the operations that became ready.

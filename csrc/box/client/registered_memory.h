@@ -18,7 +18,8 @@ namespace hbm::box::client {
 
 class RegisteredMemory {
  public:
-  // Registers the memory until the pointer is destroyed; until then it must stay mapped.
+  // Registers the memory until the returned pointer is destroyed. The memory must stay mapped until
+  // then.
   std::shared_ptr<void> add(std::byte* memory, uint64_t bytes);
 
   // Registers all memory that is not registered with the transport yet. Called before the transport

@@ -313,7 +313,7 @@ Operations RequestTable::repost(Operations posted, bool same_session, bool same_
         operation->request.finished() && operation->request.status == protocol::Status::kExpired;
     if (operation->number > 0 && !same_session) {
       operation->number = 0;
-      if (operation->opcode() == protocol::Opcode::kFree) {  // freed at the end of the last session
+      if (operation->opcode() == protocol::Opcode::kFree) {  // the end of the last session freed it
         detach(*operation->touches[0].attachment);
         finish(std::move(operation));
         continue;

@@ -39,7 +39,7 @@ class RequestTable {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  // `timeout`: of each operation, 0 for none. `box`: the URL, for messages.
+  // `timeout`: of each operation; 0: none. `box`: its URL, for errors and the log.
   RequestTable(std::chrono::milliseconds timeout, std::string box)
       : timeout_(timeout), status_(std::move(box)) {}
   RequestTable(const RequestTable&) = delete;
@@ -124,12 +124,12 @@ class RequestTable {
   bool closing() const noexcept { return closing_; }
   bool stopping() const noexcept { return stopping_; }
 
-  // Rejects further operations. Waits until none is unfinished, the connection is no longer up, or
-  // `until`. Returns the exception of `while_waiting`, which ends the wait.
+  // Rejects further operations. Waits until no operation is unfinished, the connection is no longer
+  // up, or `until` has passed. Returns the exception of `while_waiting`, which ends the wait.
   std::exception_ptr close(Lock& lock, Clock::time_point until,
                            const std::function<void()>& while_waiting);
 
-  // Stops progress and reconnects.
+  // From now on, no operation progresses, and the client does not reconnect.
   void stop() noexcept { stopping_ = true; }
 
   // Fails and forgets all unfinished operations. REQUIRES: none of them is on a transport.
@@ -153,7 +153,7 @@ class RequestTable {
   ConnectionStatus status_;
 
   std::list<OperationPointer> unfinished_;  // in the order of issue
-  std::deque<OperationPointer> ready_;      // requests without a sequence number, and transfers
+  std::deque<OperationPointer> ready_;      // ready, and neither sequenced nor copies
   std::deque<OperationPointer> sequenced_;  // ready sequenced requests
   std::deque<OperationPointer> copies_;     // ready transfers of mapped segments
   size_t in_flight_ = 0;                    // posted operations without a number

@@ -17,7 +17,8 @@ namespace hbm::box::client {
 
 using AttachmentPointer = std::shared_ptr<Attachment>;
 
-// Returns `bytes` of the segment from `offset` on, to be changed or only read.
+// Returns the Touch of an operation on `bytes` bytes of the segment from `offset` on. `changes`:
+// true if the operation changes these bytes.
 Touch touch(AttachmentPointer attachment, uint64_t offset, uint64_t bytes, bool changes);
 
 std::shared_ptr<ClientOperation> alloc_request(const AllocOptions& options, uint32_t handle,

@@ -102,7 +102,7 @@ inline constexpr std::chrono::seconds kLeaveTimeout{1};
 
 // The longest time that an option or an argument sets: a century.
 // Below: the time is taken as it is.
-// Above: the time counts as the value, so that the clock plus it does not overflow.
+// Above: the time counts as the value, so that adding it to the current time does not overflow.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_an_endless_time_is_endless`
 inline constexpr std::chrono::hours kLongestTimeout{24 * 365 * 100};
 

@@ -126,7 +126,7 @@ FrameInput::Filled FrameInput::fill(int socket) {
 
   const bool direct = !shared_ && payload_left_ > 0 && destination_ != nullptr;
   const bool reading_past = payload_left_ > 0 && destination_ == nullptr;
-  // Another bulky frame is likely: its payload should not pass through the buffer.
+  // After a bulky frame another one is likely, whose payload should not pass through the buffer.
   const bool bulky = !shared_ && header_.payload_bytes > kBulkBytes && !reading_past;
   std::array<iovec, 2> parts;
   size_t count = 0;
@@ -139,7 +139,7 @@ FrameInput::Filled FrameInput::fill(int socket) {
   alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control;
   if (passes_descriptors_) {
     message.msg_control = control.data();
-    message.msg_controllen = CMSG_LEN(sizeof(int));  // not CMSG_SPACE: two would fit
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // CMSG_SPACE has room for two
   }
   const ssize_t got = receive_some(socket, message);
   if (got <= 0) return {got == 0 ? Received::kClosed : Received::kIdle, 0, true};
@@ -180,8 +180,8 @@ bool FrameInput::verify_record() {
   if (!authenticator_ || arrived < sizeof(RecordHeader) || arrived < record_bytes()) return false;
   std::byte* const record = buffer_.get() + next_record_;
   const uint64_t untagged = authenticator_->verify({record, record_bytes()}).size();
-  // The unconsumed rest of the previous record, part of a head or of an element, moves next to this
-  // one.
+  // Move the unconsumed rest of the previous record (part of a head or of an element) directly
+  // before the content of this record.
   const uint64_t left = buffered();
   std::memmove(record + sizeof(RecordHeader) - left, buffer_.get() + begin_, left);
   begin_ = next_record_ + sizeof(RecordHeader) - left;
@@ -195,7 +195,8 @@ FrameInput::Filled FrameInput::fill_records(int socket) {
   const uint64_t before = arrived_end_ - next_record_;
   const bool record_begun = before >= sizeof(RecordHeader);
   uint64_t asked = kRecordBuffer - arrived_end_;
-  // Another long record is likely: it should not have to be moved to the front.
+  // After a long record another one is likely. Receive only its header now, because all of it that
+  // is in the buffer will be moved to the front.
   if (record_begun && record_bytes() >= kBulkBytes)
     asked = record_bytes() - before + sizeof(RecordHeader);
   iovec part{buffer_.get() + arrived_end_, asked};
@@ -236,8 +237,8 @@ void FrameInput::keep_descriptor(msghdr& message, uint64_t last_byte) {
         "a descriptor could not be taken: this process has too many open files (ulimit -n), or "
         "several were passed together");
   }
-  // The buffer had at most one incomplete frame, with one descriptor, before the system call that
-  // passed this one.
+  // Before the system call, the buffer had at most one incomplete frame, with one descriptor. The
+  // call passed at most one more.
   if (descriptors_.size() > 2) failed("a frame is malformed: several descriptors came with it");
 }
 

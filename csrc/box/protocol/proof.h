@@ -1,9 +1,10 @@
 // Proofs that a peer knows the token of the box, and the keys derived from it. The token is never
 // sent.
 //
-// A proof is an HMAC-SHA-256 under the token. It covers the nonces of both ends and the claims of
-// its frame, so a recorded proof is worthless on another connection. Box and clients use different
-// prefixes: neither can replay the proof of the other.
+// A proof is an HMAC-SHA-256 under the token. It covers the nonces of both ends, so a recorded
+// proof is worthless on another connection. It also covers the ids in its frame, and in a Join the
+// flags and the pid. Box and clients use different prefixes: neither can replay the proof of the
+// other.
 //
 // Threads: any. Every function except equal() throws Error(kUnavailable) when OpenSSL fails.
 #pragma once

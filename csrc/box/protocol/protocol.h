@@ -47,32 +47,32 @@ enum class Opcode : uint8_t {
   kJoin,        // proves the token; begins or resumes a session, or adds a connection to it
   kLeave,       // ends the session now, with its attachments; request and reply have no body
   kPing,        // renews the lease, as any request does; request and reply have no body
-  kAlloc,       // sequenced
+  kAlloc,       // sequenced: creates a segment, or attaches to one
   kAttach,      // restores the attachment of a handle after a reconnect
   kFree,        // sequenced: ends the attachment
-  kDelete,      // sequenced: removes the key; the last attachment frees the memory
+  kDelete,      // sequenced: removes the key; the memory stays until the last attachment ends
   kRead,        // the reply's payload is the data
   kWrite,       // the request's payload is the data
   kAccumulate,  // sequenced
   kFetchAdd,    // sequenced
   kStats,       // the reply's payload is a StatsTotals and its tables
-  kExists,      // attaches nothing
+  kExists,      // the reply says whether a segment has the key
 };
 inline constexpr uint8_t kLastOpcode = static_cast<uint8_t>(Opcode::kExists);
 
 enum class Status : uint16_t {
   kOk,
   kMalformed,     // a bug or an attack; a malformed frame ends the connection
-  kDenied,        // the token is wrong
+  kDenied,        // the token is wrong, or the user may not use the Unix socket
   kReadOnly,      // the client or the attachment may not write
   kNotAttached,   // no such handle in this session
-  kNoSuchKey,     // attach: no segment has the key
+  kNoSuchKey,     // no segment has the key
   kExists,        // create: a segment has the key
   kSizeMismatch,  // attach: the segment has another size
   kRange,         // past the end of the segment, or unaligned for the type
   kExhausted,     // the pool's memory, or another limit of the box, is used up
   kUnsupported,   // the box does not support these types, ranges or options
-  kExpired,       // unknown session: its lease has ended
+  kExpired,       // the session has ended, or is unknown to this box
   kClosing,       // the box is shutting down
   kInternal,      // the box failed; its log says more
 };

@@ -43,7 +43,8 @@ bool wait_for(int socket, short events, Deadline deadline);
 // Returns the user of the peer of a Unix socket; none for other sockets.
 std::optional<uid_t> peer_user(int socket) noexcept;
 
-// "192.0.2.1:5000", "[::1]:5000" or "process 77 of user 0", for messages.
+// Returns the peer as text for errors and the log, such as "192.0.2.1:5000", "[::1]:5000" or
+// "process 77 of user 0".
 std::string peer_name(int socket);
 
 }  // namespace hbm::box::protocol

@@ -79,7 +79,7 @@ const char* Connection::check(const Header& header) {
   if (header.body_bytes != protocol::reply_body_bytes(header.opcode))
     return "its body has another size";
   uint32_t payload = 0;
-  if (header.opcode == Opcode::kStats) payload = header.payload_bytes;  // any
+  if (header.opcode == Opcode::kStats) payload = header.payload_bytes;  // any size
   if (header.opcode == Opcode::kRead) payload = std::get<Slice>(sent->of).transfer.bytes;
   return header.payload_bytes == payload ? nullptr : "its payload has another size";
 }

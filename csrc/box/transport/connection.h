@@ -34,7 +34,7 @@ class Connection final : private protocol::FrameStream::Receiver {
     ~Requester() = default;
   };
 
-  // `box`: for messages. REQUIRES: `requester` outlives the connection.
+  // `box`: its name, for the texts of errors. REQUIRES: `requester` outlives the connection.
   Connection(std::unique_ptr<protocol::FrameStream> stream, std::string box, Requester& requester);
 
   int fd() const noexcept { return stream_->fd(); }

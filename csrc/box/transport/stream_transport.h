@@ -56,7 +56,7 @@ using CompleteGrant =
 
 class StreamTransport final : public Transport {
  public:
-  // `streams` are joined, at least one; `box`: for messages.
+  // `streams`: joined, at least one. `box`: its name, for the texts of errors.
   StreamTransport(protocol::TransportKind kind,
                   std::vector<std::unique_ptr<protocol::FrameStream>> streams,
                   const std::string& box, CompleteGrant complete);

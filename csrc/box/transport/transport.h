@@ -125,7 +125,7 @@ OpenedTransport open_tcp(const TransportOptions& opening);
 OpenedTransport open_shm(const TransportOptions& opening);
 
 // Returns the reason if shm cannot be used with a box that was reached over another transport, as
-// text for "no shm: ...". Returns an empty string if this process and the box run on one kernel,
+// text for "not shm: ...". Returns an empty string if this process and the box run on one kernel,
 // and the box's Unix socket answers at Joined::socket_path, the path for open_shm(). Even then the
 // first kAlloc or kAttach may fail to map the segment.
 //

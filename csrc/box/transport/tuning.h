@@ -52,7 +52,7 @@ inline constexpr uint64_t kReceivedBytesPerTurn = kSliceBytes;
 inline constexpr uint32_t kMostConnections = 16;
 
 // The longest sleep of a thread that serves a connection.
-// Below: it sleeps until data or the deadline come.
+// Below: it sleeps until data arrive or the deadline passes.
 // Above: it wakes and sleeps again.
 // Measure: `smb_transport_test --gtest_filter=*ProgressReturnsInTime*`
 inline constexpr std::chrono::hours kLongestStreamSleep{1};

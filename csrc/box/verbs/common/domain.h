@@ -76,8 +76,8 @@ class Domain {
 // Throws Error(kUnavailable) with the refused operation.
 void make_queue_pair(rdma_cm_id* id, const Domain& domain, ibv_qp_init_attr& attributes);
 
-// Makes the peer retry after 0.64 ms if there is no receive buffer, instead of the default 655 ms.
-// REQUIRES: the queue pair is connected.
+// If this end has no receive buffer, the peer retries after 0.64 ms from now on, instead of the
+// default 655 ms. REQUIRES: the queue pair is connected.
 void wait_briefly_for_receivers(ibv_qp* queue_pair) noexcept;
 
 // Returns an error text such as "RDMA: cannot create a queue pair on rxe0: Cannot allocate memory".

@@ -26,8 +26,8 @@ inline constexpr uint32_t kInlineBytes = 220;
 // Above: the client is refused with Error(kInvalid).
 inline constexpr uint32_t kMostQueuePairs = 16;
 
-// The bytes of slices in flight on a queue pair, so that a short transfer does not wait long behind
-// large ones.
+// The bytes of slices in flight on a queue pair. The limit keeps short transfers from waiting long
+// behind large ones.
 // Unit: bytes
 // Below: the queue pair takes the next slice.
 // Above: from the value on, the slice goes to another queue pair, or waits.
@@ -89,10 +89,10 @@ inline constexpr int kReadsInFlight = 16;
 
 // -- The box
 
-// Connection requests of clients that wait in the connection manager.
+// Connection requests that wait in the connection manager until the box takes them.
 // Unit: requests
-// Below: the request waits for the box.
-// Above: the connection manager drops the request.
+// Below: a further request waits.
+// Above: the connection manager drops a further request.
 inline constexpr int kListenBacklog = 128;
 
 // Challenges that the box has issued, and whose clients have not connected all queue pairs.
@@ -172,9 +172,9 @@ inline constexpr int kBoxCompletionsPerPoll = 64;
 inline constexpr uint64_t kMostRefusalWarnings = 20;
 
 // The period for which kMostRefusalWarnings limits the warnings.
-// Below: a warning belongs to the period that the first one began.
-// Above: the next warning begins a period. It states how many warnings were not logged in the last
-// period.
+// Below: the warnings count for one period.
+// Above: the next warning begins another period, and states how many warnings of the last period
+// were not logged.
 inline constexpr std::chrono::seconds kRefusalWarningPeriod{60};
 
 }  // namespace hbm::box::verbs::common

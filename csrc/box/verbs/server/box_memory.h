@@ -37,10 +37,10 @@ class BoxMemory {
  private:
   friend class MemoryWindow;
   struct Registered {
-    // With windows, they are bound to this region, and only they give remote access. Without
-    // windows, its own key permits remote reads and writes.
+    // With windows, the windows are bound to this region, and give remote access to it. Without
+    // windows, the region's own key permits remote reads and writes.
     std::optional<common::MemoryRegion> writable;
-    std::optional<common::MemoryRegion> readable;  // without windows: its key permits remote reads
+    std::optional<common::MemoryRegion> readable;  // only without windows: for remote reads
   };
   static const Registered& of(const box::server::storage::BoxSegment& segment);
 

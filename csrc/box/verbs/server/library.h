@@ -37,8 +37,8 @@ struct ServerLibrary {
   std::string (*why_not)();
 
   // Registers the memory of every segment of `handler`, and admits clients. Throws
-  // Error(kUnavailable) if there is no RDMA device, Error(kInvalid) if `host` is no address of one,
-  // Error(kExhausted) if the memory cannot be registered.
+  // Error(kUnavailable) without an RDMA device, and Error(kInvalid) if no device has the address
+  // `host`. Throws Error(kExhausted) or Error(kUnavailable) if the memory cannot be registered.
   OpenedListener (*listen)(box::server::RequestHandler& handler,
                            const VerbsListenerOptions& options);
 };

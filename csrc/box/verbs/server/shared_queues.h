@@ -32,7 +32,7 @@ class SharedQueues {
   ibv_srq* receives() const noexcept { return receives_.get(); }
   uint32_t room() const noexcept {
     return room_;
-  }  // completions that fit besides those of messages
+  }  // room for completions, except of received messages
 
   void enter(uint32_t queue_pair, std::shared_ptr<Peer> peer);
   void leave(uint32_t queue_pair);
