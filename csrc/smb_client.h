@@ -3,11 +3,10 @@
 // Order: if two operations of a client touch the same bytes of a segment and one of them changes
 // these bytes, they take effect in the order of issue. All others may overlap in time.
 //
-// Lost connections: the client tries to reconnect for `reconnect_timeout`. Then it sends all
-// requests that have no reply again. Accumulates, fetch_adds, allocs, frees and removes keep their
-// sequence numbers, by which the box applies each exactly once. Such a request fails with BoxError
-// kUnreachable if the box may have executed it, and the session's lease ended before the client
-// reconnected.
+// Lost connections: the client tries to reconnect for `reconnect_timeout`. Then it sends again all
+// requests that have no reply. Accumulates, fetch_adds, allocs, frees and removes keep their
+// sequence numbers, by which the box applies each exactly once. If the session's lease has ended
+// before that, such a request fails with BoxError kUnreachable if the box may have executed it.
 //
 // If the box returns without its data, operations on its segments fail with kLost. If it does not
 // return within `reconnect_timeout`, every operation fails with kUnreachable from then on.

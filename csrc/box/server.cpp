@@ -37,8 +37,8 @@ auto part(const char* name, Open&& open) {
   }
 }
 
-// Returns true if segment pages cannot be written back, and so stay charged to the control group:
-// without a store, or with one on tmpfs.
+// Returns true without a store, or with a store on tmpfs. Then the kernel cannot write segment
+// pages back, so they stay charged to the control group.
 bool stays_in_memory(const std::string& store) {
   if (store.empty()) return true;
   std::filesystem::path there = std::filesystem::absolute(store);

@@ -78,19 +78,19 @@ inline constexpr size_t kPartsPerSend = 64;
 
 // -- A dead peer
 
-// The silence after which the kernel asks the peer for a sign of life.
+// The silence of a connection after which the kernel asks the peer for a sign of life (keepalive).
 // Below: nothing is sent on an idle connection.
 // Above: the kernel sends the first probe.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py`
 inline constexpr std::chrono::seconds kKeepaliveIdle{15};
 
-// The time between two of these probes of an idle connection.
+// The time between two keepalive probes of an idle connection.
 // Below: the kernel waits for the reply.
-// Above: it sends the next probe.
+// Above: the kernel sends the next probe.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py`
 inline constexpr std::chrono::seconds kKeepaliveProbePeriod{5};
 
-// Probes in a row without a reply from the peer.
+// Keepalive probes in a row without a reply from the peer.
 // Unit: probes
 // Below: the connection stays open.
 // Above: from the value on, the kernel ends the connection: 30 s after the peer lost its power.

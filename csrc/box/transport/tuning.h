@@ -44,10 +44,10 @@ inline constexpr uint64_t kGatheredBytes = 64u << 10;
 // Above: it first takes slices, up to kStreamBytesInFlight.
 inline constexpr uint64_t kReceivedBytesPerTurn = kSliceBytes;
 
-// The most connections of a client over tcp.
+// The most connections of a client over tcp: the largest valid value of its option `lanes`.
 // Unit: connections
-// Below: up to and including the value, the client has them.
-// Above: the client is refused with Error(kInvalid).
+// Below: up to and including the value, the client opens as many as the option says.
+// Above: connecting fails with Error(kInvalid).
 // Measure: `python -m papers.connections --quick`
 inline constexpr uint32_t kMostConnections = 16;
 

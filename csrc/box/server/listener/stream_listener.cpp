@@ -114,7 +114,7 @@ struct StreamListener::Impl {
   std::vector<protocol::Address> addresses;
   std::vector<std::shared_ptr<StreamAcceptor>> acceptors;
   Clock::time_point next_check{};  // used by the thread of the first loop
-  StreamAcceptor::Loops loops;     // destroyed first
+  StreamAcceptor::Loops loops;     // destroyed first: they use the members above
 };
 
 StreamListener::StreamListener(RequestHandler& handler, const StreamListenerOptions& options) {

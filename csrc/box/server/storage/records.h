@@ -82,7 +82,7 @@ class Records {
   // Error(kUnavailable) if the disk fails.
   SessionRecord& open_session(const protocol::Id& id);
 
-  // REQUIRES: no other thread executes a request of the session.
+  // Frees the record. REQUIRES: no other thread executes a request of the session.
   void release_session(SessionRecord& session);
 
   // Returns the records in use: after a restart, the sessions that may be resumed.

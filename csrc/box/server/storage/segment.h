@@ -73,7 +73,7 @@ class BoxSegment {
 
   // Guarded by the registry's lock.
   uint32_t attachments = 0;
-  bool awaited = false;  // clients may reconnect after a restart
+  bool awaited = false;  // the box has restarted, and clients may still reconnect
 
   Counters counters;
 };

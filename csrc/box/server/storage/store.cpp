@@ -299,8 +299,8 @@ void Store::compact() noexcept {
 
 std::vector<std::shared_ptr<BoxSegment>> Store::take_found() { return std::exchange(found_, {}); }
 
-// Returns names relative to the directory. Omits segments that another process may have mapped for
-// writing.
+// Returns the files that `checksums` will list, by their names relative to the directory. Omits
+// segments that another process may have mapped for writing.
 std::vector<std::string> Store::files_at_rest() const {
   std::vector<std::string> files = {"journal", "sessions", "operations"};
   for (const auto& [serial, creation] : live_) {

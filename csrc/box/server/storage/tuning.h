@@ -45,12 +45,11 @@ inline constexpr size_t kFileReadBytes = 1 << 20;
 // Measure: `smb_store_damage_test --gtest_filter=DamagedStore.ChecksumsMatchSha256sum`
 inline constexpr unsigned kMostChecksumThreads = 8;
 
-// Descriptors that segments leave for clients: an eighth of the process's limit, but at least the
-// value, and at most half of the limit.
+// The least number of descriptors that segments leave for clients, but at most half of the limit of
+// the process. A new segment that would take one of them is refused with Error(kExhausted).
 // Unit: descriptors
-// Below: if an eighth is less, segments leave the value.
-// Above: segments leave an eighth; a new segment that would take one of them is refused with
-// Error(kExhausted).
+// Below: if an eighth of the limit is less than the value, segments leave the value.
+// Above: if an eighth of the limit is more than the value, segments leave the eighth.
 // Measure: `smb_service_test --gtest_filter=Service.SegmentsLeaveDescriptorsForOthers`
 inline constexpr uint64_t kFewestClientDescriptors = 64;
 

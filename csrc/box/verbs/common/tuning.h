@@ -20,10 +20,10 @@ inline constexpr uint32_t kInlineBytes = 220;
 
 // -- The client
 
-// The most queue pairs of a client.
+// The most queue pairs of a client: the largest valid value of its option `lanes` over verbs.
 // Unit: queue pairs
-// Below: up to and including the value, the client has them.
-// Above: the client is refused with Error(kInvalid).
+// Below: up to and including the value, the client connects as many as the option says.
+// Above: connecting fails with Error(kInvalid).
 inline constexpr uint32_t kMostQueuePairs = 16;
 
 // The bytes of slices in flight on a queue pair. The limit keeps short transfers from waiting long
