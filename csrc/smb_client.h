@@ -129,8 +129,9 @@ struct Stats {
 
 class Client {
  public:
-  // Connects. Throws Error(kInvalid) for invalid options, BoxError if no connection was made, with
-  // the reason for each transport that was tried.
+  // Connects. Throws Error(kInvalid) for invalid options, and BoxError kUnreachable, with the
+  // reason, if the box cannot be reached. If the box refuses the client, throws the failure() of
+  // the refusal's status (box/client/error.h), such as BoxError kDenied.
   explicit Client(const ClientOptions& options);
   ~Client();  // as close(), without waiting for unfinished operations
   Client(const Client&) = delete;

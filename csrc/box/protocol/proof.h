@@ -6,7 +6,7 @@
 // flags and the pid. Box and clients use different prefixes: neither can replay the proof of the
 // other.
 //
-// Threads: any. Every function except equal() throws Error(kUnavailable) when OpenSSL fails.
+// Threads: any. Every function that is not noexcept throws Error(kUnavailable) when OpenSSL fails.
 #pragma once
 
 #include <string_view>

@@ -43,7 +43,8 @@ struct Grant {
   std::shared_ptr<void> holds;  // the mapping
 };
 
-// One request. The client owns it, and keeps it and its memory alive until finished().
+// One request. The client owns it, and keeps it and its memory alive until finished() returns true,
+// or the transport is destroyed.
 struct TransportRequest {
   protocol::Opcode opcode{};
   std::vector<std::byte> body;  // of control requests: all except kRead and kWrite

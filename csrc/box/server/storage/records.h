@@ -58,8 +58,8 @@ class Records {
 
   // Creates new files, replacing existing ones, with the sessions of `kept` (which may be null).
   // With `sync`, the changes of open_session(), begin() and finish() are on the disk when they
-  // return. Throws Error(kExhausted) if the disk is full, Error(kUnavailable) if the kernel fails;
-  // the old files are unchanged then.
+  // return. Throws Error(kExhausted) if the disk is full; the old files are unchanged then. Throws
+  // Error(kUnavailable) if the kernel fails. REQUIRES: `kept` has no operation in progress.
   static std::unique_ptr<Records> create(const RecordsLocation& location, const RecordSizes& sizes,
                                          const Records* kept);
 

@@ -55,7 +55,7 @@ struct StoreOptions {
 class Store {
  public:
   // Locks the directory, completes the operations that an earlier server had in progress, and maps
-  // the segments. Reads the data of segments only to verify `checksums`.
+  // the segments. Reads all data of the segments only to verify `checksums`.
   //
   // Throws Error(kInvalid) if the directory is no store; Error(kUnavailable) if another server uses
   // it, it is damaged or of another version, or the kernel fails; Error(kExhausted) if the pool
