@@ -125,7 +125,8 @@ class Session {
   protocol::ClientStats statistics(Clock::time_point now) const;
 
   // Only the handler that has the session uses `record` and `request_cache`, except that any thread
-  // may read record.applied and call request_cache.applied(). Any thread may use the other two.
+  // may read record.applied and call request_cache.applied(). Any thread may use `counters` and
+  // `connections`.
   storage::SessionRecord& record;
   DuplicateRequestCache request_cache;
   storage::Counters counters;

@@ -49,7 +49,7 @@ inline constexpr unsigned kMostChecksumThreads = 8;
 // the process. A new segment that would take one of them is refused with Error(kExhausted).
 // Unit: descriptors
 // Below: if an eighth of the limit is less than the value, segments leave the value.
-// Above: if an eighth of the limit is more than the value, segments leave the eighth.
+// Above: if an eighth of the limit is more than the value, segments leave that eighth.
 // Measure: `smb_service_test --gtest_filter=Service.SegmentsLeaveDescriptorsForOthers`
 inline constexpr uint64_t kFewestClientDescriptors = 64;
 
