@@ -13,8 +13,8 @@ class BackgroundThread {
  public:
   // Runs `body` on a new thread, with the process' signals blocked. `interrupt` makes `body` return
   // soon. stop() calls `interrupt`, and so does the thread that ends the process, so `interrupt`
-  // may be called twice. Both functions own the objects they use, because a `body` that hangs
-  // outlives this object.
+  // may be called twice. Both functions must own the objects that they use, because a `body` that
+  // hangs outlives this object.
   BackgroundThread(std::function<void()> body, std::function<void()> interrupt);
   ~BackgroundThread() { stop(); }
   BackgroundThread(const BackgroundThread&) = delete;

@@ -10,7 +10,7 @@ namespace hbm {
 
 enum class ErrorKind {
   kInvalid,      // bad argument or option; nothing was sent
-  kUnsupported,  // a combination that has no meaning here
+  kUnsupported,  // a combination of arguments without a meaning, or that hbm does not support
   kExhausted,    // the requested memory is not available
   kUnavailable,  // a library or device is missing or does not fit
   kTimeout,      // a peer was not in time

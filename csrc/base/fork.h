@@ -32,7 +32,7 @@ class ForkGuard {
 
 // Returns this process' T. A forked child gets a new one. A plain static would be inherited, with
 // the parent's contents and perhaps a mutex that is never unlocked. The object is never destroyed.
-// REQUIRES: T is named once in the whole program, so give it a type of its own.
+// All calls with the same T return the same object, so give each object a type of its own.
 template <typename T>
 T& per_process() {
   struct Owned {

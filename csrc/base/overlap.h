@@ -3,10 +3,11 @@
 // The reach of a dimension is (size - 1) * stride. Elements of an array do not overlap if each
 // stride is larger than the sum of the reaches of all dimensions with smaller strides. Slices,
 // transposes and diagonals of contiguous arrays are such arrays: elements_overlap() only sorts
-// their strides. arrays_overlap() treats two arrays of equal sizes and strides as one array with
-// one more dimension, and compares the address ranges of other arrays. If this does not decide, the
-// functions visit each element until two have the same address, with a bitmap of the addresses.
-// They throw Error(kExhausted) if there is no memory for the bitmap.
+// their strides. arrays_overlap() first compares the address ranges of the two arrays. Then it
+// treats two arrays of equal sizes and strides as one array with one more dimension.
+//
+// If this does not decide, the functions visit each element until two have the same address, with a
+// bitmap of the addresses. They throw Error(kExhausted) if there is no memory for the bitmap.
 //
 // Threads: pure functions.
 #pragma once

@@ -2,8 +2,8 @@
 //
 // One thread ends the process: it finalises the interpreter, and then the libraries clean up. Other
 // threads must have stopped using Python, PyTorch's objects and MPI by then. A join could hang,
-// because a thread may wait for another rank. A thread cannot return to Python either, because
-// Python ends a thread that asks for Python's lock by then. So threads park: a parked thread sleeps
+// because a thread may wait for another rank. A thread cannot return to Python either: a finalised
+// interpreter ends each thread that asks for Python's lock. So threads park: a parked thread sleeps
 // until the process is gone, and no destructor runs on its stack. docs/design/process-end.md lists
 // all threads.
 //
@@ -48,9 +48,10 @@ inline void park_at_process_end() noexcept {
 // A short section of a thread that uses MPI, which the end of the process finalises. end_process()
 // waits for the sections of all threads that have not parked, at most 10 s (kFinalSectionTimeout).
 //
-// The thread calls process_ends() or must_park() after it has begun the section. Both sides are
-// sequentially consistent: either the thread sees that the process ends, or end_process(), which
-// reads the count after it has set the flag, sees the thread.
+// The thread calls process_ends() or must_park() after it has begun the section. Beginning a
+// section raises a count. end_process() first sets the flag that these functions read, then reads
+// the count. All four accesses are sequentially consistent. So either the thread sees that the
+// process ends, or end_process() sees the section.
 class ShortSection {
  public:
   ShortSection() noexcept;
@@ -64,8 +65,8 @@ class ShortSection {
 void at_process_end(void (*stop)());
 
 // Makes the calling thread the one that ends the process, calls all functions that were passed to
-// at_process_end(), and waits for short sections. A second call does nothing. REQUIRES: the caller
-// does not hold Python's lock.
+// at_process_end(), and waits for short sections. A second call by the same thread does nothing.
+// REQUIRES: the caller does not hold Python's lock.
 void end_process() noexcept;
 
 // Does the same as end_process(), but makes the main thread the one that ends the process. Called

@@ -16,9 +16,9 @@ namespace hbm {
 
 class SharedMapping {
  public:
-  // Maps the first `bytes` bytes of the file `descriptor`, which stays the caller's and may be
-  // closed immediately. `name`: of the memory, for errors. Throws Error(kExhausted) if address
-  // space is short, Error(kUnavailable) if the kernel refuses for another reason.
+  // Maps the first `bytes` bytes of the file `descriptor`. The caller keeps the descriptor, and may
+  // close it immediately. `name` is the memory's name in errors. Throws Error(kExhausted) if
+  // address space is short, Error(kUnavailable) if the kernel refuses for another reason.
   SharedMapping(int descriptor, size_t bytes, bool writable, const std::string& name);
   ~SharedMapping();
   SharedMapping(const SharedMapping&) = delete;

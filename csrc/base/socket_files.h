@@ -13,8 +13,9 @@ namespace hbm {
 // Returns HBMCOMM_SOCKET_DIR, or /dev/shm, which containers with common shared memory share.
 std::string socket_directory();
 
-// Returns true if no process listens at the file with a socket of this type (SOCK_STREAM,
-// SOCK_SEQPACKET). The process that made the file has ended then, or does not listen yet.
+// Returns true if the kernel refuses to connect a socket of this type (SOCK_STREAM, SOCK_SEQPACKET)
+// to the file, because no process listens there. The process that made the file has ended then, or
+// does not listen yet.
 bool refuses_calls(const std::filesystem::path& file, int type);
 
 // Returns true if the file is older than a minute (kLongestSocketStart): the process that made it

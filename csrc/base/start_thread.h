@@ -9,12 +9,12 @@
 
 namespace hbm {
 
-// Runs `body` on a new thread. Throws std::system_error, whose text names the limit and how to
-// raise it.
+// Runs `body` on a new thread. If no thread can be started, throws std::system_error; its text
+// names the limit and how to raise it.
 std::thread start_thread(std::function<void()> body);
 
-// Returns the limit that keeps this process from starting a thread, as far as it is known: "the
-// limit ...; raise it (ulimit -v)".
+// Returns a text that names the limit that keeps this process from starting a thread: "...; raise
+// the limit (ulimit -v)". If there is address space left, it names all limits on threads.
 std::string thread_shortage();
 
 }  // namespace hbm

@@ -65,7 +65,7 @@ void ThreadPool::help() {
 
 void ThreadPool::work(Task& task, std::unique_lock<std::mutex>& lock) {
   bool last = false;
-  // A task may be destroyed as soon as its last part has ended.
+  // run() may destroy the task as soon as the last part has ended: check `last` before `task`.
   while (!last && task.begun < task.parts) {
     const uint32_t part = task.begun++;
     if (task.begun == task.parts) std::erase(tasks_, &task);

@@ -21,8 +21,8 @@ bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time
                  : deadline;
   };
   while (result.wait_until(step()) != std::future_status::ready) {
-    // Check the deadline before the thread parks. A caller whose deadline has passed does not wait,
-    // and may hold a lock that the end of the process takes.
+    // Check the deadline before the thread parks. A caller that only starts the call passes a
+    // deadline in the past. It may hold a lock that the end of the process takes: it must not park.
     if (std::chrono::steady_clock::now() >= deadline) return false;
     park_at_process_end();
     if (check) check();

@@ -24,10 +24,9 @@ inline constexpr std::chrono::microseconds kSpinBeforeSleep{50};
 // Measure: `waiting_test --gtest_filter=SpinBudget.IsSpentAfterLosingTheProcessor`
 inline constexpr std::chrono::microseconds kPreemptedAfter{500};
 
-// The time for which the next waits of the process sleep without polling, per time that a wait lost
-// the processor. Waits then poll again. If a wait loses the processor again within as long a time,
-// the next waits sleep for the longer of two times. One is the last sleeping time, doubled; the
-// other is the time that the value gives.
+// The time for which waits sleep without polling after a wait has lost its processor, as a multiple
+// of the time lost. Afterwards waits poll again. If a wait loses its processor again soon, after
+// less time than waits had slept without polling, this time is at least doubled.
 // Unit: times the time of the preemption
 // Below: a smaller value polls on a busy processor sooner, and loses more time slices.
 // Above: a larger value sleeps longer on a processor that has become free.

@@ -27,10 +27,10 @@ inline void relax() noexcept {
 //
 // Spinning and yielding pay if the thread runs again soon after the answer. On a busy core a
 // yielding thread waits out the other threads' time slices; a sleeping thread runs soon after its
-// wake-up. So a wait that lost the processor for as long as a time slice sleeps immediately. So do
-// all waits of the process that begin within a multiple of the lost time. Then the next wait spins
-// again; if it loses the processor again, the time doubles. This costs little both under a lasting
-// and under a brief shortage of processors.
+// wake-up. So a wait that lost the processor for kPreemptedAfter or longer sleeps immediately. So
+// do all waits of the process that begin within a multiple of the lost time (kSleepPerPreemption).
+// Then the next wait spins again; if it soon loses the processor again, the sleeping time doubles.
+// This costs little both under a lasting and under a brief shortage of processors.
 class SpinBudget {
  public:
   using Clock = std::chrono::steady_clock;

@@ -14,11 +14,11 @@ namespace {
 
 std::terminate_handler before = nullptr;  // guarded by Python's lock; set once
 
-// Up to Python 3.13, an interpreter that Py_FinalizeEx() has marked ends a thread that asks for
-// Python's lock by unwinding the stack. A noexcept destructor on the stack, such as
-// ~gil_scoped_release(), cannot be unwound, so C++ calls this handler. Such a thread was about to
-// return to Python when the process began to end; it parks. Unwinding is recognised by a call
-// without an exception on a thread that does not end the process.
+// Up to Python 3.13, an interpreter that Py_FinalizeEx() has marked as finalising unwinds the stack
+// of each thread that asks for Python's lock, to end the thread. A noexcept destructor on the
+// stack, such as ~gil_scoped_release(), cannot be unwound, so C++ calls this handler. The thread
+// was about to return to Python when the process began to end; it parks. The handler recognises
+// such a thread thus: there is no exception, and another thread ends the process.
 [[noreturn]] void park_if_unwound() {
   if (std::current_exception() == nullptr) park_at_process_end();
   before();

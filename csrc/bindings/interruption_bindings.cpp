@@ -23,7 +23,7 @@ bool only_ctrl_c() {
   if (!getsignal(SIGINT).is(signals.attr("default_int_handler"))) return false;
   for (int number = 1; number < NSIG; ++number) {
     if (number == SIGINT) continue;
-    // An int, or None: Python has no handler.
+    // If a signal has no handler in Python, getsignal() returns an int or None.
     if (PyCallable_Check(getsignal(number).ptr()) != 0) return false;
   }
   return true;

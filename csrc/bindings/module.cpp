@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace hbm::bindings {
 namespace {
 
-// Registered for this module alone, as in smb_module.cpp.
+// Translates the exceptions of this module only: _smb has its own translator.
 void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
@@ -23,8 +23,8 @@ void translate(std::exception_ptr error) {
   }
 }
 
-// Registers the names that a start does not need when one is first used, because each function
-// costs 10 µs and more. Returns the object with this name.
+// Returns the object with this name. The first call registers the names that a start does not need:
+// to register a function takes 10 µs or more.
 //
 // A finalizer may pass Python's lock to another thread while names are registered. So the names are
 // made in a temporary module and then merged into this module in one step; two threads may both

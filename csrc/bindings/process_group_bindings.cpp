@@ -28,8 +28,8 @@ using process_group::translated;
 
 // Python's reference to an object of c10d. Releases the GIL while it destroys the object, as c10d's
 // own bindings do: the destructor of a group waits for its threads, and these may need the GIL to
-// drop a tensor or to run a callback. Has the layout of intrusive_ptr, like c10d's holder: pybind11
-// hands objects from one to the other by address.
+// drop a tensor or to run a callback. Has the layout of intrusive_ptr, as c10d's holder has,
+// because pybind11 may use the address of one holder as that of the other.
 template <typename T>
 class UnlockedHolder {
  public:
@@ -117,7 +117,7 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
   own->global_ranks_in_group = members;
   try {
     return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, own, name);
-  } catch (const std::system_error& error) {  // no thread is left
+  } catch (const std::system_error& error) {  // no thread could be started
     report(error);
     translated([&] { throw Error(ErrorKind::kUnavailable, group + ": " + error.what()); });
     throw;

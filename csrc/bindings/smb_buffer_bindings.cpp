@@ -23,7 +23,7 @@ struct HeldBuffer {
   }
 };
 
-// The buffers that threads without the interpreter's lock released.
+// The buffers that are no longer used, until a thread with the interpreter's lock releases them.
 class ReleaseQueue {
  public:
   void add(HeldBuffer* held) {
@@ -33,7 +33,7 @@ class ReleaseQueue {
       first = held_.empty();
       held_.push_back(held);
     }
-    // If the queue of pending calls is full, the next memory_of() releases them.
+    // If Python's queue of pending calls is full, the next memory_of() releases the buffers.
     if (first && Py_IsInitialized() != 0) Py_AddPendingCall(&release_all, nullptr);
   }
 
@@ -101,8 +101,8 @@ bool get_view(const py::object& object, bool writable, Py_buffer& view) {
   return PyObject_GetBuffer(object.ptr(), &view, flags) == 0;
 }
 
-// Returns true if a buffer's format has an element of type O, outside of field names (between
-// colons).
+// Returns true if a buffer's format has an element of type O. An O between colons is part of a
+// field's name, and does not count.
 bool has_objects(const char* format) {
   bool in_name = false;
   for (; format != nullptr && *format != 0; ++format) {

@@ -1,5 +1,5 @@
-// The paper's functions (smb.h), implemented on smb_client.h: one client per process, its segments
-// by the address of their local copies.
+// The functions of smb.h, implemented on smb_client.h. A process has one client, and finds a
+// segment by an address in its local copy.
 #include "smb.h"
 
 #include <cerrno>
@@ -40,7 +40,8 @@ struct Location {
 };
 
 struct Process {
-  std::mutex mutex;  // guards both below, and Copy::deleted; not held during requests to the box
+  // Guards the two members below, and Copy::deleted. Not held during a segment's requests.
+  std::mutex mutex;
   std::shared_ptr<Client> client;
   std::map<const std::byte*, std::shared_ptr<Copy>> copies;  // by first address
 };

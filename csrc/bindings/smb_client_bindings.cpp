@@ -253,7 +253,7 @@ void register_batch(py::module_& m) {
 }
 
 void register_client(py::module_& m) {
-  // NOLINTNEXTLINE(bugprone-unused-raii): pybind11 registers it so
+  // NOLINTNEXTLINE(bugprone-unused-raii): the constructor registers the class
   py::class_<RegisteredBuffer>(m, "RegisteredBuffer");
   py::class_<Client, std::shared_ptr<Client>>(m, "Client")
       .def(py::init(&connect), py::arg("url"), py::arg("token"), py::arg("transport"),
