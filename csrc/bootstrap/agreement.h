@@ -1,8 +1,9 @@
 // A step of group formation that finds the facts which hold on all ranks.
 //
-// The step uses one key of the store, a counter, to which each rank adds. The answer to its own
-// addition tells the last rank the result. A rank that has waited for others for 200 ms
-// (kNamelessWait) writes a key of its own, so that errors can name the missing ranks.
+// The step uses one key of the store, a counter, to which each rank adds. The last rank to add
+// learns the result from the store's answer to its addition; the other ranks read the counter. A
+// rank that has waited for others for 200 ms (kNamelessWait) writes a key of its own, so that
+// errors can name the missing ranks.
 //
 // Threads: as in gather.h.
 #pragma once
@@ -27,8 +28,8 @@ std::optional<unsigned> vouch(const Participant& participant, const std::string&
 // missing ranks, Error(kDeath) naming a rank that has died before all arrived.
 unsigned held_by_all(const Participant& participant, const std::string& step);
 
-// Sets the step's counter to a number that ranks cannot reach. A rank that has not completed the
-// step can then never complete it. Called once for each `step`.
+// Raises the step's counter above any sum that the ranks can reach. A rank that has not completed
+// the step can then never complete it. Called once for each `step`.
 void spoil(const Participant& participant, const std::string& step);
 
 }  // namespace hbm::bootstrap

@@ -230,8 +230,8 @@ bool abort_formation(const Participant& participant, const std::string& why) {
 
 namespace {
 
-// Reports to the ranks with a record of the first step that their group, if it was formed, cannot
-// be trusted.
+// If all ranks have a record of the first step, their group may have been formed. Reports to these
+// ranks that the group cannot be trusted.
 void report_to_formed(const Participant& participant, const std::string& why) {
   if (!participant.watch) return;
   const auto until = std::chrono::steady_clock::now() + kStoreAnswerTimeout;
@@ -370,7 +370,7 @@ void run_in_formation(const Participant& participant, const std::function<void()
   } catch (const std::bad_alloc&) {
     abort_with(participant, kUnable, "no memory is left");
     throw;
-  } catch (const std::system_error& error) {  // no thread is left
+  } catch (const std::system_error& error) {  // no thread could be started
     abort_with(participant, kUnable, error.what());
     throw;
   } catch (...) {  // Ctrl-C

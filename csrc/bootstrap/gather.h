@@ -88,9 +88,9 @@ inline constexpr const char* kFirstStep = "rendezvous";
 // The first step that uses a counter (bootstrap/agreement.h).
 inline constexpr const char* kFirstCount = "calls";
 
-// Aborts the group formation for all ranks, unless it has ended: ranks that wait throw
-// Error(kUnavailable) with the text `why` within some 200 ms. Returns false if another rank has
-// aborted it before.
+// Aborts the group formation for all ranks, unless it has ended. Ranks that wait throw
+// Error(kUnavailable) with the text `why` within some 200 ms (kAbortCheckPeriod), or within a
+// millisecond for each rank if that is longer. Returns false if another rank has aborted it before.
 bool abort_formation(const Participant& participant, const std::string& why);
 
 // Throws the reason if another rank has aborted the group formation.

@@ -24,8 +24,9 @@ class RankWatch {
   // was called for rank 0.
   virtual void await_sight(KeyValue::Deadline deadline) = 0;
 
-  // Throws Error(kDeath) naming the dead ranks of `ranks`. Does not wait, except, before it throws,
-  // for the publication of the death (200 ms at most).
+  // Throws Error(kDeath) naming the dead ranks of `ranks`. If none is dead, returns without a wait.
+  // Before it throws, it waits until this process has published its reports and has read the
+  // failure log, 200 ms at most.
   virtual void check(const std::vector<int>& ranks) = 0;
 
   // Returns the dead ranks for the text of an error that may follow from a death: ". Meanwhile rank
@@ -33,9 +34,9 @@ class RankWatch {
   virtual std::string deaths() = 0;
 
   // Reports to the processes of a group, which may have been formed, that a second process has come
-  // as one of its ranks, and the reason `why`. `first`: the process_id() of the group's rank 0.
-  // `prefix`: of the group's keys. `mailboxes`: the mailbox_id() of each of its ranks. Waits 200 ms
-  // at most. Never throws.
+  // as one of its ranks. `first` is the process_id() of the group's rank 0, `prefix` the prefix of
+  // the group's keys. `mailboxes` has the mailbox_id() of each of its ranks. `why` is the text of
+  // the error that these ranks then throw. Waits 200 ms at most. Never throws.
   virtual void tell_claimed_twice(const std::string& /*first*/, const std::string& /*prefix*/,
                                   const std::vector<std::string>& /*mailboxes*/,
                                   const std::string& /*why*/) noexcept {}

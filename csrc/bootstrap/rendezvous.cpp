@@ -102,8 +102,8 @@ std::string prefix_of(long rendezvous) {
 }
 
 // Sets the prefixes of the keys of the participant's records. The keys of the first step have a
-// common prefix, so that ranks which name different members find out. Groups with different members
-// may have the same name, so the other keys contain the first member.
+// common prefix, so ranks that name different members read each other's records and throw. Groups
+// with different members may have the same name, so the other keys contain the first member.
 void set_prefixes(Participant& participant, long rendezvous) {
   participant.first_prefix = prefix_of(rendezvous);
   participant.prefix = participant.first_prefix + std::to_string(participant.members.front()) + "/";

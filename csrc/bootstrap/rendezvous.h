@@ -33,10 +33,11 @@ const std::string& mailbox_id();
 struct Member {
   std::string ranks;  // list_members() of the group, numbered as in the job: equal on all ranks
 
+  // meet() throws unless each of these four fields is equal on all ranks.
   std::string version;           // of torch_hbmcomm
   std::string staging_bytes;     // the option
   std::string transport;         // transport_name()
-  std::string parameter_server;  // "none", "auto" or "addresses". These four are equal on all ranks
+  std::string parameter_server;  // "none", "auto" or "addresses"
 
   std::string job;  // job_id(): equal on all ranks with a job id
 
@@ -53,21 +54,22 @@ struct Member {
   std::string segment;   // the segment that the rank offers: a name unique within the process
   std::string listener;  // the socket on which the rank accepts local peers
 
-  // For communicator/connect/oversubscription.h: the usable CPUs, the CPU quota, the most ranks of
-  // one machine in any of its groups, and the bytes of its segment.
-  std::string processors;
-  std::string quota;
-  std::string most_ranks;
-  std::string segment_bytes;
+  // For communicator/connect/oversubscription.h.
+  std::string processors;     // allowed_processors(), a mask
+  std::string quota;          // allowed_quota(); empty: none
+  std::string most_ranks;     // the most ranks on this machine in any group of this process
+  std::string segment_bytes;  // the size of its segment
 
-  std::string links;  // the address of rank 0: communicator/failure/liveness_connections.h
+  // On rank 0 the address at which it accepts liveness connections
+  // (communicator/failure/liveness_connections.h); empty on other ranks.
+  std::string links;
 };
 
 // Returns the rank for an error's text: "3 (pid 4711 on host)".
 std::string rank_name(int rank, const Member& member);
 
 // Returns the start time of a process of this PID namespace, by the clock of this process' time
-// namespace, which the text names. Empty if /proc does not show the process.
+// namespace. The text also names that time namespace. Empty if /proc does not show the process.
 std::string start_of(long pid);
 
 // Returns true if two start times of one PID, from start_of(), prove that the second belongs to
@@ -80,7 +82,8 @@ std::string host_name();
 // Returns the name of this process' PID namespace.
 std::string pid_namespace();
 
-// Returns this process' own record, without the fields that only the group's communicator knows.
+// Returns this process' own record. Leaves the fields empty that communicator/connect/connect.cpp
+// and meet() set.
 Member introduce(const std::string& version, uint64_t staging_bytes);
 
 struct Rendezvous {
@@ -92,9 +95,10 @@ struct Rendezvous {
 // every rank, as in gather().
 //
 // `store` is the group's own. Ranks may meet in it repeatedly: the n-th rendezvous of one rank is
-// the n-th of the others. Calls met() of `watch` for each rank as it arrives, rank 0 first, so that
-// the death of a rank that has introduced itself is detected. `members_in_job` are the ranks'
-// numbers in the job; empty: the same numbers.
+// the n-th of the others. Calls met() of `watch` for this rank, and for each other rank as it
+// arrives. Before another rank than rank 0 introduces itself, it waits for rank 0, a few seconds at
+// most (kFirstRankTimeout), and until rank 0 would notice its death. `members_in_job` are the
+// ranks' numbers in the job; if empty, they equal the ranks.
 //
 // Throws Error(kTimeout) naming the missing ranks. Throws Error(kMismatch) if fields differ that
 // must be equal, or another process has come as this rank.

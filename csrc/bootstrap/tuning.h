@@ -10,10 +10,10 @@ namespace hbm::bootstrap {
 
 // -- Questions to the store
 
-// The least time that the store has for an answer, also when the wait that asks is at its deadline.
-// A question of a rank that ends the group's formation has this time alone.
+// The least time that the store has for an answer, even if the wait that asks is at its deadline. A
+// rank that aborts the formation gives the store this time and no more.
 // Below: the rank waits for the answer.
-// Above: the question fails: the store does not answer.
+// Above: the question fails, unless the wait's deadline is later: the store does not answer.
 // Measure: `pytest tests/python/failures/test_store_connection.py`
 inline constexpr std::chrono::seconds kStoreAnswerTimeout{1};
 
@@ -25,12 +25,12 @@ inline constexpr std::chrono::microseconds kFirstQuestionPause{50};
 
 // The longest pause between two questions of a wait.
 // Below: the pause grows, and the wait does not check for Ctrl-C.
-// Above: the pause is the value, or kPausePerKey's if longer. Ctrl-C ends the wait.
+// Above: the pause is the value, or kPausePerKey times the keys if longer. Ctrl-C ends the wait.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr std::chrono::microseconds kLongestQuestionPause{10'000};
 
-// The longest pause for each key of a question. It grows with the keys because all ranks ask at the
-// same time.
+// The longest pause between two questions, for each key that a question asks for. A large group has
+// many keys, and all its ranks ask at the same time.
 // Below: a smaller value floods the store with the questions of a thousand ranks.
 // Above: a larger value delays the formation of a large group.
 // Measure: `python -m benchmarks.scaling`
@@ -85,7 +85,7 @@ inline constexpr size_t kRecordsPerCheck = 64;
 // Measure: `rendezvous_test --gtest_filter=Rendezvous.ReportsEachArrivalOnceAndEarlyOnesSoon`
 inline constexpr std::chrono::milliseconds kRecordCheckPeriod{20};
 
-// The members up to which an error lists each; in longer lists, runs of members are ranges.
+// The longest list of members in which an error names each member.
 // Unit: members
 // Below: up to and including the value, each member is named.
 // Above: consecutive members are named as a range.
@@ -101,7 +101,8 @@ inline constexpr size_t kMembersNamedSingly = 16;
 // --gtest_filter=Rendezvous.FailureInALaterStepEndsOtherWaits`
 inline constexpr std::chrono::milliseconds kAbortCheckPeriod{200};
 
-// The least kAbortCheckPeriod for each rank of the group.
+// The least period of these questions, for each rank of the group: it replaces kAbortCheckPeriod in
+// a group of more than 200 ranks.
 // Below: a smaller value floods the store with the questions of a thousand ranks.
 // Above: a larger value delays the error in a large group.
 // Measure: `python -m benchmarks.scaling`

@@ -6,7 +6,8 @@
 //   the factor is rounded to that type first. The product, the sum, and the result in the target's
 //   type are each rounded to nearest even; overflow becomes infinity.
 // - A NaN result is the canonical NaN, as in reduce.h.
-// - int32 and int64 are multiplied as scale() does (reduce.h; by 1: exactly), and a sum wraps.
+// - int32 and int64 are multiplied as scale() multiplies them (reduce.h). A factor of 1 leaves them
+//   unchanged. A sum wraps.
 //
 // Threads: all functions are pure and may run concurrently on disjoint targets.
 #pragma once

@@ -20,7 +20,8 @@ size_t non_temporal_bytes_of(const std::filesystem::path& caches);
 // and src do not overlap. Neither needs alignment.
 void copy_bytes(void* dst, const void* src, size_t bytes) noexcept;
 
-// Copies a part of a copy of `whole` bytes, which chooses the kind of store.
+// Copies `bytes` bytes, a part of a larger copy. The size of that copy, `whole` bytes, decides the
+// kind of store.
 void copy_part(void* dst, const void* src, size_t bytes, size_t whole) noexcept;
 
 // Copies with non-temporal stores on x86-64, whatever the size; with plain stores on other

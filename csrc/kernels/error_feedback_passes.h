@@ -1,14 +1,16 @@
-// The passes of error feedback over memory: a gradient is added to its residual and measured, a
-// residual is packed into the wire, and the wire is unpacked to the gradients.
+// The passes of error feedback over memory. One adds a gradient to its residual and measures the
+// sum. One packs a residual into the buffer that is sent (the wire). One unpacks the received wire
+// into the gradients.
 //
-// - Computed in float32 (float64 if one of the types is float64), with the factors rounded to that
-//   type first. Each product, sum and result is rounded separately, to nearest even. Overflow
-//   becomes infinity, and a NaN is the canonical NaN, as in reduce.h.
-// - A sum is measured as it is made, so that memory is read and written once. Its L1 or L2 sum adds
-//   |after[i]|, or the square, of each stored element in float64; the gradient's L1 sum adds
-//   |gradient[i]|. Element i is added to partial sum i % kSumLanes, in order. Then partial sum k +
-//   n is added to k, for n of half the partial sums, a quarter and so on. So the bits are the same
-//   for every vector width and processor.
+// - The passes compute in float32 (float64 if one of the types is float64). The factors are rounded
+//   to that type first. Each product, sum and result is rounded separately, to nearest even.
+//   Overflow becomes infinity, and a NaN is the canonical NaN, as in reduce.h.
+// - measured_sum() measures each element when it stores it, so memory is read and written once. The
+//   residual's L1 sum adds |after[i]| in float64, and its L2 sum adds the square, both of the
+//   stored value. The gradient's L1 sum adds |gradient[i]|.
+// - The bits of these sums are the same for every vector width and processor. Element i is added to
+//   partial sum i % kSumLanes, in order. For n = kSumLanes / 2, kSumLanes / 4 and so on down to 1,
+//   partial sum k + n is then added to partial sum k, for each k < n.
 //
 // Threads: all functions are pure and may run concurrently on disjoint memory.
 #pragma once
@@ -28,36 +30,38 @@ struct MeasuredSum {
   const void* gradient;
   size_t count;               // elements
   double factor = 1;          // of the gradient
-  bool non_temporal = false;  // needs `after` aligned to 64 bytes
+  bool non_temporal = false;  // ignored unless `after` is aligned to 64 bytes
 };
 
 struct Measure {
   double residual_sum = 0;  // L1 or L2 sum of `after`
-  double gradient_sum = 0;  // L1 sum of the gradient; 0 if it is all zeros
+  double gradient_sum = 0;  // L1 sum of the gradient; 0 only if it is all zeros
 };
 
 // Returns null if measured_sum() takes this pair of types, else a clause that lists the pairs it
 // takes.
 const char* measured_sum_unsupported(Dtype residual, Dtype gradient) noexcept;
 
-// Computes the sum and measures it. REQUIRES: measured_sum_unsupported(residual, gradient) ==
-// nullptr. `after` may be `before`, or the gradient if the types are equal, and overlaps neither
-// otherwise. Alignment is not needed. Throws as reduce_isa() does (reduce.h).
+// Computes the sum and measures it: by its L2 sum if `squares`, else by its L1 sum. REQUIRES:
+// measured_sum_unsupported(residual, gradient) == nullptr. `after` may be `before`, or the gradient
+// if the types are equal, and overlaps neither otherwise. Alignment is not needed. Throws as
+// reduce_isa() does (reduce.h).
 Measure measured_sum(const MeasuredSum& sum, Dtype residual, Dtype gradient, bool squares);
 
 struct Packing {
   void* wire;
   void* residual;
   size_t count;        // elements
-  double factor = 1;   // of the residual, on the wire
-  double inverse = 1;  // of the wire, in the residual
+  double factor = 1;   // from the residual to the wire
+  double inverse = 1;  // from the wire back to the residual
 };
 
 // Returns null if pack() takes this pair of types, else a clause that lists the pairs it takes.
 const char* pack_unsupported(Dtype wire, Dtype residual) noexcept;
 
-// wire = factor * residual. If the wire's elements have fewer bytes, the residual becomes the
-// rounding error, residual - inverse * wire, or 0 if the wire is infinite or NaN; else it does not
+// wire = factor * residual. If an element of the wire has fewer bytes than one of the residual, the
+// residual then becomes the rounding error, residual - inverse * wire. Where the wire is infinite
+// or NaN, it becomes 0. If an element of the wire has as many bytes or more, the residual does not
 // change. REQUIRES: pack_unsupported(wire, residual) == nullptr; disjoint arrays. Alignment is not
 // needed. Throws as reduce_isa() does (reduce.h).
 void pack(const Packing& packing, Dtype wire, Dtype residual);

@@ -45,9 +45,10 @@ void transpose(float* to, const float* from, size_t rows, size_t columns);
 // are finite.
 void normalize(float* vector, size_t count);
 
-// Replaces columns, each contiguous, by orthonormal columns with the same span. Uses Householder's
-// reflections, so that the result is orthonormal even for linearly dependent columns (LAPACK's
-// SGEQRF and SORGQR). REQUIRES: rank <= rows; squares of elements, and their sums, are finite.
+// Replaces columns, each contiguous, by orthonormal columns whose span contains theirs. Uses
+// Householder's reflections (LAPACK's SGEQRF and SORGQR), so that the result is orthonormal even
+// for linearly dependent columns. REQUIRES: rank <= rows; squares of elements, and their sums, are
+// finite.
 void orthonormalize(float* columns, size_t rows, size_t rank);
 
 }  // namespace hbm::kernels

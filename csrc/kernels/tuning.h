@@ -10,10 +10,10 @@ namespace hbm::kernels {
 
 // -- Copies
 
-// The largest size from which copies use non-temporal stores on x86-64, for every last-level cache.
-// It also applies if the kernel does not report the cache's size. With 32 MiB of cache, these
-// stores are faster from 8 MiB on, by 1.2 times at 16 MiB. A reader of less than half of the cache
-// would lose more time than that.
+// The size of a copy that uses non-temporal stores on x86-64, however large the last-level cache
+// is. It also applies if the kernel does not report the cache's size. With 32 MiB of cache, these
+// stores are faster from 8 MiB on, by 1.2 times at 16 MiB. But after a copy of less than half of
+// the cache, the reader would lose more time than that, because it would have to read from memory.
 // Unit: bytes
 // Below: stores are cached, unless kNonTemporalCacheDivisor decides otherwise.
 // Above: from the value on, stores are non-temporal. The destination would not stay in the cache
@@ -24,7 +24,7 @@ inline constexpr size_t kNonTemporalFromAtMostBytes = size_t{16} << 20;
 // non-temporal stores. With 16 MiB of cache, copies of 8 MiB take 0.6 of the time with these
 // stores. Copies of 4 MiB take 1.4 times as long with them.
 // Unit: parts of the last-level cache
-// Below: a smaller value keeps copies in the cache that their readers no longer find there.
+// Below: a smaller value caches larger copies, which leave the cache before they are read.
 // Above: a larger value sends readers to memory for data that the cache could hold.
 inline constexpr size_t kNonTemporalCacheDivisor = 2;
 
@@ -41,14 +41,14 @@ inline constexpr size_t kMemcpyPartBytes = size_t{128} << 10;
 // to 64 MiB took 0.75 to 0.9 of the time without prefetching.
 // Unit: bytes
 // Below: a smaller value waits for memory.
-// Above: a larger value was slower where two ranks copy: a page ahead.
+// Above: a larger value was slower when two ranks copied: a whole page.
 inline constexpr size_t kPrefetchAheadBytes = 1024;
 
 // -- Copies to a peer, which share a choice between cached and non-temporal stores
 
 // The least copy to a peer that may be non-temporal.
 // Unit: bytes
-// Below: the copy uses cached stores: it is too short for a fence.
+// Below: the copy uses cached stores, because non-temporal stores need a fence, which takes time.
 // Above: from the value on, the faster kind of store is used, by the trials.
 inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
 
@@ -58,16 +58,17 @@ inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
 // Above: from the value on, up to the size from which all copies are non-temporal, some are timed.
 inline constexpr size_t kTimedPeerCopyBytes = 16 << 10;
 
-// The copies of a timed size for each trial. A trial is a pair of timed copies.
+// The number of copies of a timed size to each trial. A trial is a pair of timed copies.
 // Unit: copies
 // Below: a smaller value makes more copies with the slower kind of store.
 // Above: a larger value notices later that the scheduler has moved a rank.
 inline constexpr uint32_t kPeerCopiesPerTrial = 32;
 
-// The first copies to peers that are trials, so that the choice is made early.
+// The number of copies at the beginning, of a timed size, that are all timed, so that the choice is
+// made early.
 // Unit: copies
 // Below: copies are timed, in pairs.
-// Above: from the value on, one pair of kPeerCopiesPerTrial copies is timed.
+// Above: from the value on, one pair in each kPeerCopiesPerTrial copies is timed.
 inline constexpr uint32_t kFirstTrialPeerCopies = 4;
 
 // The trials that have to agree before the choice changes. The thread may have been preempted in
@@ -78,9 +79,9 @@ inline constexpr uint32_t kFirstTrialPeerCopies = 4;
 // Measure: `copy_test --gtest_filter=Copy.PrefersAKindOnceTwoPairsAgree`
 inline constexpr int kAgreeingTrials = 2;
 
-// The time of the cached copy, relative to the non-temporal copy of its trial, from which the trial
-// speaks for non-temporal stores. Only writing is timed. A peer reads sooner from a cache that it
-// shares, so non-temporal stores have to be twice as fast.
+// The time of the cached copy, relative to the non-temporal copy of its trial, above which the
+// trial speaks for non-temporal stores. Only writing is timed. A peer reads sooner from a cache
+// that it shares, so non-temporal stores have to be twice as fast.
 // Unit: percent
 // Below: up to and including the value, the trial does not speak for non-temporal stores.
 // Above: the trial speaks for them.
@@ -97,11 +98,11 @@ inline constexpr int kCachedBelowPercent = 150;
 
 // -- Sums
 
-// The bytes of a result for which reductions and copies take one more thread, up to reduce_threads.
-// They take one thread half a millisecond; waking another costs 50 us.
+// The bytes of a result for each thread of a reduction or copy, which takes reduce_threads at most.
+// One thread needs half a millisecond for these bytes; waking another thread takes 50 us.
 // Unit: bytes
-// Below: twice the value, one thread does all.
-// Above: each multiple of the value takes a further thread.
+// Below: up to twice the value, one thread does all.
+// Above: each further multiple of the value takes a further thread.
 // Measure: `HBMCOMM_REDUCE_THREADS=2 python -m benchmarks.collectives --collectives allreduce`
 inline constexpr size_t kBytesPerReduceThread = size_t{1} << 20;
 
@@ -123,32 +124,32 @@ inline constexpr size_t kScaledIntegersPerStep = 1024;
 
 // -- Products of a matrix with tall and skinny factors
 
-// The rows of the least part of a product by rows: threads share a product in such parts. It is a
-// multiple of the rows of a tile of registers.
+// The rows of the smallest part when threads divide the rows of a product among them. The value is
+// a multiple of the rows of every tile of registers.
 // Unit: rows
 // Below: a smaller value leaves registers unused at the end of each part.
 // Above: a larger value shares a matrix less evenly among threads.
 // Measure: `python -m papers.layer_drop --sections pass`
 inline constexpr size_t kTallSkinnyPartRows = 24;
 
-// The columns of the least part of a product by columns.
+// The columns of the smallest part when threads divide the columns of a product among them.
 // Unit: columns
 // Below: a smaller value leaves registers unused at the end of each part.
 // Above: a larger value shares a matrix less evenly among threads.
 // Measure: `python -m papers.layer_drop --sections pass`
 inline constexpr size_t kTallSkinnyPartColumns = 256;
 
-// The rows of the matrix that are packed and stay in the cache for the whole left factor.
+// The rows of the matrix that find_right() packs at a time. They stay in the cache while they are
+// multiplied by all columns of the left factor.
 // Unit: rows
 // Below: a smaller value reads the sums of the product more often.
 // Above: a larger value leaves the cache.
 // Measure: `python -m papers.layer_drop --sections pass`
 inline constexpr size_t kTallSkinnyRowsInCache = 64;
 
-// The columns of a tile's rows that stay in the cache for the whole right factor.
-// Unit: columns
-// Below: a smaller value reads the sums of the product more often.
-// Above: a larger value leaves the cache.
+// The columns of the matrix that find_left() handles at a time. Their part of a tile's rows stays
+// in the cache while it is multiplied by all columns of the right factor. Unit: columns Below: a
+// smaller value reads the sums of the product more often. Above: a larger value leaves the cache.
 // Measure: `python -m papers.layer_drop --sections pass`
 inline constexpr size_t kTallSkinnyColumnsInCache = 1024;
 
