@@ -60,10 +60,10 @@ struct Packing {
 const char* pack_unsupported(Dtype wire, Dtype residual) noexcept;
 
 // wire = factor * residual. If an element of the wire has fewer bytes than one of the residual, the
-// residual then becomes the rounding error, residual - inverse * wire. Where the wire is infinite
-// or NaN, it becomes 0. If an element of the wire has as many bytes or more, the residual does not
-// change. REQUIRES: pack_unsupported(wire, residual) == nullptr; disjoint arrays. Alignment is not
-// needed. Throws as reduce_isa() does (reduce.h).
+// residual then becomes the rounding error, residual - inverse * wire. If the element of the wire
+// is infinite or NaN, the residual's becomes 0. If an element of the wire has as many bytes or
+// more, the residual does not change. REQUIRES: pack_unsupported(wire, residual) == nullptr;
+// disjoint arrays. Alignment is not needed. Throws as reduce_isa() does (reduce.h).
 void pack(const Packing& packing, Dtype wire, Dtype residual);
 
 // Returns null if unpack() takes this pair of types, else a clause that lists the pairs it takes.

@@ -148,8 +148,10 @@ inline constexpr size_t kTallSkinnyPartColumns = 256;
 inline constexpr size_t kTallSkinnyRowsInCache = 64;
 
 // The columns of the matrix that find_left() handles at a time. Their part of a tile's rows stays
-// in the cache while it is multiplied by all columns of the right factor. Unit: columns Below: a
-// smaller value reads the sums of the product more often. Above: a larger value leaves the cache.
+// in the cache while it is multiplied by all columns of the right factor.
+// Unit: columns
+// Below: a smaller value reads the sums of the product more often.
+// Above: a larger value leaves the cache.
 // Measure: `python -m papers.layer_drop --sections pass`
 inline constexpr size_t kTallSkinnyColumnsInCache = 1024;
 
