@@ -52,7 +52,7 @@ struct Usage {
   uint64_t spills = 0;       // allocations that kPreferred sent to DDR, because HBM was full
 };
 
-// The blocks that a heap or a segment has handed out, and their sums.
+// The blocks that a heap or a segment has handed out, and the sums of their bytes.
 class Ledger {
  public:
   struct BlockBytes {

@@ -19,7 +19,7 @@ namespace hbm::memory {
 class Buddy {
  public:
   // Manages `space` bytes, rounded down to whole smallest ranges; `space` need not be a power of
-  // two. REQUIRES: powers of two, smallest <= largest.
+  // two. REQUIRES: `smallest` and `largest` are powers of two, smallest <= largest.
   Buddy(uint64_t space, uint64_t smallest, uint64_t largest);
 
   // Returns the offset of a range of at least `bytes` bytes (0 counts as 1): the lowest of the
@@ -33,9 +33,10 @@ class Buddy {
   uint64_t free_bytes() const noexcept { return space_ - used_; }
   uint64_t largest_free_bytes() const noexcept;
 
-  // Returns 1 - A / L: A is the average size of the free range that contains a free byte, and L is
-  // the largest range of this space. 0 means that all free bytes are in ranges of the largest size,
-  // or that no byte is free. Near 1, free bytes are only in short ranges.
+  // Returns 1 - A / L: A is the size of the free range that contains a free byte, as an average
+  // over all free bytes. L is the size of the largest range that this space can have. 0 means that
+  // all free bytes are in ranges of that size, or that no byte is free. Near 1, free bytes are only
+  // in short ranges.
   double fragmentation() const noexcept;
 
  private:

@@ -3,8 +3,8 @@
 // Binding assumes one NUMA node for each process: its cores, its DDR, and the closest HBM node.
 // Only CPUs are bound, and memory follows. The kernel allocates ordinary pages on the node of the
 // thread that touches them first. memkind allocates HBM on the node closest to the allocating
-// thread. If that node is full, both take memory of other nodes, as the policy allows. With a hard
-// memory binding, the kernel would kill the process instead.
+// thread. If that node is full, the kernel and memkind take memory of other nodes, as the policy
+// allows. With a hard memory binding, the kernel would kill the process instead.
 //
 // Bind before memory is allocated and threads are pooled: existing memory and threads do not move.
 //

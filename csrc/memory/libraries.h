@@ -1,5 +1,5 @@
-// A table of the functions that are used of memkind, hwloc and libnuma. Files and errors name
-// memkind for all three.
+// A table of the functions of memkind, hwloc and libnuma that hbm uses. The names of files and the
+// texts of errors say "memkind" for all three libraries.
 //
 // Loading them costs a process 1 ms of processor time, and a rank of a machine without HBM needs
 // none of them before its first tensor. So the Python module _C does not link them. It is built
@@ -21,7 +21,8 @@
 namespace hbm::memory {
 
 struct Libraries {
-  // Raised with every change of this table or a type in it: both sides are of one build.
+  // Raised with every change of this table or a type in it. _C refuses a libhbm_memkind.so with
+  // another number, which is of another build.
   static constexpr uint32_t kAbi = 1;
   static constexpr const char* kEntry = "hbm_memkind";  // returns the table of libhbm_memkind.so
 

@@ -66,10 +66,11 @@ struct PageBatch {
     return nodes_of(count, pages.data(), nodes.data()) == 0 ? 0 : errno;
   }
 
-  // Some kernels (6.1 among them) report a page as absent while automatic NUMA balancing samples
-  // it. All kernels report a page as absent if only another process touched it. Once this process
-  // has read the page, they report its node. A page without memory is not read, because reading
-  // could allocate it. Returns true if there was any page to read.
+  // Reads each page that was reported as absent but has memory. Some kernels (6.1 among them)
+  // report a page as absent while automatic NUMA balancing samples it. All kernels report a page as
+  // absent if only another process touched it. Once this process has read the page, they report its
+  // node. A page without memory is not read, because reading could allocate it. Returns true if
+  // there was any page to read.
   bool map_resident_pages() noexcept {
     if (std::none_of(nodes.begin(), nodes.begin() + count, is_absent)) return false;
     std::array<unsigned char, kPagesPerQuery> resident;

@@ -64,8 +64,9 @@ class PoolBlock {
 
 struct PoolOptions {
   Policy policy = Policy::kPreferred;
-  uint64_t capacity = 0;                           // bytes of memory, over all blocks
-  uint64_t smallest_block = kLeastPoolBlockBytes;  // of addresses; powers of two
+  uint64_t capacity = 0;  // bytes of memory, over all blocks
+  // The bytes of addresses that a block takes at least and at most; powers of two.
+  uint64_t smallest_block = kLeastPoolBlockBytes;
   uint64_t largest_block = kLargestPoolBlockBytes;
 };
 

@@ -3,8 +3,8 @@
 // (commit.cpp).
 //
 // The kernel kills a process that touches a page whose bound node is full. So heaps, segments
-// and pools ask here before a page is touched. Figures are the kernel's, read at each call (about
-// 15 us a node, and as much a control group), except in shared_room().
+// and pools ask here before a page is touched. Each call reads the kernel's figures, except
+// shared_room(). That takes about 15 us for each node and each control group.
 //
 // Threads: every function may be called from any thread, for blocks that no other thread uses. Each
 // throws Error(kUnavailable) if the kernel's figures cannot be read.
@@ -33,9 +33,9 @@ uint64_t machine_room();
 // vm.overcommit_memory only when its pages are touched, and then kills. Private memory is counted
 // when it is mapped.
 //
-// Messages within a node ask for each of their blocks. So one reading of the figures answers
-// requests for 100 ms, up to 16 MiB together and 1/64 of the room found. Each request gets the room
-// found, minus the bytes requested since.
+// Messages within a node ask for each of their blocks. So the figures are not read for each
+// request. One reading serves for 100 ms at most. Together its requests are for at most 16 MiB, and
+// for at most 1/64 of the room that was read. Each gets that room minus the bytes requested since.
 uint64_t shared_room(uint64_t bytes);
 
 // Ensures, before use, that the nodes can hold a block. Returns the bytes that are on `nodes`
@@ -50,7 +50,7 @@ uint64_t shared_room(uint64_t bytes);
 uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes,
                 int discard);
 
-// Returns the text of the error if commit() returned no more than `fitting` of `bytes`.
+// Returns the text of the error after commit() has returned `fitting`, fewer than `bytes`.
 std::string shortage(size_t bytes, Policy policy, const std::vector<int>& nodes, uint64_t fitting);
 
 // Returns the nodes on which memkind allocates the policy's HBM for the calling thread. Empty if

@@ -14,9 +14,9 @@
 
 namespace hbm::memory {
 
-// Makes an empty file in memory, closed on exec. Only processes of its owner can reopen it through
-// /proc. Throws Error(kUnavailable) if the kernel refuses, and names the limit if descriptors have
-// run out.
+// Makes an empty file in memory, closed on exec. Only processes of the same user (and root) can
+// reopen it through /proc. Throws Error(kUnavailable) if the kernel refuses, and names the limit if
+// descriptors have run out.
 Descriptor make_shared_file(const std::string& name);
 
 // Sets the size of a file. REQUIRES: `bytes` is a multiple of the page. Throws Error(kExhausted),
@@ -38,8 +38,8 @@ class Memfd {
  public:
   // Makes a file of `size_bytes`, rounded up to pages. With 0, the size is four times the machine's
   // memory, because a heap inside cannot use every gap. It is at most 1 TiB or the machine's
-  // memory, whichever is more, because each process of the node maps all files. It never exceeds
-  // this process' limits.
+  // memory, whichever is more, because each process of the node maps all files. Under a limit of
+  // this process it is smaller, but not below the least sizes in tuning.h.
   //
   // Throws Error(kExhausted) if the limit of the address space (RLIMIT_AS) or of file sizes
   // (RLIMIT_FSIZE) is too low, Error(kUnavailable) if the kernel refuses a memfd.

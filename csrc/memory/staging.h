@@ -1,16 +1,17 @@
 // Staging memory for messages: blocks of a heap, cached for reuse, within a bounded total.
 //
-// The pool never waits for a block: the holder of a block may wait for a peer that waits for this
-// process in another group, forever. A request beyond the budget gets ordinary memory instead
-// (kPreferred, kDdr), which is returned to the system on release, or throws Error(kExhausted)
-// (kBind, kInterleave).
+// The pool never waits until a block is released. Its holder may itself wait for a peer that waits
+// for this process in another group, and all would wait forever. So a request beyond the budget
+// gets ordinary memory (kPreferred, kDdr), which is returned to the system on release, or throws
+// Error(kExhausted) (kBind, kInterleave).
 //
 // Blocks of up to kLargestStagingClassBytes are rounded up to a power of two. A released block is
 // cached in a list of its size, so a later request of that size costs a lock and a list operation,
 // without a call of memkind or the kernel. Larger blocks return to the heap. Cached blocks count
 // against the budget; they are returned to the heap before a request is refused.
 //
-// An operation whose next part reuses the memory of the last one releases it under a StagingHold.
+// An operation in several parts releases the memory of a part under a StagingHold, so that its next
+// part gets the same memory.
 //
 // Ownership: the pool lives as long as any of its buffers, so a buffer may outlive its group. In a
 // forked child acquire() throws Error(kUnavailable), and releasing inherited buffers has no effect.
@@ -69,9 +70,10 @@ class StagingBuffer {
   bool overflow_ = false;  // beyond the budget: ordinary memory, never cached
 };
 
-// Holds the blocks that the calling thread releases for its next requests. So no other thread takes
-// the memory between two parts of an operation, if the next part needs no more than the last one.
-// Remaining blocks return to their pools at the end, or when a pool has no memory left.
+// Keeps the blocks that the calling thread releases, and gives them to the thread's next requests.
+// So no other thread takes the memory between two parts of an operation, if the next part needs no
+// more than the last one. Remaining blocks return to their pools when this object is destroyed, or
+// when the budget of a pool is used up.
 //
 // Threads: made and destroyed by one thread; a thread has at most one.
 class StagingHold {
@@ -153,8 +155,9 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   const uint64_t budget_bytes_;
   Heap overflow_heap_{Policy::kDdr};
   std::atomic<uint64_t> reserved_bytes_{0};
-  std::mutex trim_mutex_;  // serialises trims, so that none misses blocks of another;
-                           // locked before a shelf's mutex
+  // Held by a trim() until the budget of all its blocks is free, which a trim() after it may need.
+  // Locked before a shelf's mutex.
+  std::mutex trim_mutex_;
   std::array<Shelf, kClasses> shelves_;
 };
 

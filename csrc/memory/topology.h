@@ -32,7 +32,7 @@ struct Topology {
   std::string hbm_source;  // how memkind found HBM ("HMAT", ...), or why it did not
   MemoryMode mode;
   std::string mode_source;
-  std::string cluster;           // CPU nodes a socket, as in "4 (SNC-4)"
+  std::string cluster;           // NUMA nodes with CPUs in each socket, as in "4 (SNC-4)"
   int cpu_node;                  // of the CPU that the calling thread runs on; -1 when unknown
   std::vector<int> closest_hbm;  // HBM nodes closest to cpu_node
   std::vector<NodeInfo> nodes;   // by id

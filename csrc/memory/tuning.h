@@ -12,25 +12,25 @@ namespace hbm::memory {
 
 // -- The default size of a shared segment: addresses, not memory
 
-// The addresses of a segment: its heap may have holes.
+// The default size of a segment. It is larger than the memory, because a heap has holes.
 // Unit: times the memory of the machine
 // Below: a smaller value runs out of addresses in a fragmented heap with memory left.
 // Above: a larger value takes more of the process' address space.
 // Measure: `segment_test --gtest_filter=SharedSegment.NamesLimitsAndFitsTheDefaultToThem`
 inline constexpr uint64_t kSegmentAddressesPerMemory = 4;
 
-// The largest size to which kSegmentAddressesPerMemory is applied in full.
+// The largest default size of a segment, unless the machine has more memory.
 // Unit: bytes
 // Below: the segment has kSegmentAddressesPerMemory times the memory of the machine.
 // Above: the segment has the value, or the memory of the machine if that is more.
 // Measure: `segment_test --gtest_filter=SharedSegment.NamesLimitsAndFitsTheDefaultToThem`
 inline constexpr uint64_t kLargestSpareSegmentBytes = uint64_t{1} << 40;
 
-// The part of RLIMIT_AS that a segment takes by default: the limit over this. The segments of the
-// other ranks need addresses too.
+// The divisor of RLIMIT_AS; the quotient is the most that a segment takes by default. The segments
+// of the other ranks need addresses too.
 // Unit: parts of RLIMIT_AS
 // Below: a smaller value leaves less for the segments of other ranks.
-// Above: a larger value makes the segment smaller than the limit needs.
+// Above: a larger value makes the segment smaller than the limit requires.
 // Measure: `segment_test --gtest_filter=SharedSegment.LittleAddressSpaceMakesTheDefaultSmaller`
 inline constexpr uint64_t kAddressLimitDivisor = 8;
 
@@ -66,7 +66,7 @@ inline constexpr size_t kReturnedBlockBytes = size_t{1} << 20;
 // Measure: `segment_test --gtest_filter=SharedSegment.*Front*`
 inline constexpr uint64_t kLargestReservedArenaBytes = uint64_t{64} << 20;
 
-// The part of a segment that its reserved arena takes at most: the size over this.
+// The divisor of a segment's size; the quotient is the most that its reserved arena takes.
 // Unit: parts of the segment
 // Below: a smaller value leaves less of a small segment for its heap.
 // Above: a larger value makes the control regions of groups use the heap, which loads memkind.
@@ -75,8 +75,8 @@ inline constexpr uint64_t kReservedArenaDivisor = 8;
 
 // -- Heaps
 
-// The least block of a heap with a mapping of its own. memkind keeps no block of this size either,
-// and rounds the size up.
+// The least block of a heap with a mapping of its own. memkind would not keep a freed block of this
+// size either, and would round its size up.
 // Unit: bytes
 // Below: the block is memkind's.
 // Above: from the value on, the block has a mapping of its own with no more pages than it needs, on
@@ -84,8 +84,9 @@ inline constexpr uint64_t kReservedArenaDivisor = 8;
 // Measure: `heap_test --gtest_filter=Heap.LargeBlocksAreMappedAtExactlyTheirPages`
 inline constexpr size_t kMappedBlockBytes = size_t{8} << 20;
 
-// The bytes of a block that are touched before the room on its nodes is read again, under a strict
-// policy. Processes that commit together share the margin in such steps.
+// The bytes of a block that are touched before the room on its nodes is read again, under kBind and
+// kInterleave. Each of several processes that touch blocks at the same time may exceed the room by
+// such a step, and then uses some of the margin (kFreeMarginBytes).
 // Unit: bytes
 // Below: a smaller value reads the room more often.
 // Above: a larger value lets concurrent processes overrun the margin further.
@@ -117,15 +118,15 @@ inline constexpr uint64_t kLeastHbmBandwidth = 200 * 1024;
 // Measure: `shortage_test`
 inline constexpr uint64_t kFreeMarginBytes = uint64_t{32} << 20;
 
-// The part of all memory that adds to kFreeMarginBytes: the total over this.
+// The divisor of all memory of the node, machine or group; the quotient adds to kFreeMarginBytes.
 // Unit: parts of the memory
 // Below: a smaller value refuses more blocks that would fit.
 // Above: a larger value risks that the kernel kills the process.
 // Measure: `shortage_test`
 inline constexpr uint64_t kFreeMarginDivisor = 128;
 
-// The part of the last reading of the room that small blocks may take before the room is read
-// again: the room over this, and kLargestUncheckedBytes at most.
+// The divisor of the room that was last read. Small blocks may take the quotient, but at most
+// kLargestUncheckedBytes, before the room is read again.
 // Unit: parts of the room
 // Below: a smaller value lets processes that allocate together overrun the room further.
 // Above: a larger value reads the room for more blocks.
@@ -187,7 +188,8 @@ inline constexpr uint64_t kLeastPoolBlockBytes = uint64_t{4} << 10;
 // Measure: `pool_test --gtest_filter=Pool.EndsAreConfigurable`
 inline constexpr uint64_t kLargestPoolBlockBytes = uint64_t{32} << 30;
 
-// The addresses of a pool: ranges are powers of two, and their gaps take no memory.
+// The addresses of a pool. They are more than its memory: a block takes a range of addresses whose
+// size is a power of two, and memory only for its pages.
 // Unit: times the capacity
 // Below: a smaller value runs out of ranges with memory left.
 // Above: a larger value takes more of the process' address space.
