@@ -18,7 +18,7 @@ void check_device(const at::Tensor& tensor, const char* argument);
 // Requires `tensor` to be dense, and on the CPU or an accelerator; `argument` names it.
 void check_tensor(const at::Tensor& tensor, const char* argument);
 
-// check_tensor() for each tensor. Requires one type and one device.
+// check_tensor() for each tensor. Requires that all have one type and are on one device.
 void check_tensors(const std::vector<at::Tensor>& tensors, const char* argument);
 
 // Returns the tensor of a list that must have exactly one.
@@ -49,8 +49,8 @@ void check_parts(const at::Tensor& whole, const at::Tensor& part, int ranks,
 void check_own_part(int own, const at::Tensor& whole, const at::Tensor& part,
                     const char* operation);
 
-// Throws if contiguous inputs and outputs overlap. The pair of rank `own` may be in place (-1:
-// none).
+// Throws if a contiguous input and a contiguous output overlap. Only the input and the output of
+// rank `own` may be the same memory (-1: those of no rank).
 void check_apart(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
                  int own, const char* operation);
 

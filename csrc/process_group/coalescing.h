@@ -1,10 +1,10 @@
 // Batches: the calls of one thread between startCoalescing() and endCoalescing(), usually the
 // messages of a batch_isend_irecv.
 //
-// All messages are checked first, and begin at the end of the batch. endCoalescing() raises the
-// first refusal; then no message begins. No call raises earlier, because PyTorch's
-// _coalescing_manager keeps its state if its body raises. Later collectives would then return
-// without calling the backend.
+// All messages are checked first, and begin at the end of the batch. If a check refuses a call,
+// endCoalescing() raises the error of the first such call, and begins no message. The refused call
+// itself does not raise, because PyTorch's _coalescing_manager keeps its state if its body raises.
+// Later collectives would then return without calling the backend.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace hbm::process_group {
 
-// A message that has not begun, or a call that was refused.
+// A message that begins at the end of its batch, or a call that was refused.
 //
 // Threads: as c10d::Work, from any.
 class BatchedWork final : public c10d::Work {

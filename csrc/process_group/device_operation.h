@@ -18,9 +18,9 @@
 
 namespace hbm::process_group {
 
-// The sends of a group that have not begun, in the order of issue, from the first whose input is
-// on a device. Messages of one rank to another with one tag are matched in the order of sending. So
-// a send whose input is on the host waits until all earlier sends have begun.
+// The sends of a group that wait to begin, in the order of issue: a send whose input is on a
+// device, and the sends after it. Messages of one rank to another with one tag are matched in the
+// order of sending. So a send whose input is on the host waits until all earlier sends have begun.
 class SendOrder {
  public:
   // A send's position in the order, from its construction until release() or destruction.
@@ -79,7 +79,7 @@ class DeviceOperation final : public progress::Operation {
 
   const MakeChunk make_;
   communicator::OperationPtr operation_;  // of the current chunk; null: make_() threw
-  std::string described_;                 // of the previous chunk
+  std::string described_;                 // describe() of the previous chunk's operation
   const std::shared_ptr<DeviceTransfer> transfer_;
   SendOrder::Position position_;
   size_t chunk_ = 0;

@@ -88,7 +88,7 @@ class DeviceResult {
 
 class DeviceTransfer {
  public:
-  // Changes chunk `index` of the host copies; may be empty.
+  // A function that changes chunk `index` of the host copies; an empty one changes nothing.
   using Prepare = std::function<void(const Chunks& chunks, size_t index)>;
 
   // `to_host` are copies into host copies, `to_device` copies from them. Calls `prepare` for each
@@ -113,9 +113,9 @@ class DeviceTransfer {
 
   const Chunks& chunks() const noexcept { return chunks_; }
 
-  // Starts the copies to the host now, except in two cases. Their sizes depend on the tensor's
-  // contents, or they read memory that an earlier collective has still to write: then
-  // start_to_host() starts them. REQUIRES: collectives call it in the order of issue.
+  // Starts the copies to the host now, except in two cases, in which start_to_host() starts them:
+  // their sizes depend on the tensor's contents, or they read memory that an earlier collective has
+  // still to write. REQUIRES: collectives call it in the order of issue.
   void issue();
 
   // Queues the copies to the host, behind the results that the group has queued so far. Does

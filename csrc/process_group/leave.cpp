@@ -59,8 +59,8 @@ bool ProcessGroupHbm::part() {
 
 // Removes the group's keys from the store. REQUIRES: all ranks have arrived at the destruction of
 // the group. One rank removes the keys of all ranks: the rank that serves the store, or rank 0 if
-// no rank serves it. Other ranks must not ask, because PyTorch prints a warning if the store has
-// ended. So the keys stay if a rank outside the group serves the store.
+// no rank serves it. Other ranks must not call the store, because PyTorch prints a warning if the
+// store has ended. So the keys stay if a rank outside the group serves the store.
 void ProcessGroupHbm::remove_keys() {
   const bool removes = connection_.server == bootstrap::StoreServer::kThisProcess ||
                        (connection_.server == bootstrap::StoreServer::kNoRank && rank_ == 0);

@@ -190,8 +190,8 @@ MonitoredBarrier::Verdict MonitoredBarrier::await_publication(int decider) const
                   "died");
 }
 
-// Waits for `rank`. Returns nothing when it has arrived, and `rank` if it is missing. If the error
-// names only one rank, may return another rank instead that will never arrive. Throws
+// Waits for `rank`. Returns nothing when it has arrived, and `rank` if it is missing. Without
+// wait_all_ranks, may end the wait earlier: returns another rank that will never arrive. Throws
 // DecidedElsewhere if another rank has published the verdict.
 std::optional<int> MonitoredBarrier::await_rank(int rank) const {
   const auto check = [&] {
@@ -213,8 +213,8 @@ std::optional<int> MonitoredBarrier::await_rank(int rank) const {
   return rank;
 }
 
-// Throws if a needed rank has died or left. Every other rank needs rank 0. Rank 0 needs all other
-// ranks; it needs none if its verdict is to name all missing ranks.
+// Throws if a rank that this rank needs has died or left. All other ranks need rank 0. Rank 0 needs
+// all other ranks. With wait_all_ranks rank 0 needs none: its verdict names all missing ranks.
 void MonitoredBarrier::require_needed() const {
   std::vector<int> needed{0};
   if (participant_.rank == 0) {

@@ -35,8 +35,8 @@ class MonitoredBarrier {
 
   // Returns when all ranks have arrived. Otherwise every rank that has arrived throws an error that
   // names a missing rank. A rank that has died, or has destroyed the group, is named immediately. A
-  // rank that is late is named at the first deadline of a rank that has arrived. Late ranks throw
-  // the same error immediately.
+  // rank that is late is named at the first deadline of a rank that has arrived. When the late rank
+  // arrives, it throws the same error immediately.
   //
   // With wait_all_ranks the error names all missing ranks, and rank 0 waits until every rank has
   // arrived, died or left, at most until the deadline. Throws Error(kNetwork) if the store is gone,

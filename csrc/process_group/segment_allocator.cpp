@@ -65,6 +65,7 @@ SegmentAllocator& allocator_of(const std::shared_ptr<memory::SharedSegment>& seg
   return *allocator;
 }
 
+// Allocates large blocks in a segment, and other blocks by PyTorch's previous CPU allocator.
 // raw_allocate() requires that the context of a DataPtr is its address, so the context cannot name
 // the segment. Instead the deleter asks the segment whether it contains the block. Segments of the
 // process are never destroyed.

@@ -268,10 +268,11 @@ class StoreConnection final : public bootstrap::KeyValue {
       to_do.notify_all();
     }
 
-    // Returns the store for the next call. Called by the thread alone. A FileStore is never cloned.
-    // A caller that waits in it holds no lock, so a clone would gain nothing; and cloning writes to
-    // the file, which a kill might cut short. The clone of a TCPStore may take minutes to open.
-    // Waits for the clone only while PyTorch's connection answers and no group is being formed.
+    // Returns the store for the next call. Called by the thread alone. The clone of a TCPStore may
+    // take minutes to open. Waits for the clone only while PyTorch's connection answers and no
+    // group is being formed. A FileStore is never cloned. A caller that waits in a FileStore holds
+    // no lock, so a clone would gain nothing; and cloning writes to the file, which a kill might
+    // cut short.
     StorePointer connection() {
       if (!is_tcp) return original;
       std::unique_lock lock(mutex);
@@ -293,7 +294,7 @@ class StoreConnection final : public bootstrap::KeyValue {
       try {
         opening = true;
         run_abandonable([self = shared_from_this()] { self->open_clone(); }, steady_clock::now());
-      } catch (const std::exception& error) {  // no thread
+      } catch (const std::exception& error) {  // no thread could be started
         cannot_open(error);
       }
       return opening;
@@ -331,7 +332,7 @@ class StoreConnection final : public bootstrap::KeyValue {
       };
       try {
         run_abandonable(ask, steady_clock::now() + kStoreOpenTimeout);
-      } catch (const std::system_error&) {  // no thread
+      } catch (const std::system_error&) {  // no thread could be started
         asking = false;
       }
     }

@@ -1,8 +1,8 @@
 // The connection of this process to a c10d store, shared by all of its groups.
 //
 // One thread makes every call, one after another. So a store that does not answer (a stopped
-// process, a broken link) delays no caller past its deadline; no call waits in the store. Groups of
-// one store use it through PrefixStores.
+// process, a broken link) delays no caller past its deadline; no call waits in the store. Groups
+// whose PrefixStores are in the same store share the connection.
 //
 // While a group is being formed, calls go over PyTorch's own connection, as PyTorch's own calls do
 // then. Later calls go over a clone of a TCPStore, because other code may block the original. The

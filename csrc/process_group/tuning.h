@@ -45,8 +45,8 @@ inline constexpr size_t kDeviceChunkBytes = size_t{4} << 20;
 // test_chunk_bytes_that_make_no_sense`
 inline constexpr int64_t kLeastDeviceChunkBytes = 4 << 10;
 
-// The number of streams of a device collective for which a chunk grows by its own size. Chunks grow
-// because a chunk takes one copy for each stream.
+// The divisor of the number of streams of a device collective; the quotient, rounded down,
+// multiplies the chunk. A chunk takes one copy for each stream, so many streams need large chunks.
 // Unit: streams
 // Below: up to twice the value, a chunk has its own size.
 // Above: from twice the value on, a chunk grows by its size for each multiple.

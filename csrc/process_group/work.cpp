@@ -22,8 +22,8 @@ c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future(const DeviceResult* o
                                                   std::move(devices));
 }
 
-// Completes a future. A future records events of the current streams for its waiters. On a device
-// this must be the stream of the results.
+// Completes a future. A future records events of the current streams for its waiters. If the
+// results are on a device, their stream must be the current stream of the device.
 void complete(c10::ivalue::Future& future, std::vector<at::Tensor> outputs,
               const DeviceResult* on_device) {
   c10::OptionalStreamGuard guard;
