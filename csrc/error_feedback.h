@@ -25,24 +25,26 @@ namespace hbm::error_feedback {
 inline constexpr int64_t kPartElements = 32768;  // elements per step of a thread
 
 // after[i] = before[i] + factor * gradients[i]; an absent `before` is zeros. after[i] may be
-// before[i] or gradients[i], and shares no memory with either otherwise. Returns float64 [n, 2]:
-// the sum of |after[i]| (or of the squares), and the sum of |gradients[i]|, which is 0 if all
-// elements are 0. A NaN or an infinity is also in the sum.
+// before[i] or gradients[i], and shares no memory with either otherwise. Returns float64 [n, 2].
+// Row i has the sum of |after[i]|, or of its squares if `squares`, and the sum of |gradients[i]|.
+// The latter is 0 only if all elements are 0. A NaN or an infinity among the elements makes a sum
+// NaN or infinite.
 at::Tensor accumulate(const std::vector<at::Tensor>& gradients,
                       const std::vector<std::optional<at::Tensor>>& before,
                       const std::vector<at::Tensor>& after, double factor, bool squares);
 
 // Packs the residuals, one after the other, into the wire, which has as many elements as all
-// residuals: wire = factor * residual. If the wire's type has fewer bytes, the residual becomes the
-// rounding error, residual - inverse * wire (0 if the wire is infinite or NaN); else it does not
-// change.
+// residuals: wire = factor * residual. If the wire's type has fewer bytes than the residual's, the
+// residual then becomes the rounding error, residual - inverse * wire, or 0 if the wire is infinite
+// or NaN. If the wire's type has as many bytes or more, the residual does not change.
 void pack(const std::vector<at::Tensor>& residuals, const at::Tensor& wire, double factor,
           double inverse);
 
 // Converts consecutive parts of `wire` to buffer[begins[i] : begins[i] + counts[i]]; all other
 // elements of `buffer` become 0. The parts are in ascending order and disjoint, and together all of
 // `wire`. Returns true if all elements of `wire` are finite. `wire` may begin at the start of
-// `buffer`, if its type has no more bytes: parts only move towards the end.
+// `buffer` if the type of `wire` has no more bytes than that of `buffer`. Its parts then only move
+// towards the end.
 bool unpack(const at::Tensor& wire, const at::Tensor& buffer, const std::vector<int64_t>& begins,
             const std::vector<int64_t>& counts);
 

@@ -1,6 +1,6 @@
 // Low-rank approximations of gradients. Computes the products of a bucket's matrices with their
-// factors (kernels/tall_skinny_products.h), and the bases of the factors. Prepares both: transposes
-// kernels and scales rows to norm 1.
+// factors (kernels/tall_skinny_products.h), and the bases of the factors. Two functions prepare the
+// matrices: one transposes the kernels of convolutions, one scales rows to norm 1.
 //
 // Tensors are float32, contiguous and in the memory of the CPU. A matrix is [rows, columns]; its
 // factors are L, [rows, rank], and Rᵀ, [rank, columns]. Lists have one of each for every matrix.

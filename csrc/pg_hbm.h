@@ -3,8 +3,8 @@
 //
 // A group has a communicator, which makes the operations, and two queues, which run them:
 // collectives in the order of issue, point-to-point operations all together. Arguments are checked
-// before anything is sent. A later error breaks the group: the rank reports it to the other ranks,
-// and it ends all waits there.
+// before anything is sent. A later error of a collective breaks the group: the rank reports the
+// error to the other ranks, where it ends all waits. docs/failures.md has the other causes.
 //
 // Threads: every member may be called from any thread. issue_mutex_ makes an operation's sequence
 // number and its position in the queue one step; it is never held during a wait.
@@ -152,10 +152,11 @@ class ProcessGroupHbm final : public BackendBase {
                                           const int& rank, const int& size) override;
   void enableCollectivesTiming() override {}  // nothing to enable, as in Gloo
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
-  // Returns complex numbers as pairs of real numbers, two elements each. Only DDP calls this from
-  // C++, and takes such views of a bucket of complex gradients.
+  // Returns a tensor of `size` elements, on the CPU in the group's segment. There a complex number
+  // is a pair of real numbers, two elements. Only DDP calls this from C++, and takes such views of
+  // a bucket of complex gradients.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
-  // Returns `size` elements of `type`, without that conversion.
+  // Returns a tensor of `size` elements in the group's segment; complex numbers stay complex.
   at::Tensor allocate(int64_t size, at::ScalarType type);
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
@@ -175,7 +176,7 @@ class ProcessGroupHbm final : public BackendBase {
   std::shared_ptr<GroupResource> resource() const;  // null: none; the group may have ended
 
  private:
-  // The arguments of run(), for the operations of every family.
+  // The part of a call's arguments that all operations have, collectives and messages.
   struct Call {
     const OperationKind* kind;
     std::vector<at::Tensor> inputs;
@@ -226,8 +227,9 @@ class ProcessGroupHbm final : public BackendBase {
     }
   }
 
-  // Assigns a collective its sequence number and position in the queue. On a device it may be made
-  // chunk by chunk, if `streams` are equal on all ranks; else `part` is unused.
+  // Gives a collective its sequence number and its position in the queue, and starts it. A
+  // synchronous collective is done on return. On a device `make` is called for each chunk if
+  // `streams` are equal on all ranks, else once for all elements.
   c10::intrusive_ptr<c10d::Work> run(const Call& call, StagedTensors staged,
                                      const EqualStreams& streams, MakeOperation make);
   c10::intrusive_ptr<c10d::Work> run(Collective collective) {
@@ -240,7 +242,8 @@ class ProcessGroupHbm final : public BackendBase {
   // claims the idle queue. Returns null if these conditions are not met.
   c10::intrusive_ptr<c10d::Work> allreduce_inline(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                   ReduceOp op, const c10d::AllreduceOptions& opts);
-  // The next functions check one collective; with `part_done`, a part of a coalesced call.
+  // The next functions check the arguments of one collective and return it. `part_done` is not
+  // empty if the collective is a part of a coalesced call.
   Collective allgather_part(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                             const c10d::AllgatherOptions& opts,
                             const std::function<void()>& part_done);

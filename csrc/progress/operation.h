@@ -45,9 +45,9 @@ class Operation {
   // Returns the group ranks that this operation waits for; a timeout names them.
   virtual std::vector<int> missing() const = 0;
 
-  // Returns the group ranks without which it cannot complete. This includes ranks whose part in
-  // this step has arrived, but not their part in a later step. The death of such a rank on another
-  // node ends the operation.
+  // Returns the group ranks without which the operation cannot complete. This includes ranks whose
+  // data for the current step have arrived, if a later step needs data of them too. The death of
+  // such a rank on another node ends the operation.
   virtual std::vector<int> needed() const { return missing(); }
 
   // Sleeps until poll() may make progress, at most until `until`. The progress thread calls it
@@ -65,12 +65,12 @@ class Operation {
   // No wake-up is lost. The sleeper announces itself, then checks that nothing has arrived since
   // its poll(). A peer stores its data for the sleeper, then checks whether a sleeper has announced
   // itself. All four steps are sequentially consistent, so at least one side sees the other
-  // (docs/design/shared-memory.md, "Memory order"). Transfers within a node compare the count of
-  // rings with its value at the start of their last poll(). Each ring counts, whichever transfer it
-  // is for, so the first transfer, which is polled before the others, sleeps for all. Data of a TCP
-  // connection stays readable until MPI reads it. Changes of the queue's own state, such as an
-  // abort, arrive by Communicator::wake(). A sleeper that misses such a wake-up wakes within 10 ms,
-  // because the queue limits `until`.
+  // (docs/design/shared-memory.md, "Memory order"). Transfers within a node compare their
+  // doorbell's count of rings with the count at the start of their last poll(). Each ring counts,
+  // whichever transfer it is for, so the first transfer, which is polled before the others, sleeps
+  // for all. Data of a TCP connection stays readable until MPI reads it. Changes of the queue's own
+  // state, such as an abort, arrive by Communicator::wake(). A sleeper that misses such a wake-up
+  // wakes within 10 ms, because the queue limits `until`.
   //
   // With `polled` false, throws Error(kDeath) if a rank that it waits for is known to be dead,
   // Error(kPeer) if such a rank has reported a failure.

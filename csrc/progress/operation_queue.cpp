@@ -218,7 +218,7 @@ void OperationQueue::launch(const std::shared_ptr<Request>& request, Mode mode) 
     if (request->done()) return;
   }
   if (order_ == Order::kOrdered && (driving_ || !request->begun_ || !request->self_sufficient_)) {
-    request->takeover_delay_ = kImmediately;  // a progress thread owns begun_
+    request->takeover_delay_ = kImmediately;  // begun_ is read only if no thread drives
   }
   wake_worker(lock, request->takeover_delay_);
 }
@@ -245,7 +245,7 @@ void OperationQueue::when_done(const std::shared_ptr<Request>& request,
   if (!request->done()) {
     require_owner("get_future()");
     Lock lock(mutex_);
-    const bool last_chance = process_ends();  // no worker runs the callback
+    const bool last_chance = process_ends();  // no worker will run the callback
     if (last_chance || !driving_) {
       drive(lock, request.get(),
             last_chance ? Clock::time_point::max() : Clock::now() + kCallbackPollTime);

@@ -4,12 +4,13 @@
 // asynchronous operations are begun at issue and finished by the thread that waits for them,
 // without a hand-over to another thread. These are self-sufficient operations
 // (Operation::self_sufficient) on an idle ordered queue, and all operations of an unordered queue
-// (messages). The worker thread of the queue drives everything else. A worker that has seen such
-// operations checks periodically. It takes over an operation that no thread has waited for within
-// its takeover delay, so progress never depends on a call of wait().
+// (messages). A worker thread of the queue drives everything else. It also checks periodically for
+// operations that were begun at issue, and takes over each that is not done after its takeover
+// delay. So progress never depends on a call of wait().
 //
-// Callbacks run on workers. The leading worker stops leading before it runs callbacks, and another
-// worker takes over, so a callback may wait for operations of the same queue.
+// Callbacks run on workers. Of several workers one leads, which means that it drives operations. It
+// stops leading before it runs callbacks, and another worker then leads, so a callback may wait for
+// operations of the same queue.
 //
 // At most one thread drives at a time, the progress thread (driving_). It holds no lock while it
 // polls. Every other wait is ended by notifications of the progress thread or by its own checks, so
@@ -21,9 +22,10 @@
 // Ctrl-C ends a wait of the main thread (base/interruption.h). A synchronous operation is
 // cancelled, as by abort(); an asynchronous one continues.
 //
-// At the end of the process (base/process_end.h) every thread that drives, waits or calls parks,
-// workers included. The thread that ends the process may still use the queue: it drives the
-// operations that it waits for. No worker starts then, so callbacks run only in when_done().
+// At the end of the process (base/process_end.h) every thread parks that drives an operation,
+// waits, or calls the queue, workers included. Only the thread that ends the process may still use
+// the queue: it drives the operations that it waits for. No worker starts then, so callbacks run
+// only in when_done().
 //
 // Threads: every member may be called from any thread. Lock order: mutex_ only. Hooks, operations,
 // prologues, epilogues and callbacks are called without it.
@@ -157,9 +159,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // Drives once, without waiting. Returns true if the request is done.
   bool test(const std::shared_ptr<Request>& request);
 
-  // Calls `callback` once the request is done: immediately if it is done, else on a worker. No
-  // other call ever runs `callback`, so a caller may hold locks that the callback takes. When the
-  // process ends, waits for the request first.
+  // Calls `callback` once the request is done: in this call, if the request is done now or after a
+  // short poll; else on a worker. No other function of the queue runs `callback`, so callers of the
+  // others may hold locks that it takes. When the process ends, waits for the request first.
   void when_done(const std::shared_ptr<Request>& request, std::function<void()> callback);
 
   // Fails everything pending with Error(kAborted, reason), and breaks the queue.

@@ -68,7 +68,8 @@ inline constexpr std::chrono::microseconds kMessageTakeoverDelay{200};
 // Above: from the value on, the leading worker sleeps until it is woken; another worker ends.
 inline constexpr std::chrono::seconds kWorkerLingerTime{1};
 
-// The same time after a message that waits for its peer; more of them often follow.
+// The time since the last issue of a message that waits for its peer, for which an idle worker
+// checks more often. More such messages often follow.
 // Below: the leading worker checks for operations each kMessageTakeoverDelay.
 // Above: from the value on, the worker checks each kTakeoverDelay.
 // Measure: `python -m benchmarks.collectives --collectives sendrecv`
@@ -96,7 +97,7 @@ inline constexpr uint32_t kPollsBeforeYield = 64;
 // Measure: `queue_test --gtest_filter=Backoff.SleepsAloneIfNothingEndsASleep`
 inline constexpr uint32_t kYieldsBeforeSleep = 2000;
 
-// The same if messages end the sleep.
+// Yields before a wait sleeps, if messages end its sleep early.
 // Unit: yields
 // Below: the wait yields and polls again.
 // Above: from the value on, the wait sleeps until a message comes.
@@ -123,7 +124,7 @@ inline constexpr std::chrono::microseconds kShortestBackoffSleep{20};
 // Measure: `queue_test --gtest_filter=Backoff.SleepsLongerUntilItIsReset`
 inline constexpr std::chrono::microseconds kLongestBackoffSleep{1000};
 
-// Sleeps between polls before the next ones are twice as long.
+// The number of sleeps of one length between polls. The sleeps after them are twice as long.
 // Unit: sleeps
 // Below: a smaller value delays a message that comes soon.
 // Above: a larger value takes more processor time in a long wait.
@@ -138,7 +139,7 @@ inline constexpr uint32_t kSleepsPerDoubling = 16;
 // Measure: `queue_test --gtest_filter=Backoff.SleepsAgainAfterAPartialWakeup`
 inline constexpr uint32_t kMostWakeupDoublings = 6;
 
-// The doublings that each progress of the operations takes back.
+// The doublings of the sleep after a wake-up that each progress of the operations undoes.
 // Unit: doublings
 // Below: a smaller value delays the next messages for longer.
 // Above: a larger value receives a large message packet by packet.
