@@ -33,7 +33,7 @@ class BackgroundThread::All {
     running_.insert(run);
   }
 
-  // Calls `interrupt` without the lock, because it may take other locks, then waits.
+  // Calls `interrupt` without the lock, because `interrupt` may take other locks; then waits.
   void stop(const std::shared_ptr<Run>& run) {
     run->interrupt();
     std::unique_lock lock(mutex_);

@@ -7,8 +7,8 @@
 
 namespace hbm {
 
-// Message headers contain the values of tensors' types, but never kUInt128 or kInt128. A new type
-// goes before kUInt128, and existing types keep their values.
+// Message headers contain the values of the types of tensors, but never kUInt128 or kInt128. So a
+// new type goes just before kUInt128, and the types before it keep their values.
 enum class Dtype : uint8_t {
   kBool,
   kUInt8,

@@ -1,6 +1,6 @@
 // The kinds of error. Code without PyTorch throws hbm::Error, which bindings/errors.h and
 // process_group/types.h translate (docs/errors.md lists the results). The code that detects an
-// error writes its exact cause, once: the request, the finding, the rank, the remedy.
+// error writes its text, with the exact cause: the request, the finding, the rank and the remedy.
 #pragma once
 
 #include <stdexcept>

@@ -1,5 +1,5 @@
-// Objects and forks: detects objects that were made before a fork that led to this process, and
-// provides objects of which each process has its own.
+// Detects objects that this process has inherited by a fork (ForkGuard), and provides objects of
+// which each process has its own (per_process()).
 //
 // Memory that memkind or a shared segment allocated before a fork still belongs to the parent, so a
 // child must not allocate or free there. An object that owns such memory holds a ForkGuard and

@@ -9,7 +9,7 @@
 namespace hbm {
 
 // Returns the exception that ends the caller's wait, or null. May take Python's lock, so the caller
-// holds no lock. Never throws.
+// must hold no lock. Never throws.
 using InterruptionCheck = std::exception_ptr (*)();
 
 // Installs the check; before, waits are never interrupted. Called once, when the module is loaded.

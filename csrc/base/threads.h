@@ -1,4 +1,5 @@
-// Threads that a library starts: without the process' signals, or for a call that may never return.
+// For threads that a library starts: blocks the process' signals in them, or abandons a thread
+// whose call does not return.
 //
 // Threads: any; SignalsHeldOff acts on the thread that makes it.
 #pragma once

@@ -10,8 +10,9 @@ namespace hbm {
 
 // -- Waits
 
-// The time for which spin() polls before its caller sleeps. Waking a thread can take longer than
-// its answer: tens of microseconds on an idle processor, most of all a virtual one.
+// The time for which spin() polls before its caller sleeps. Waking a sleeping thread can take
+// longer than the answer that it waits for: tens of microseconds on an idle processor, most of all
+// a virtual one.
 // Below: the thread polls, and yields its processor between two polls.
 // Above: spin() returns false, and the thread sleeps until it is woken.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
@@ -25,8 +26,8 @@ inline constexpr std::chrono::microseconds kSpinBeforeSleep{50};
 inline constexpr std::chrono::microseconds kPreemptedAfter{500};
 
 // The time for which waits sleep without polling after a wait has lost its processor, as a multiple
-// of the time lost. Afterwards waits poll again. If a wait loses its processor again soon, after
-// less time than waits had slept without polling, this time is at least doubled.
+// of the time lost. Afterwards waits poll again. If a wait soon loses its processor again, the next
+// time without polls is at least twice as long. Soon means: within a time as long as the last one.
 // Unit: times the time of the preemption
 // Below: a smaller value polls on a busy processor sooner, and loses more time slices.
 // Above: a larger value sleeps longer on a processor that has become free.

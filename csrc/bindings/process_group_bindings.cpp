@@ -124,7 +124,8 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
   }
 }
 
-// A resource in Python. If the interpreter is ending, the resource is neither closed nor released.
+// A group's resource that is a Python object. Once the interpreter is finalised, the object is
+// neither closed nor released.
 class PythonGroupResource final : public GroupResource {
  public:
   explicit PythonGroupResource(py::object self) : self_(std::move(self)) {}
@@ -161,7 +162,8 @@ py::object resource(const ProcessGroupHbm& group) {
   return attached ? attached->self() : py::none();
 }
 
-// An exception of `own_text` is raised here unchanged.
+// Returns the texts of all ranks. If `own_text` raises an exception, this rank raises the same
+// exception, and the other ranks raise an error with its text.
 std::vector<std::string> gather_texts(ProcessGroupHbm& group, const std::string& step,
                                       const py::function& own_text) {
   std::exception_ptr raised;

@@ -96,7 +96,8 @@ box::client::Segment alloc(Client& client, uint64_t size, std::optional<KeyHalve
   return client.alloc(options);
 }
 
-// A future with the value of a fetch_add, or None.
+// The future of an operation. Its result is the value of a fetch_add, and None for other
+// operations.
 struct PythonFuture {
   box::client::Future future;
   bool has_value = false;
@@ -137,7 +138,7 @@ void wait_all(const std::vector<PythonFuture>& futures) {
   if (first) std::rethrow_exception(first);
 }
 
-// Returns the first `size` bytes of an object's memory; none: all bytes.
+// Returns the first `size` bytes of an object's memory; all its memory if there is no `size`.
 PythonMemory part(const py::object& object, std::optional<uint64_t> size, bool writable) {
   PythonMemory memory = memory_of(object, writable);
   if (!size) return memory;

@@ -1,5 +1,5 @@
-// A key-value store that the ranks share, as group formation needs one. The process group puts a
-// c10d store behind this interface, and tests a map.
+// The interface of a key-value store that the ranks share, for group formation. The process group
+// implements it by a c10d store, native tests by a map.
 //
 // Threads: all functions may be called from any thread. No call waits in the store for a key to
 // appear. Instead await_keys() repeats its question, so that one connection serves all threads of a

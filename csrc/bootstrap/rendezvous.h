@@ -96,8 +96,8 @@ struct Rendezvous {
 //
 // `store` is the group's own. Ranks may meet in it repeatedly: the n-th rendezvous of one rank is
 // the n-th of the others. Calls met() of `watch` for this rank, and for each other rank as it
-// arrives. Before another rank than rank 0 introduces itself, it waits for rank 0, a few seconds at
-// most (kFirstRankTimeout), and until rank 0 would notice its death. `members_in_job` are the
+// arrives. Each rank except rank 0 waits before it introduces itself: for rank 0, a few seconds at
+// most (kFirstRankTimeout), then until rank 0 would notice its death. `members_in_job` are the
 // ranks' numbers in the job; if empty, they equal the ranks.
 //
 // Throws Error(kTimeout) naming the missing ranks. Throws Error(kMismatch) if fields differ that

@@ -17,7 +17,8 @@ namespace hbm::bootstrap {
 // Measure: `pytest tests/python/failures/test_store_connection.py`
 inline constexpr std::chrono::seconds kStoreAnswerTimeout{1};
 
-// The first pause between two questions of a wait. Each further one is half as long again.
+// The first pause between two questions of a wait. Each further pause is 1.5 times as long as the
+// pause before it.
 // Below: a smaller value asks more questions before the other ranks can have come.
 // Above: a larger value delays the formation of a group whose ranks come together.
 // Measure: `python -m benchmarks.scaling`
@@ -36,8 +37,8 @@ inline constexpr std::chrono::microseconds kLongestQuestionPause{10'000};
 // Measure: `python -m benchmarks.scaling`
 inline constexpr std::chrono::microseconds kPausePerKey{100};
 
-// The time that a store takes for an answer before the rank checks whether its peers live. It
-// doubles with each check.
+// The time without an answer from the store after which a rank checks whether its peers live. The
+// time doubles with each check.
 // Below: the rank waits for the answer.
 // Above: the rank checks its peers, then asks again.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py`
@@ -72,7 +73,7 @@ inline constexpr std::chrono::seconds kWatchedTimeout{1};
 // test_a_rank_that_fails_before_it_meets_the_others`
 inline constexpr std::chrono::seconds kEarlyFailureTimeout{1};
 
-// The unread records that a rank requests in one check while it waits for the others.
+// The most unread records that a rank requests in one check while it waits for the others.
 // Unit: records
 // Below: a smaller value reads the records of many early ranks late.
 // Above: a larger value makes one check long, and deaths go unnoticed during it.
@@ -101,8 +102,8 @@ inline constexpr size_t kMembersNamedSingly = 16;
 // --gtest_filter=Rendezvous.FailureInALaterStepEndsOtherWaits`
 inline constexpr std::chrono::milliseconds kAbortCheckPeriod{200};
 
-// The least period of these questions, for each rank of the group: it replaces kAbortCheckPeriod in
-// a group of more than 200 ranks.
+// The least period, for each rank of the group, in which a waiting rank asks whether another one
+// has ended the formation. It replaces kAbortCheckPeriod in a group of more than 200 ranks.
 // Below: a smaller value floods the store with the questions of a thousand ranks.
 // Above: a larger value delays the error in a large group.
 // Measure: `python -m benchmarks.scaling`
@@ -131,8 +132,8 @@ inline constexpr std::chrono::milliseconds kDeathCauseTimeout{200};
 // Measure: `agreement_test --gtest_filter=Agreement.TakesOneKey`
 inline constexpr std::chrono::milliseconds kNamelessWait{200};
 
-// The time that counted ranks have, after the deadline, to write their keys before the missing are
-// named.
+// The time that counted ranks have, after the deadline, to write their keys before an error names
+// the missing ranks.
 // Below: the rank waits until all counted ranks have keys.
 // Above: from the value on, ranks without keys count as missing.
 // Measure: `agreement_test --gtest_filter=Agreement.DoesNotNameARankThatJustArrived`
