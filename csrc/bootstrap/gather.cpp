@@ -266,7 +266,8 @@ void throw_claimed(const Participant& participant, const std::string& record) {
     // counter stops it.
     if (abort_formation(participant, both)) spoil(participant, kFirstCount);
     // A rank that has passed kFirstCount notices neither key. It gets a report that its group may
-    // consist of ranks of two jobs. Jobs with different ids need none: ranks compare the ids.
+    // consist of ranks of two jobs. If the jobs have different ids, no report is needed: the ranks
+    // of the group have compared their ids.
     if (!has_ended(holder) && !is_another_job(holder.job, job_id()))
       report_to_formed(participant, both);
   } catch (const Error& unreachable) {

@@ -9,8 +9,8 @@
 namespace hbm::kernels {
 
 // Returns the size from which copies use non-temporal stores on x86-64. Operations also compare it
-// with the bytes that they would have to keep in the caches. It is a part of this machine's
-// last-level cache (level 3), at most kNonTemporalFromAtMostBytes (tuning.h).
+// with the bytes that they would have to keep in the caches. The size is a fraction of this
+// machine's last-level cache (level 3), at most kNonTemporalFromAtMostBytes (tuning.h).
 size_t non_temporal_bytes() noexcept;
 
 // Returns the same for the caches in a directory like /sys/devices/system/cpu/cpu0/cache.

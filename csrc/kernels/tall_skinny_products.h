@@ -2,8 +2,9 @@
 // tall and skinny: they have `rank` columns. `left` is L and `right` is Rᵀ. All are float32, stored
 // row by row.
 //
-// Each element is a sum in float32. Its order and rounding depend only on the processor's vectors,
-// so parts of a product have the bits of the whole for every division among threads.
+// Each element is a sum in float32. The order and the rounding of the sum depend only on the
+// processor's vectors. So an element has the same bits for every division of a product among
+// threads.
 //
 // Threads: all functions are pure and may run concurrently, each for its own part. Alignment is not
 // needed. Written memory overlaps no memory that is read. Errors: as reduce_isa() (reduce.h).

@@ -10,10 +10,11 @@ namespace hbm::kernels {
 
 // -- Copies
 
-// The size of a copy that uses non-temporal stores on x86-64, however large the last-level cache
-// is. It also applies if the kernel does not report the cache's size. With 32 MiB of cache, these
-// stores are faster from 8 MiB on, by 1.2 times at 16 MiB. But after a copy of less than half of
-// the cache, the reader would lose more time than that, because it would have to read from memory.
+// The size from which every copy uses non-temporal stores on x86-64, however large the last-level
+// cache is. It also applies if the kernel does not report the cache's size. With 32 MiB of cache,
+// these stores are faster from 8 MiB on, by 1.2 times at 16 MiB. But after a copy of less than half
+// of the cache, the reader would lose more time than that, because it would have to read from
+// memory.
 // Unit: bytes
 // Below: stores are cached, unless kNonTemporalCacheDivisor decides otherwise.
 // Above: from the value on, stores are non-temporal. The destination would not stay in the cache
@@ -58,14 +59,14 @@ inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
 // Above: from the value on, up to the size from which all copies are non-temporal, some are timed.
 inline constexpr size_t kTimedPeerCopyBytes = 16 << 10;
 
-// The number of copies of a timed size to each trial. A trial is a pair of timed copies.
+// One trial is made in this number of copies of a timed size. A trial is a pair of timed copies.
 // Unit: copies
 // Below: a smaller value makes more copies with the slower kind of store.
 // Above: a larger value notices later that the scheduler has moved a rank.
 inline constexpr uint32_t kPeerCopiesPerTrial = 32;
 
-// The number of copies at the beginning, of a timed size, that are all timed, so that the choice is
-// made early.
+// The first copies of a timed size are all timed, up to this number, so that the choice is made
+// early.
 // Unit: copies
 // Below: copies are timed, in pairs.
 // Above: from the value on, one pair in each kPeerCopiesPerTrial copies is timed.
@@ -88,8 +89,9 @@ inline constexpr int kAgreeingTrials = 2;
 // Measure: `copy_test --gtest_filter=Copy.PrefersAKindOnceTwoPairsAgree`
 inline constexpr int kNonTemporalAbovePercent = 200;
 
-// The relative time of the cached copy under which a trial speaks for cached stores. A trial
-// between the two limits speaks for neither.
+// The time of the cached copy, relative to the non-temporal copy of its trial, below which the
+// trial speaks for cached stores. From this value up to kNonTemporalAbovePercent, it speaks for
+// neither kind.
 // Unit: percent
 // Below: the trial speaks for cached stores.
 // Above: from the value on, the trial does not speak for them.
@@ -98,8 +100,9 @@ inline constexpr int kCachedBelowPercent = 150;
 
 // -- Sums
 
-// The bytes of a result for each thread of a reduction or copy, which takes reduce_threads at most.
-// One thread needs half a millisecond for these bytes; waking another thread takes 50 us.
+// The bytes of a result for each thread of a reduction or copy. A reduction or copy takes
+// reduce_threads threads at most. One thread needs half a millisecond for these bytes; waking
+// another thread takes 50 us.
 // Unit: bytes
 // Below: up to twice the value, one thread does all.
 // Above: each further multiple of the value takes a further thread.

@@ -33,7 +33,8 @@ uint64_t fitting_bytes(const void* block, size_t bytes, Policy policy,
                        const std::vector<int>& nodes) {
   const uint64_t room = room_on(nodes, policy == Policy::kInterleave);
   if (bytes <= room) return bytes;
-  // Such a block cannot be there already, and checking its pages would take a second.
+  // A block larger than the nodes cannot be on them already, and checking its pages would take a
+  // second.
   if (bytes >= nodes_total(nodes)) return room;
   return std::min<uint64_t>(bytes, room + bytes_on(block, bytes, nodes));
 }

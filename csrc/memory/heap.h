@@ -47,7 +47,7 @@ class Heap {
   // page or more. Throws Error(kExhausted) as described above. Under every policy also throws
   // Error(kExhausted) if the whole machine lacks the free memory, or the kernel refuses the
   // mapping. Throws Error(kUnavailable) if the kernel refuses to place the block under kBind and
-  // kInterleave, or its figures cannot be read.
+  // kInterleave, or the kernel's figures of free memory cannot be read.
   void* allocate(size_t bytes);
 
   // `block` is null or came from this heap's allocate().

@@ -10,7 +10,8 @@ namespace hbm::memory {
 namespace {
 
 const Libraries& open_libraries() {
-  // Each release of PyTorch has a module in a directory of its own, next to the common library.
+  // The module _C for each release of PyTorch is in a directory of its own. The library, which all
+  // of them use, is in the directory above.
   const std::string folder = directory_of_this_module();
   if (folder.empty()) {
     throw Error(ErrorKind::kUnavailable,

@@ -7,7 +7,7 @@
 //
 // Memory is placed by a Policy, as in SharedSegment (segment.h): memfds are on the nodes that
 // memkind chose for the thread that made the pool. Under kBind and kInterleave their pages are
-// resident when allocate() returns, and a shortage throws; under kPreferred pages spill. The
+// resident when allocate() returns, and a shortage throws; under kPreferred pages spill to DDR. The
 // caller's file is placed by its file system: kBind and kInterleave refuse it, kPreferred logs this
 // once.
 //

@@ -4,7 +4,7 @@
 //
 // The kernel kills a process that touches a page whose bound node is full. So heaps, segments
 // and pools ask here before a page is touched. Each call reads the kernel's figures, except
-// shared_room(). That takes about 15 us for each node and each control group.
+// shared_room(). A reading takes about 15 us for each node and each control group.
 //
 // Threads: every function may be called from any thread, for blocks that no other thread uses. Each
 // throws Error(kUnavailable) if the kernel's figures cannot be read.
@@ -33,9 +33,9 @@ uint64_t machine_room();
 // vm.overcommit_memory only when its pages are touched, and then kills. Private memory is counted
 // when it is mapped.
 //
-// Messages within a node ask for each of their blocks. So the figures are not read for each
-// request. One reading serves for 100 ms at most. Together its requests are for at most 16 MiB, and
-// for at most 1/64 of the room that was read. Each gets that room minus the bytes requested since.
+// Messages within a node ask for each of their blocks, so the figures are not read for each
+// request. A reading serves for 100 ms, until 16 MiB or 1/64 of the room that was read have been
+// requested. Each request gets the room that was read, minus the bytes requested since.
 uint64_t shared_room(uint64_t bytes);
 
 // Ensures, before use, that the nodes can hold a block. Returns the bytes that are on `nodes`

@@ -196,7 +196,7 @@ inline constexpr uint64_t kLargestPoolBlockBytes = uint64_t{32} << 30;
 // Measure: `pool_test --gtest_filter=Pool.CapacityCountsPagesAndNotRanges`
 inline constexpr uint64_t kPoolAddressesPerCapacity = 4;
 
-// The largest capacity of a pool: its addresses are countable in 64 bits.
+// The largest capacity of a pool, so that its addresses are countable in 64 bits.
 // Unit: bytes
 // Below: up to and including the value, the pool is made, if there are the addresses.
 // Above: the pool is refused.
