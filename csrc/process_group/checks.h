@@ -18,7 +18,7 @@ void check_device(const at::Tensor& tensor, const char* argument);
 // Requires `tensor` to be dense, and on the CPU or an accelerator; `argument` names it.
 void check_tensor(const at::Tensor& tensor, const char* argument);
 
-// check_tensor() for each tensor. Requires that all have one type and are on one device.
+// Calls check_tensor() for each tensor. Requires that all have one type and are on one device.
 void check_tensors(const std::vector<at::Tensor>& tensors, const char* argument);
 
 // Returns the tensor of a list that must have exactly one.
@@ -27,11 +27,12 @@ const at::Tensor& single(const std::vector<at::Tensor>& tensors, const char* arg
 // Requires that no two elements of `tensor`, an output, share memory.
 void check_writable(const at::Tensor& tensor);
 
-// check_writable() for each tensor. Requires that no two tensors share memory, strided tensors
-// included.
+// Calls check_writable() for each tensor. Requires that no two tensors share memory, strided
+// tensors included.
 void check_outputs(const std::vector<at::Tensor>& tensors, const char* argument);
 
-// Requires that no two of the contiguous tensors share memory.
+// Requires that no two contiguous tensors share memory. Does not check other tensors: the operation
+// uses contiguous copies of them.
 void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument);
 
 // Requires one type and one device for the input and the output.

@@ -16,8 +16,8 @@
 
 namespace hbm::process_group {
 
-// The streams of a collective that are equally long on every rank: the tensor of an all_reduce, or
-// the parts of all ranks in an all_gather.
+// The streams of a collective (not of a device): runs of elements that are equally long on every
+// rank. An all_reduce has one stream, its tensor. An all_gather has the part of each rank.
 struct EqualStreams {
   size_t count = 0;  // elements of each; 0: lengths may differ, so there is one chunk
   size_t number = 1;
@@ -64,7 +64,8 @@ class Chunks {
   }
 
   // Returns the operation number that each chunk of collective `number` has. If there are several
-  // chunks, it includes the length of the whole stream, in which the ranks must agree.
+  // chunks, the operation number includes the length of the whole stream, in which the ranks must
+  // agree.
   communicator::OperationNumber sequence(uint64_t number) const {
     return {number, number_ == 1 ? 0 : static_cast<uint64_t>(count_)};
   }

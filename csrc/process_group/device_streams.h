@@ -55,7 +55,7 @@ class DeviceStreams {
   // is pinned memory in the segment, else PyTorch's pinned memory, else pageable memory if the
   // device has no pinned allocator. Throws Error(kExhausted).
   at::Tensor host_copy(const at::Tensor& tensor) const;
-  // Returns such memory as a flat tensor of `elements`, with the type of `like`.
+  // Returns a flat tensor of `elements`, with the type of `like`, in memory as host_copy() uses it.
   at::Tensor host_tensor(int64_t elements, const at::TensorOptions& like) const;
 
   // Returns true if `copies` read a result that an earlier collective has not written yet. Records

@@ -17,9 +17,9 @@
 // when it is done (process_group/sparse_host_copy.h). So the copies to the host are queued when the
 // operation begins, not at issue, and the copies to the device when it is done. There is one chunk.
 //
-// The host never waits for the device. Memory: the device's allocator is notified of the streams
-// that use a tensor's memory. A host copy is kept until no copy can read or write it, however the
-// operation ended.
+// The host never waits for the device. The device's allocator is notified of the streams that use a
+// tensor's memory. A host copy is kept until no copy can read or write it, however the operation
+// ended.
 //
 // Threads: a transfer is made by the issuing thread, and used by this thread or the progress
 // thread, one at a time. A result may be used by any thread.

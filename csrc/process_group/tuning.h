@@ -45,8 +45,9 @@ inline constexpr size_t kDeviceChunkBytes = size_t{4} << 20;
 // test_chunk_bytes_that_make_no_sense`
 inline constexpr int64_t kLeastDeviceChunkBytes = 4 << 10;
 
-// The divisor of the number of streams of a device collective; the quotient, rounded down,
-// multiplies the chunk. A chunk takes one copy for each stream, so many streams need large chunks.
+// The divisor of the number of streams (EqualStreams) of a device collective; the quotient, rounded
+// down, multiplies the bytes of a chunk. A chunk takes one copy for each stream, so many streams
+// need large chunks.
 // Unit: streams
 // Below: up to twice the value, a chunk has its own size.
 // Above: from twice the value on, a chunk grows by its size for each multiple.
@@ -92,7 +93,7 @@ inline constexpr size_t kRecordedOperations = 64;
 // -- The store
 
 // The time that a group waits for its second connection to the store before it asks PyTorch's
-// connection for a sign of life. It then waits as long for the answer, and repeats both.
+// connection for a sign of life. It then waits as long for the answer, and repeats the two waits.
 // Below: the group waits for the second connection.
 // Above: PyTorch's connection is asked for a sign of life; if it is gone, the wait ends.
 // Measure: `pytest tests/python/failures/test_store_connection.py`

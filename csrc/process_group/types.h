@@ -1,4 +1,4 @@
-// Converts c10d's types, operators and errors to hbm's and back.
+// Converts PyTorch's types and operators to hbm's, and hbm's errors to PyTorch's.
 //
 // Threads: pure functions.
 #pragma once
