@@ -1,9 +1,9 @@
 // Backoff of a polling loop: a short spin, then yields, then sleeps that grow to a millisecond.
 //
 // If messages wake the sleeper (Operation::sleep), a loop sleeps soon. Otherwise it yields for
-// long, because a message that arrives during a sleep is found only at the end of the sleep. After
-// a wait that slept, the next wait polls less before it sleeps, if something can wake it. Polling
-// does not pay in such long waits.
+// long, because a message that arrives during a sleep is found only at the end of the sleep. If
+// messages wake the sleeper, the wait after a wait that slept polls less before it sleeps: polling
+// does not pay in long waits.
 //
 // Threads: an object belongs to one thread.
 #pragma once
@@ -41,7 +41,7 @@ class Backoff {
   const bool oversubscribed_;
   const Sleep sleep_until_;
   bool can_be_woken_;       // as far as is known, something would wake the sleeper
-  uint32_t halvings_ = 0;   // of the next wait's polls before it sleeps
+  uint32_t halvings_ = 0;   // halve the polls of the next wait before it sleeps
   uint32_t polls_ = 0;      // of this wait
   uint32_t sleeps_ = 0;     // of this wait
   uint32_t doublings_ = 0;  // of the sleep after a wake-up

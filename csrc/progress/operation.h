@@ -68,9 +68,10 @@ class Operation {
   // (docs/design/shared-memory.md, "Memory order"). Transfers within a node compare their
   // doorbell's count of rings with the count at the start of their last poll(). Each ring counts,
   // whichever transfer it is for, so the first transfer, which is polled before the others, sleeps
-  // for all. Data of a TCP connection stays readable until MPI reads it. Changes of the queue's own
-  // state, such as an abort, arrive by Communicator::wake(). A sleeper that misses such a wake-up
-  // wakes within 10 ms, because the queue limits `until`.
+  // for all. Data of a TCP connection stays readable until MPI reads it, so it also ends a sleep
+  // that begins later. Changes of the queue's own state, such as an abort, arrive by
+  // Communicator::wake(). A sleeper that misses such a wake-up wakes within 10 ms, because the
+  // queue limits `until`.
   //
   // With `polled` false, throws Error(kDeath) if a rank that it waits for is known to be dead,
   // Error(kPeer) if such a rank has reported a failure.

@@ -13,8 +13,8 @@
 // operations of the same queue.
 //
 // At most one thread drives at a time, the progress thread (driving_). It holds no lock while it
-// polls. Every other wait is ended by notifications of the progress thread or by its own checks, so
-// abort() and stop() always get through.
+// polls. The wait of any other thread is ended by a notification of the progress thread, or by
+// checks of the waiting thread. So abort() and stop() reach every thread.
 //
 // An error in an ordered queue breaks it: queued operations fail with the error, and so does every
 // later enqueue(). In an unordered queue only the operation itself fails.

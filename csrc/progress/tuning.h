@@ -25,7 +25,7 @@ inline constexpr std::chrono::milliseconds kWatchPeriod{250};
 inline constexpr std::chrono::milliseconds kLongestProgressThreadSleep{10};
 
 // The time for which a thread polls an operation before it leaves the operation's callback to a
-// worker. Waking the worker costs more.
+// worker. Waking the worker takes longer than this time.
 // Below: the thread polls, and runs the callback itself if the operation ends.
 // Above: a worker drives the operation and runs the callback.
 // Measure: `pytest tests/python/collectives/test_callbacks.py`
@@ -148,14 +148,15 @@ inline constexpr uint32_t kWakeupDoublingsUndone = 2;
 
 // -- The end of the process
 
-// The longest wait for progress threads. A poll never waits, so a thread that takes longer copies
-// gigabytes.
+// The longest time for which the end of the process waits for progress threads. A poll never waits,
+// so a thread that takes longer copies gigabytes.
 // Below: the end of the process waits for the progress thread to park.
 // Above: from the value on, the process ends.
 // Measure: `queue_end_test --gtest_filter=QueueEnd.NoThreadPollsOrReturnsAfterTheEnd`
 inline constexpr std::chrono::seconds kProgressThreadEndTimeout{10};
 
-// The longest wait for callbacks. A callback may wait for another rank.
+// The longest time for which the end of the process waits for callbacks. A callback may wait for
+// another rank.
 // Below: the end of the process waits for the callback.
 // Above: from the value on, the process ends.
 // Measure: `queue_end_test --gtest_filter=QueueEnd.WaitsForARunningCallback`
