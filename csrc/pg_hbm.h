@@ -121,8 +121,8 @@ class ProcessGroupHbm final : public BackendBase {
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  // process_group/coalescing.cpp. endCoalescing() throws the batch's first refusal; an empty batch
-  // never throws.
+  // process_group/coalescing.cpp. endCoalescing() throws the error of the first call of the batch
+  // that was refused; an empty batch never throws.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;

@@ -155,8 +155,9 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   const uint64_t budget_bytes_;
   Heap overflow_heap_{Policy::kDdr};
   std::atomic<uint64_t> reserved_bytes_{0};
-  // Held by a trim() until the budget of all its blocks is free, which a trim() after it may need.
-  // Locked before a shelf's mutex.
+  // Held by trim() until it has returned all its blocks to the heap. So a thread whose own trim()
+  // finds no block waits, and then finds the budget of these blocks free. Locked before a shelf's
+  // mutex.
   std::mutex trim_mutex_;
   std::array<Shelf, kClasses> shelves_;
 };

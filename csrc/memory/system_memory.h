@@ -59,15 +59,15 @@ uint64_t machine_total();
 // vm.overcommit_memory. The largest number if the setting has no bound.
 uint64_t overcommit_room(const MemInfo& machine);
 
-// Returns RLIMIT_*, in bytes; the largest number without a limit.
+// Returns the soft limit of a resource (RLIMIT_*), in bytes; the largest number without a limit.
 uint64_t soft_limit(int resource) noexcept;
 
 // Returns "; NAME is N", or an empty string without a limit.
 std::string limit_text(int resource, const char* name);
 
 // Returns the possible reasons why the kernel refused a private mapping of `bytes`, and their
-// remedies. These are the limits that are set (ulimit) and the machine's overcommit setting; else
-// the address space and the number of mappings.
+// remedies. Names the limits that are set (ulimit), and the machine's overcommit setting if it is
+// exceeded. If there is neither, names the address space and the number of mappings.
 std::string bounds_of_mappings(uint64_t bytes);
 
 }  // namespace hbm::memory

@@ -58,10 +58,10 @@ inline constexpr uint64_t kLeastLimitedSegmentBytes = uint64_t{1} << 20;
 // Measure: `segment_test --gtest_filter=SharedSegment.ReleasesThePagesOfLargeBlocks`
 inline constexpr size_t kReturnedBlockBytes = size_t{1} << 20;
 
-// The largest reserved arena at the start of a segment, for the control regions of groups. It is
-// in whole huge pages.
+// The largest reserved arena at the start of a segment, for the control regions of groups. An arena
+// is made of whole huge pages.
 // Unit: bytes
-// Below: the arena has kReservedArenaDivisor's part of the segment.
+// Below: kReservedArenaDivisor decides the size of the arena.
 // Above: the arena has the value.
 // Measure: `segment_test --gtest_filter=SharedSegment.*Front*`
 inline constexpr uint64_t kLargestReservedArenaBytes = uint64_t{64} << 20;
@@ -110,8 +110,8 @@ inline constexpr uint64_t kLeastHbmBandwidth = 200 * 1024;
 
 // -- The room of the machine and its nodes
 
-// The memory of a node, of the machine or of a control group that no block takes, together with
-// kFreeMarginDivisor's part.
+// The memory of a node, of the machine or of a control group that no block takes. The part that
+// kFreeMarginDivisor gives is added to it.
 // Unit: bytes
 // Below: with less free, there is no room.
 // Above: the memory beyond the margin is room.
@@ -163,8 +163,8 @@ inline constexpr size_t kLeastStagingClassBytes = 64;
 // Measure: `staging_test --gtest_filter=Staging.LargeBlocksGoBackToTheHeap`
 inline constexpr size_t kLargestStagingClassBytes = size_t{16} << 20;
 
-// The released blocks that a thread keeps for the next part of its operation. An operation has half
-// as many.
+// The most released blocks that a thread keeps for the next part of its operation: twice as many as
+// an operation has.
 // Unit: blocks
 // Below: the thread keeps the block.
 // Above: from the value on, the block returns to its pool.
