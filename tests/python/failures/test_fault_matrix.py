@@ -53,9 +53,9 @@ def test_every_pair_is_covered() -> None:
 
 
 def test_few_cells_make_no_sense() -> None:
-    senseless = [cell for cell in matrix.CELLS if matrix.verdict(cell) is Verdict.NO_SENSE]
-    assert len(senseless) <= len(matrix.CELLS) / 4
-    assert all(len(matrix.rule(cell).reason.split()) <= 5 for cell in senseless)
+    impossible = [cell for cell in matrix.CELLS if matrix.verdict(cell) is Verdict.IMPOSSIBLE]
+    assert len(impossible) <= len(matrix.CELLS) / 4
+    assert all(len(matrix.rule(cell).reason.split()) <= 5 for cell in impossible)
 
 
 def test_every_rule_is_of_use() -> None:

@@ -55,7 +55,7 @@ class Verdict(Enum):
     CONTINUES = "continues"
     REFUSED = "refused"
     ALONE = "alone"
-    NO_SENSE = "no sense"
+    IMPOSSIBLE = "impossible"
 
 
 MEANINGS = {
@@ -67,7 +67,7 @@ MEANINGS = {
     Verdict.REFUSED: "no rank begins: each has an error that names the cause",
     Verdict.ALONE: "the victim alone has an error, which names the cause; all others finish, with "
     "right results and exit code 0",
-    Verdict.NO_SENSE: "makes no sense",
+    Verdict.IMPOSSIBLE: "the cell cannot occur",
 }
 
 FAULTS = {
@@ -88,7 +88,7 @@ FAULTS = {
 
 MOMENTS = {
     Moment.INIT: "in `init_process_group` and what makes the mode ready (connecting to the box)",
-    Moment.NEW_GROUP: "the others are in `new_group`",
+    Moment.NEW_GROUP: "the fault comes while the others wait in `new_group`",
     Moment.BEFORE: "the others wait in an operation that the victim has not begun",
     Moment.DURING: "all are in operations, one after the other",
     Moment.AFTER: "all have done an operation; the others begin the next after the fault",
@@ -174,7 +174,7 @@ def _cells(
 RULES = [
     Rule(
         _cells(LINK, places=Place.ONE_NODE, modes=_WITH_GROUP),
-        Verdict.NO_SENSE,
+        Verdict.IMPOSSIBLE,
         "A node has no link.",
     ),
     Rule(_cells(Fault.SLOW), Verdict.CONTINUES, "A slow link costs time and nothing else."),
@@ -191,7 +191,11 @@ RULES = [
         "A box that is started again has lost nothing, and what a segment needs on the disk is "
         "reserved when it is made.",
     ),
-    Rule(_cells(moments=Moment.EXIT), Verdict.CONTINUES, "A rank that leaves does not wait."),
+    Rule(
+        _cells(moments=Moment.EXIT),
+        Verdict.CONTINUES,
+        "A rank that leaves does not wait for others.",
+    ),
     Rule(
         _cells(Fault.BOX_STOPPED),
         Verdict.TIMEOUT,
@@ -212,7 +216,11 @@ RULES = [
         Verdict.ALONE,
         "Workers do not wait for one another, so only workers beyond a cut link notice it.",
     ),
-    Rule(_cells(moments=Moment.DESTROY), Verdict.CONTINUES, "A rank that leaves does not wait."),
+    Rule(
+        _cells(moments=Moment.DESTROY),
+        Verdict.CONTINUES,
+        "A rank that leaves does not wait for others.",
+    ),
     Rule(
         _cells(Fault.CUT),
         Verdict.TIMEOUT,
@@ -231,7 +239,7 @@ RULES = [
     Rule(
         _cells(Fault.MEMORY_FULL),
         Verdict.ALONE,
-        "An allocation fails by itself; operations need no memory that they do not have.",
+        "Only the rank's own allocation fails. Operations use memory that the group already has.",
     ),
     Rule(
         _cells(RANK_GONE, AT_WORK, modes=_WITH_BOX),
@@ -262,7 +270,7 @@ def verdict(cell: Cell) -> Verdict:
 
 
 def sensible() -> list[Cell]:
-    return [cell for cell in CELLS if verdict(cell) is not Verdict.NO_SENSE]
+    return [cell for cell in CELLS if verdict(cell) is not Verdict.IMPOSSIBLE]
 
 
 def pairs(cell: Cell) -> Iterator[tuple[Enum, Enum]]:

@@ -50,7 +50,10 @@ def section() -> str:
     ]
     for modes, rows in _grids():
         names = " and ".join(mode.value for mode in modes)
-        parts.append(f"**{names.capitalize()}**; where the places differ, one node / two nodes:")
+        parts.append(
+            f"**{names.capitalize()}**. Of two verdicts, the first is for one node, the second for "
+            "two nodes:"
+        )
         parts.append(_table(("", *(moment.value for moment in Moment)), rows))
     return "\n\n".join(parts) + "\n"
 
@@ -67,11 +70,11 @@ def _rules() -> list[tuple[str, ...]]:
 
 
 def _count() -> str:
-    senseless = sum(verdict(cell) is Verdict.NO_SENSE for cell in CELLS)
+    impossible = sum(verdict(cell) is Verdict.IMPOSSIBLE for cell in CELLS)
     return (
-        f"{senseless} of {len(CELLS)} cells make no sense. {len(covering())} cells have every pair "
-        "of\nvalues of two axes that can meet: the quick and the full tier run these,\n"
-        "`make test-long` the others."
+        f"{impossible} of {len(CELLS)} cells are impossible. {len(covering())} cells contain every "
+        "possible pair of values\nof two axes: the quick and the full tier run these cells, and "
+        "`make test-long` runs the others."
     )
 
 
