@@ -47,8 +47,8 @@ bool stays_in_memory(const std::string& store) {
   return statfs(there.c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
 }
 
-// Checks the memory limit of the control group: the kernel would kill the box once clients have
-// written more.
+// Checks options.memory against the memory limit of the control group: if clients write more than
+// the limit, the kernel kills the box.
 void require_memory(const ServerOptions& options) {
   const memory::GroupLimit limit = memory::group_limit();
   if (!stays_in_memory(options.store)) return;

@@ -1,5 +1,5 @@
-// A memory box: memory that clients in other processes and on other machines allocate, read, write
-// and sum into, in this process.
+// A memory box in this process: memory that clients in other processes and on other machines
+// allocate, read, write and sum into.
 //
 // It serves clients from the end of the constructor until close(). No action of a client ends it.
 //

@@ -25,12 +25,13 @@ struct ClientOptions {
   std::string url;    // smb://host:port or smb+unix:///path
   std::string token;  // empty: none
   // kAuto: shm if the box's Unix socket can be reached on the same kernel, else verbs if a route
-  // resolves on an RDMA device, else tcp. Any other choice is used or is an error.
+  // resolves on an RDMA device, else tcp. With any other choice, the client uses this transport or
+  // fails.
   TransportChoice transport = TransportChoice::kAuto;
   uint32_t lanes = 4;  // connections of tcp, queue pairs of verbs
   // With a token: authenticate all frames on tcp after the join, and control messages on verbs,
-  // under keys of each connection. Detects changes on the network. Must agree with the option of
-  // the box.
+  // under keys of each connection. Then each end detects changes on the network. Must agree with
+  // the option of the box.
   bool seal = true;
   bool read_only = false;  // the client cannot write, and the box enforces it
   std::chrono::milliseconds connect_timeout{5000};

@@ -190,8 +190,8 @@ struct Accumulate {  // target[i] += scale * source[i], or target[i] = scale * s
   uint64_t source_offset;  // a multiple of the source's element
   uint64_t bytes;          // of the target; the source has as many elements
   double scale;
-  uint32_t target;  // handles
-  uint32_t source;
+  uint32_t target;       // handle of the attachment
+  uint32_t source;       // handle of the attachment
   uint8_t dtype;         // hbm::Dtype, of the target
   uint8_t source_dtype;  // hbm::Dtype
   uint8_t combine;       // hbm::Combine
@@ -225,8 +225,8 @@ struct KeyFound {
 static_assert(sizeof(KeyFound) == 8);
 
 struct StatsQuery {
-  uint32_t first_client;  // first row to return
-  uint32_t first_segment;
+  uint32_t first_client;   // number of the first client's row to return, from 0
+  uint32_t first_segment;  // number of the first segment's row to return, from 0
 };
 static_assert(sizeof(StatsQuery) == 8);
 

@@ -48,9 +48,9 @@ inline GrantRequest grant_request(const TransportRequest& request) noexcept {
   return {attach.handle, attach.flags};
 }
 
-// Completes `grant`, the box's reply to `request`, with the descriptor passed with it. May throw
-// Error: the request then fails at the client with kExhausted or kInternal, although the box has
-// attached.
+// Completes `grant`, made from the box's reply to `request`, with the descriptor that was passed
+// with the reply. May throw Error: the request then fails at the client with kExhausted or
+// kInternal, although the box has attached.
 using CompleteGrant =
     std::function<void(Grant& grant, const TransportRequest& request, Descriptor descriptor)>;
 

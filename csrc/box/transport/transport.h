@@ -38,7 +38,7 @@ struct Grant {
   uint32_t handle = 0;
   uint64_t size = 0;
   // shm: the mapped segment, readable, and writable unless attached for reading only. The caller
-  // then copies reads and writes, and does not post them. Null on other transports.
+  // copies from and to it, and posts no reads and writes. Null on other transports.
   std::byte* memory = nullptr;
   std::shared_ptr<void> holds;  // the mapping
 };

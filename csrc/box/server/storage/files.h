@@ -16,8 +16,8 @@
 
 namespace hbm::box::server::storage {
 
-// Returns the error for a store that is refused unchanged, because no box could have left the file
-// at `path` like this.
+// Returns the error for a store that is refused and left unchanged, because no box could have left
+// the file at `path` as it is. `found`: the fault.
 Error damaged(const std::string& path, const std::string& found);
 
 // A new file has mode 0600.

@@ -1,4 +1,4 @@
-// The footer of a segment's file in a store: the last page, behind the segment's memory. It
+// The footer of a segment's file in a store: the last page, after the segment's memory. It
 // identifies the store and the segment, so that no file is mistaken for another. Its magic is
 // HBMLABEL.
 //

@@ -34,7 +34,8 @@ class Connector {
   common::ChallengeMessage ask(ibv_qp_init_attr attributes);
 
   // Returns a connected queue pair. Sets `attributes` to the granted values, perhaps with less
-  // inline data. REQUIRES: `call` has its proof. `expected`: the proof of the box. Throws as ask().
+  // inline data. `expected`: the proof that the box must send. REQUIRES: `call` has its proof.
+  // Throws as ask().
   common::CmId connect(const common::CallMessage& call, ibv_qp_init_attr& attributes,
                        const protocol::Proof& expected);
 

@@ -1,4 +1,5 @@
-// The client's end of RDMA transfers: registered user memory, or registered buffers.
+// The memory in the client's process that RDMA transfers use: registered user memory, or registered
+// buffers.
 //
 // The caller's memory may be freed and reused between two transfers. A registration cached by
 // address would then write into unrelated pages. So memory is registered only if its owner says for
@@ -38,8 +39,8 @@ class LocalBuffers {
   // buffer is free. Throws as MemoryRegion.
   std::optional<SliceBuffer> buffer_for(const transport::Slice& slice, uint32_t inline_bytes);
 
-  // Releases the buffer of a completed slice. `arrived`: the data of a read have arrived, and are
-  // copied to the caller's memory.
+  // Releases the buffer of a completed slice. `arrived`: true if the data of a read have arrived.
+  // Then copies the data to the caller's memory first.
   void done(const Posted& posted, bool arrived);
 
  private:
