@@ -25,8 +25,8 @@ struct ClientOptions {
   std::string url;    // smb://host:port or smb+unix:///path
   std::string token;  // empty: none
   // kAuto: shm if the box's Unix socket can be reached on the same kernel, else verbs if a route
-  // resolves on an RDMA device, else tcp. With any other choice, the client uses this transport or
-  // fails.
+  // resolves on an RDMA device, else tcp. With any other choice, the client uses that transport, or
+  // fails to connect.
   TransportChoice transport = TransportChoice::kAuto;
   uint32_t lanes = 4;  // connections of tcp, queue pairs of verbs
   // With a token: authenticate all frames on tcp after the join, and control messages on verbs,
