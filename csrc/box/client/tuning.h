@@ -48,13 +48,13 @@ inline constexpr std::chrono::seconds kHungBoxTimeout{10};
 
 // -- The reconnector
 
-// The delay after the first failed attempt to connect. It doubles with each further one.
+// The delay after the first failed attempt to connect. It doubles with each further failed attempt.
 // Below: a smaller value burdens a box that restarts.
 // Above: a larger value extends a short outage.
 inline constexpr std::chrono::milliseconds kFirstReconnectDelay{10};
 
 // The longest delay between two attempts to connect.
-// Below: the delay doubles.
+// Below: each failed attempt doubles the delay.
 // Above: the delay stays at the value.
 inline constexpr std::chrono::milliseconds kLongestReconnectDelay{1000};
 
@@ -93,9 +93,10 @@ inline constexpr std::chrono::hours kLongestIdleSleep{1};
 
 // -- Opening and closing
 
-// The time in which the box replies to a client's leave.
-// Below: the client waits, so the box releases the attachments now.
-// Above: the client closes the connection, and the box releases them at the lease's end.
+// The time for which a closing client waits for the reply of the box to its kLeave.
+// Below: the reply arrives, so the box has released the attachments of the client.
+// Above: the client closes the connection, and the box releases the attachments at the lease's end
+// at the latest.
 // Measure: `pytest tests/python/box/test_smb_reconnect.py -k
 // test_close_has_its_patience_and_no_more`
 inline constexpr std::chrono::seconds kLeaveTimeout{1};

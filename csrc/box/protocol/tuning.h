@@ -115,7 +115,7 @@ inline constexpr std::chrono::milliseconds kFullBacklogPause{2};
 
 // How far ahead of its non-temporal stores a copy prefetches the source.
 // Unit: bytes
-// Below: a smaller value waits for memory.
+// Below: a smaller value makes the copy wait for memory.
 // Above: a larger value fetches lines that leave the cache before their use.
 // Measure: `hbmcomm bench box --sections shm`
 inline constexpr uint64_t kElementPrefetchBytes = 1024;

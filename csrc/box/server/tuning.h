@@ -56,9 +56,10 @@ inline constexpr uint32_t kMostReceiversByDefault = 4;
 
 // -- Accumulates
 
-// The bytes of an accumulate's target. One thread and several take equally long at 768 KiB.
+// The size of an accumulate's target from which several threads share the accumulate. One thread
+// and several take equally long at 768 KiB.
 // Unit: bytes
-// Below: the handler's thread executes all of it: it is done before another thread would wake.
+// Below: the handler thread executes the accumulate, and is done before another would wake.
 // Above: from the value on, the accumulate threads share it.
 // Measure: `python -m benchmarks.box --sections accumulate`
 inline constexpr uint64_t kSharedAccumulateBytes = 1 << 20;

@@ -17,8 +17,8 @@ inline constexpr uint32_t kSliceBytes = 256u << 10;
 
 // The size up to which a transfer overtakes larger ones.
 // Unit: bytes
-// Below: up to and including the value, the transfer is sent before larger ones. It goes to another
-// connection if one is idle while the first connection moves more than the value.
+// Below: up to and including the value, the transfer is sent before larger ones. If the first
+// connection moves more than the value, and another one is idle, the idle one takes the transfer.
 // Above: the transfer waits its turn.
 // Measure: `python -m papers.connections --quick`
 inline constexpr uint64_t kOvertakingBytes = 64u << 10;
@@ -33,8 +33,8 @@ inline constexpr uint64_t kStreamBytesInFlight = 512u << 10;
 
 // The bytes of requests that wait on the first connection to be sent together.
 // Unit: bytes
-// Below: requests behind others in flight wait for the next progress().
-// Above: from the value on, they are sent.
+// Below: while other requests are in flight, new requests wait for the next progress().
+// Above: from the value on, the waiting requests are sent together.
 // Measure: `smb_tcp_transport_test --gtest_filter=TcpTransport.GathersShortRequests`
 inline constexpr uint64_t kGatheredBytes = 64u << 10;
 

@@ -40,8 +40,8 @@ inline constexpr size_t kFileReadBytes = 1 << 20;
 
 // The threads that compute the checksums of a store's files.
 // Unit: threads
-// Below: as many threads as the machine has processors, at most one for each file.
-// Above: the value.
+// Below: there are as many threads as the machine has processors, at most one for each file.
+// Above: there are as many threads as the value.
 // Measure: `smb_store_damage_test --gtest_filter=DamagedStore.ChecksumsMatchSha256sum`
 inline constexpr unsigned kMostChecksumThreads = 8;
 

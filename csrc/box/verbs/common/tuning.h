@@ -64,10 +64,10 @@ inline constexpr uint32_t kMessagesInFlight = 64;
 // Above: a larger value takes more registered memory in each client.
 inline constexpr uint32_t kReplyBuffers = 32;
 
-// Completions that a client takes from its queue at a time.
+// Completions that a client takes from its completion queue in one call.
 // Unit: completions
-// Below: the queue is empty, and the client continues.
-// Above: at the value, the client asks the queue again.
+// Below: a call that takes fewer has emptied the queue, and the client continues.
+// Above: after a call that takes as many as the value, the client makes another call.
 inline constexpr int kClientCompletionsPerPoll = 32;
 
 // The time in which a waiting client polls its queue: the round trip of a short transfer.
@@ -124,13 +124,13 @@ inline constexpr std::chrono::milliseconds kSweepPeriod{1000};
 
 // The period at which the box checks its clients while some are leaving, or the box is closing.
 // Below: a smaller value takes more processor time.
-// Above: a larger value delays the end.
+// Above: a larger value delays the end of these clients, and of the box.
 inline constexpr std::chrono::milliseconds kLeavingSweepPeriod{10};
 
 // The period at which drain() checks whether all requests are answered, and the listener's
 // destructor whether the work in flight has ended.
 // Below: a smaller value takes more processor time.
-// Above: a larger value delays the end.
+// Above: a larger value delays the end of the box.
 inline constexpr std::chrono::milliseconds kDrainPollPeriod{1};
 
 // The queue pairs that the box expects of each client. It sizes its completion queue for the most
@@ -147,7 +147,7 @@ inline constexpr uint32_t kExpectedQueuePairs = 4;
 // Above: at the value, the message waits.
 inline constexpr uint32_t kRepliesInFlight = 8;
 
-// Replies that wait because the client does not take them.
+// Replies to one client that wait because the client does not take them.
 // Unit: replies
 // Below: up to and including the value, they wait.
 // Above: the box ends the connection.
@@ -159,7 +159,7 @@ inline constexpr uint32_t kMostUnsentReplies = 1u << 14;
 // Above: when all of them are in use, the reply waits for one.
 inline constexpr uint32_t kLongReplyBuffers = 64;
 
-// Completions that the box takes from its queue at a time.
+// Completions that the box takes from its completion queue in one call.
 // Unit: completions
 // Below: a smaller value takes more calls.
 // Above: a larger value posts freed receive buffers again later.
