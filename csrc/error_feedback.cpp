@@ -157,11 +157,11 @@ void check_unpack(const at::Tensor& wire, const at::Tensor& buffer,
 
 // The passes.
 
-// A run of at most kPartElements elements of one of several arrays, which count as concatenated.
+// A run of at most kPartElements elements of one of several arrays.
 struct Part {
   size_t array;
   int64_t first;  // within the array
-  int64_t at;     // within the concatenation
+  int64_t at;     // within the concatenation of all arrays
   int64_t count;
 };
 
@@ -204,7 +204,8 @@ const std::byte* const_element(const at::Tensor& tensor, int64_t index) {
   return static_cast<const std::byte*>(tensor.const_data_ptr()) + index * tensor.element_size();
 }
 
-// A bucket, cut into stretches: alternately zeros (even) and parts (odd).
+// A bucket, cut into stretches of elements. A stretch with an even index becomes zeros; a stretch
+// with an odd index is unpacked from a part of the wire.
 struct Stretches {
   std::vector<int64_t> counts;
   std::vector<int64_t> sources;  // the offset of a part in the wire

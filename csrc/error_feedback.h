@@ -1,9 +1,9 @@
 // The passes of error feedback over the tensors of a bucket.
 //
 // A parameter's gradients are accumulated in its residual, a flat tensor. Some residuals are packed
-// into one wire, whose averages are unpacked to the gradients. Tensors are flat: of one dimension,
-// contiguous and in the memory of the CPU. Gradients and residuals are float32, bfloat16 or
-// float16, or all float64.
+// into one tensor that is sent, the wire. The average of the ranks' wires is unpacked to the
+// gradients. Tensors are flat: of one dimension, contiguous and in the memory of the CPU. Gradients
+// and residuals are float32, bfloat16 or float16, or all float64.
 //
 // Elements are computed, rounded and measured as in kernels/error_feedback_passes.h. A residual is
 // measured in parts of kPartElements elements, whose sums are added in order. So the result is the

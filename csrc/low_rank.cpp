@@ -73,11 +73,11 @@ struct Portion {
 };
 
 constexpr int64_t kLeastWork = 1 << 19;         // per thread
-constexpr int64_t kWorkOfCopy = 16;             // multiplications in the time of copying an element
+constexpr int64_t kWorkOfCopy = 16;             // multiplications as long as copying an element
 constexpr int64_t kCopiedPerPortion = 1 << 15;  // elements
 
-// Runs `work` for each portion. Each thread has an equal share of the work, except for the last of
-// its portions.
+// Runs `work` for each portion. Threads get equal shares of the work. A portion that crosses the
+// end of a share belongs to the thread in whose share it begins.
 template <class Work>
 void share_out(const std::vector<Portion>& portions, Work work) {
   std::vector<int64_t> ends;

@@ -35,7 +35,7 @@ class UnlockedHolder {
  public:
   UnlockedHolder() = default;
   explicit UnlockedHolder(T* owned) : held_(c10::intrusive_ptr<T>::unsafe_steal_from_new(owned)) {}
-  // NOLINTNEXTLINE(google-explicit-constructor): pybind11 converts
+  // NOLINTNEXTLINE(google-explicit-constructor): pybind11 needs this conversion
   UnlockedHolder(c10::intrusive_ptr<T> held) : held_(std::move(held)) {}
   UnlockedHolder(const UnlockedHolder&) = default;
   UnlockedHolder(UnlockedHolder&&) noexcept = default;

@@ -18,7 +18,7 @@ namespace {
 using box::client::BoxError;
 using Cause = BoxError::Cause;
 
-// BoxError and, by Cause, its subclasses; they live as long as the interpreter.
+// The class BoxError, and its subclasses by Cause. The classes live as long as the interpreter.
 PyObject* box_error = nullptr;
 std::array<PyObject*, static_cast<size_t>(Cause::kClosed) + 1> by_cause{};
 

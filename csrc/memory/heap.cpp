@@ -14,7 +14,7 @@
 namespace hbm::memory {
 namespace {
 
-// Null for a block that gets its own mapping, because it is large or memkind has no block.
+// Returns null for a block that gets its own mapping, because it is large or memkind has no block.
 OwnedBlock take_unmapped(memkind_t kind, size_t bytes) noexcept {
   return bytes < kMappedBlockBytes ? take_block(kind, bytes) : OwnedBlock();
 }

@@ -107,7 +107,8 @@ uint64_t resident_bytes(uintptr_t begin, uintptr_t end) {
   return sum;
 }
 
-// For a process that may not call move_pages(), which failed with `refusal`.
+// Implements where() for a process that may not call move_pages(). `refusal` is the error number of
+// that call.
 std::map<int, uint64_t> where_by_mappings(uintptr_t begin, uintptr_t end, int refusal) {
   try {
     static_cast<void>(resident_bytes(begin, end));

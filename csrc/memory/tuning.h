@@ -100,8 +100,8 @@ inline constexpr size_t kCommitStepBytes = size_t{16} << 20;
 // Measure: `placement_test`
 inline constexpr size_t kPagesPerQuery = 1024;
 
-// The bandwidth of a node from which it counts as high-bandwidth memory: memkind's rule, as
-// MEMKIND_HBW_THRESHOLD's default.
+// The bandwidth from which a node counts as high-bandwidth memory, unless MEMKIND_HBW_THRESHOLD
+// names another. memkind has the same default.
 // Unit: MiB/s
 // Below: the node is ordinary memory.
 // Above: from the value on, the node is high-bandwidth memory.

@@ -12,10 +12,11 @@
 
 namespace hbm::process_group {
 
-// Requires `tensor` to be on the CPU or an accelerator; `argument` names it.
+// Requires `tensor` to be on the CPU or an accelerator. `argument` is its name in the error.
 void check_device(const at::Tensor& tensor, const char* argument);
 
-// Requires `tensor` to be dense, and on the CPU or an accelerator; `argument` names it.
+// Requires `tensor` to be dense, and on the CPU or an accelerator. `argument` is its name in the
+// error.
 void check_tensor(const at::Tensor& tensor, const char* argument);
 
 // Calls check_tensor() for each tensor. Requires that all have one type and are on one device.

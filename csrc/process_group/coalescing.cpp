@@ -130,7 +130,7 @@ void ProcessGroupHbm::join_batch(const c10::intrusive_ptr<WorkHbm>& work) {
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::refused_in_batch(const std::exception_ptr& error) {
   c10::intrusive_ptr<c10d::Work> work;
   with_batch([&](CoalescedBatch& batch) {
-    if (!batch.refusal) batch.refusal = error;  // null: none yet
+    if (!batch.refusal) batch.refusal = error;  // a null error changes nothing
     if (batch.refusal) work = c10::make_intrusive<BatchedWork>(rank_, batch.refusal);
   });
   return work;

@@ -65,7 +65,7 @@ progress::Progress DeviceOperation::poll() {
   if (++chunk_ == transfer_->chunks().number()) return progress::Progress::kDone;
   begun_ = false;
   described_ = operation_->describe();
-  const memory::StagingHold held;  // the next chunk needs no more than this chunk releases
+  const memory::StagingHold held;  // gives the memory of this chunk to the next one
   operation_.reset();
   operation_ = make_(chunk_);
   return progress::Progress::kActive;

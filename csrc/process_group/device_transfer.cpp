@@ -52,7 +52,7 @@ bool are_over(const std::vector<c10::Event>& events) {
       events, [](const c10::Event& event) { return is_over(event, /*if_lost=*/false); });
 }
 
-// The host copies of ended operations whose copies may be in flight.
+// The host copies of ended operations that copies in flight may still read or write.
 class UnfreedHostCopies {
  public:
   static UnfreedHostCopies& of_process() {

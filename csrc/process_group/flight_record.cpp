@@ -83,7 +83,7 @@ std::string written(const std::filesystem::path& file, const std::vector<char>& 
 
 struct FlightRecord::AllRecords {
   std::mutex mutex;
-  std::vector<const FlightRecord*> records;  // by age
+  std::vector<const FlightRecord*> records;  // oldest first
 };
 
 FlightRecord::FlightRecord(const c10d::Backend& group, std::vector<int> global_ranks)

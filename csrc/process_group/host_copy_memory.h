@@ -27,8 +27,8 @@ class HostCopyMemory {
   static HostCopyMemory* of(const std::shared_ptr<memory::SharedSegment>& segment,
                             c10::DeviceType type);
 
-  // Returns a flat tensor that owns a block. Undefined if the tensor has less than
-  // kPinnedHostCopyBytes, or no more memory can be pinned.
+  // Returns a flat tensor that owns a block. Returns an undefined tensor for less than
+  // kPinnedHostCopyBytes, or if no more memory can be pinned.
   at::Tensor take(int64_t elements, at::ScalarType type);
 
  private:

@@ -135,8 +135,8 @@ MonitoredBarrier::Verdict MonitoredBarrier::decide() const {
   return publish(verdict_on(missing));
 }
 
-// Other ranks wait for the first verdict, and decide themselves at their deadline. Rank 0 may be
-// missing, or may have arrived so late that its own deadline is far away.
+// Each rank except rank 0 waits for the first verdict, and decides itself at its deadline. Rank 0
+// may be missing, or may have arrived so late that its own deadline is far away.
 MonitoredBarrier::Verdict MonitoredBarrier::await_verdict() const {
   const std::optional<std::string> published = bootstrap::await_value(
       *participant_.store, verdict_key(), participant_.deadline, [this] { require_needed(); });

@@ -36,12 +36,12 @@ class StagedTensors {
   std::vector<communicator::Source> inputs(const std::vector<at::Tensor>& tensors);
   std::vector<communicator::Sink> outputs(const std::vector<at::Tensor>& tensors);
 
-  // As in_place_times(), for all `tensors` (of one type), copied into one buffer one after the
-  // other.
+  // Returns one buffer for all `tensors`, which have one type: their copies, one after the other,
+  // with every element multiplied by `factor`. The results are copied back to the tensors.
   communicator::Sink packed(const std::vector<at::Tensor>& tensors, double factor);
 
-  // As input() and in_place(), with every element multiplied by `factor` before the operation
-  // begins. input_times() does not change the tensor itself.
+  // Do the same as input() and in_place(), but multiply every element by `factor` before the
+  // operation begins. input_times() does not change the tensor itself.
   communicator::Source input_times(const at::Tensor& tensor, double factor);
   communicator::Sink in_place_times(const at::Tensor& tensor, double factor);
 

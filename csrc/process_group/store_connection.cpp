@@ -253,7 +253,7 @@ class StoreConnection final : public bootstrap::KeyValue {
     std::deque<std::shared_ptr<StoreRequest>> requests;
     int groups_forming = 0;
     StorePointer clone;
-    bool opening = false;  // the clone, on a thread of its own
+    bool opening = false;  // the clone is being opened, on a thread of its own
     steady_clock::time_point opens_again;
 
     std::atomic<bool> asking{false};  // the original is being asked, on a thread of its own

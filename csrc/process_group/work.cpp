@@ -41,7 +41,7 @@ void complete_or_fail(c10::ivalue::Future& future, std::vector<at::Tensor> outpu
   }
 }
 
-// The profiler range that a c10d::Work has, without an operation.
+// A c10d::Work without an operation, made for its profiler range.
 class WorkRange final : public c10d::Work {
  public:
   WorkRange(const char* title, const std::vector<at::Tensor>& inputs)

@@ -73,7 +73,7 @@ struct StagingHooks {
 class Request {
  public:
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
-  // Null on success. REQUIRES: done().
+  // Returns the operation's error; null on success. REQUIRES: done().
   std::exception_ptr error() const noexcept { return error_; }
 
  private:
