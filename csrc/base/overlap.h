@@ -29,7 +29,7 @@ struct StridedArray {
 };
 
 // Returns true if an element of one array shares a byte with an element of the other. REQUIRES: no
-// two elements of the same array do.
+// two elements of the same array share a byte.
 bool arrays_overlap(const StridedArray& a, const StridedArray& b);
 
 }  // namespace hbm

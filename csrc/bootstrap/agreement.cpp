@@ -24,8 +24,8 @@ constexpr long kSpoilt = kField;  // more than any number of ranks
 
 long field(long sum, int number) { return (sum >> (kFieldBits * number)) & kField; }
 
-// Returns the number of ranks that arrived. If the step is spoilt, the number is larger than any
-// group.
+// Returns the number of ranks that arrived. If the step is spoilt, the number is larger than the
+// size of any group.
 long arrived(long sum) { return sum >> (kFieldBits * kMostFacts); }
 
 // Returns the facts that hold on all ranks; nothing while ranks are missing.

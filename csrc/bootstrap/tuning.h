@@ -13,7 +13,8 @@ namespace hbm::bootstrap {
 // The least time that the store has for an answer, even if the wait that asks is at its deadline. A
 // rank that aborts the formation gives the store this time and no more.
 // Below: the rank waits for the answer.
-// Above: the question fails, unless the wait's deadline is later: the store does not answer.
+// Above: the question fails because the store does not answer; if the wait's deadline is later, it
+// fails at the deadline.
 // Measure: `pytest tests/python/failures/test_store_connection.py`
 inline constexpr std::chrono::seconds kStoreAnswerTimeout{1};
 

@@ -20,7 +20,8 @@ struct Helpers {
   ThreadPool pool{0};
 };
 
-// Runs task(first, count) for each part of `count` elements.
+// Divides `count` elements into parts of `part` elements, and runs task(first, elements) for each
+// part on the calling thread or a helper.
 template <typename Task>
 void share_out(size_t count, size_t part, const Task& task) {
   if (part >= count) {

@@ -50,7 +50,7 @@ inline constexpr size_t kPrefetchAheadBytes = 1024;
 // The least copy to a peer that may be non-temporal.
 // Unit: bytes
 // Below: the copy uses cached stores, because non-temporal stores need a fence, which takes time.
-// Above: from the value on, the faster kind of store is used, by the trials.
+// Above: from the value on, the copy uses the kind of store that was faster in the trials.
 inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
 
 // The least copy to a peer that is timed.
@@ -150,8 +150,8 @@ inline constexpr size_t kTallSkinnyPartColumns = 256;
 // Measure: `python -m papers.layer_drop --sections pass`
 inline constexpr size_t kTallSkinnyRowsInCache = 64;
 
-// The columns of the matrix that find_left() handles at a time. Their part of a tile's rows stays
-// in the cache while it is multiplied by all columns of the right factor.
+// The columns of the matrix that find_left() handles at a time. The elements of a tile's rows in
+// these columns stay in the cache while they are multiplied by all columns of the right factor.
 // Unit: columns
 // Below: a smaller value reads the sums of the product more often.
 // Above: a larger value leaves the cache.

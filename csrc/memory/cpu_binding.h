@@ -23,7 +23,7 @@ enum class BindMode {
   kNuma,  // the cores of one NUMA node; with more ranks than nodes, ranks share nodes
 };
 
-// Throws Error(kInvalid), naming the three choices, for any other name.
+// Parses "none", "core" or "numa". Throws Error(kInvalid), naming these three, for another name.
 BindMode parse_bind_mode(const std::string& name);
 
 // Binds all threads of this process, within the CPUs that it was allowed before the first bind().

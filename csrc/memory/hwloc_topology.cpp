@@ -52,7 +52,8 @@ bool is_mcdram(hwloc_obj_t node) {
   return node->subtype != nullptr && std::strcmp(node->subtype, "MCDRAM") == 0;
 }
 
-// Follows memkind's order of sources, but only if memkind has found HBM.
+// Sets the fields of `found` that are about HBM. If memkind has found HBM, asks the same sources as
+// memkind, in memkind's order.
 void find_hbm(hwloc_topology_t topology, const std::string& why_no_hbm, Topology& found) {
   found.hbm_available = why_no_hbm.empty();
   if (!found.hbm_available) {

@@ -26,7 +26,8 @@ enum class Policy {
 };
 inline constexpr size_t kPolicyCount = 4;
 
-// Throws Error(kInvalid), naming the four choices, for any other name.
+// Parses "preferred", "bind", "interleave" or "ddr". Throws Error(kInvalid), naming these four, for
+// another name.
 Policy parse_policy(const std::string& name);
 const char* policy_name(Policy policy) noexcept;
 

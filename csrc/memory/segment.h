@@ -37,8 +37,8 @@
 
 namespace hbm::memory {
 
-// hbm_bytes and ddr_bytes are by the room of the nodes when a block was allocated; placement.h
-// finds the real location of a block.
+// hbm_bytes and ddr_bytes are estimates by the room that the nodes had when each block was
+// allocated. placement.h finds the real location of a block.
 struct SharedSegmentStats : Usage {
   uint64_t size_bytes = 0;  // addresses, not memory
   uint64_t page_bytes = 0;  // the largest page that the kernel has mapped

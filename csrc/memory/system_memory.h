@@ -18,7 +18,7 @@ uint64_t small_page_bytes() noexcept;
 // Returns the size of a transparent huge page; the small page's size if the kernel has none.
 uint64_t huge_page_bytes();
 
-// REQUIRES: bytes is at least a page below the largest number.
+// Rounds up to whole pages. REQUIRES: `bytes` is at least a page below the largest number.
 inline uint64_t whole_pages(uint64_t bytes) noexcept {
   return (bytes + small_page_bytes() - 1) / small_page_bytes() * small_page_bytes();
 }

@@ -118,7 +118,8 @@ inline constexpr uint64_t kLeastHbmBandwidth = 200 * 1024;
 // Measure: `shortage_test`
 inline constexpr uint64_t kFreeMarginBytes = uint64_t{32} << 20;
 
-// The divisor of all memory of the node, machine or group; the quotient adds to kFreeMarginBytes.
+// The divisor of all memory of the node, machine or control group; the quotient is added to
+// kFreeMarginBytes.
 // Unit: parts of the memory
 // Below: a smaller value refuses more blocks that would fit.
 // Above: a larger value risks that the kernel kills the process.
@@ -150,7 +151,7 @@ inline constexpr std::chrono::milliseconds kRoomReadingLifetime{100};
 
 // The least size class of staging memory.
 // Unit: bytes
-// Below: a request counts as one of the value.
+// Below: a smaller request gets a block of the value.
 // Above: up to kLargestStagingClassBytes, a request is rounded up to a power of two.
 // Measure: `staging_test --gtest_filter=Staging.ReusesBlocksWithoutTheHeap`
 inline constexpr size_t kLeastStagingClassBytes = 64;

@@ -59,8 +59,8 @@ class DeviceResult {
   // allocated until that stream is done with it. REQUIRES: the operation is done.
   void block_current_stream() const;
 
-  // As block_current_stream(), for a failed operation, whose first chunks may still be on their way
-  // to the device. Ignores the errors of a lost device.
+  // Does the same as block_current_stream() for a failed operation, whose first chunks may still be
+  // on their way to the device. Ignores the errors of a lost device.
   void block_after_error() const noexcept;
 
   // Returns true when the copies to the device are complete, or the device is lost. Returns false

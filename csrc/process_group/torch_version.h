@@ -57,7 +57,7 @@ struct OptionsBase : c10d::Backend::Options {
 #endif
 };
 
-// c10d::Backend with every virtual that hbm implements.
+// c10d::Backend with every virtual function that hbm implements.
 class BackendBase : public c10d::Backend {
  public:
   using Backend::Backend;

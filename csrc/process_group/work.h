@@ -38,7 +38,7 @@ class WorkHbm final : public c10d::Work {
   // it.
   std::function<void()> end_of_range() { return recordFunctionEndCallback_; }
 
-  // Returns the sender's rank, set once a receive from any rank is done.
+  // Returns the variable in which a receive stores the sender's rank when it is done; -1 before.
   std::shared_ptr<int> source() { return source_; }
 
   bool isCompleted() override;

@@ -1,9 +1,10 @@
 // Backoff of a polling loop: a short spin, then yields, then sleeps that grow to a millisecond.
 //
 // If messages wake the sleeper (Operation::sleep), a loop sleeps soon. Otherwise it yields for
-// long, because a message that arrives during a sleep is found only at the end of the sleep. If
-// messages wake the sleeper, the wait after a wait that slept polls less before it sleeps: polling
-// does not pay in long waits.
+// long, because a message that arrives during a sleep is found only at the end of the sleep.
+//
+// Polling does not pay in long waits. So if messages wake the sleeper, and a wait has slept, the
+// next wait polls less before it sleeps.
 //
 // Threads: an object belongs to one thread.
 #pragma once

@@ -399,7 +399,8 @@ OperationQueue::RequestOutcome OperationQueue::watch(std::span<Request* const> r
   return {};
 }
 
-// Begins the request's operation or polls it; runs the epilogue when it is complete.
+// Begins the request's operation if it has not begun, and polls it; an unordered queue polls it
+// only in later steps. Runs the epilogue when the operation is complete.
 Progress OperationQueue::step(Request& request) {
   if (!request.begun_) {
     if (request.staging_.prologue) request.staging_.prologue();
