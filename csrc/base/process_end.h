@@ -3,9 +3,9 @@
 // One thread ends the process: it finalises the interpreter, and then the libraries clean up. Other
 // threads must have stopped using Python, PyTorch's objects and MPI by then. A join could hang,
 // because a thread may wait for another rank. A thread cannot return to Python either: a finalised
-// interpreter ends each thread that asks for Python's lock. So threads park: a parked thread sleeps
-// until the process is gone, and no destructor runs on its stack. docs/design/process-end.md lists
-// all threads.
+// interpreter ends or hangs each thread that asks for Python's lock. So threads park: a parked
+// thread sleeps until the process is gone, and no destructor runs on its stack.
+// docs/design/process-end.md lists all threads.
 //
 // A forked child ends separately: process_ends() is false in a child that was forked while its
 // parent ended.

@@ -104,7 +104,7 @@ inline constexpr int kCachedBelowPercent = 150;
 // reduce_threads threads at most. One thread needs half a millisecond for these bytes; waking
 // another thread takes 50 us.
 // Unit: bytes
-// Below: up to twice the value, one thread does all.
+// Below: under twice the value, one thread does all.
 // Above: each further multiple of the value takes a further thread.
 // Measure: `HBMCOMM_REDUCE_THREADS=2 python -m benchmarks.collectives --collectives allreduce`
 inline constexpr size_t kBytesPerReduceThread = size_t{1} << 20;
