@@ -32,7 +32,7 @@ class CachePreference {
   }
 
  private:
-  std::atomic<int> score_{0};  // 0 to 2 kAgreeingTrials - 1
+  std::atomic<int> score_{0};  // from 0 to 2 * kAgreeingTrials - 1
 };
 
 // Copies with the preferred kind of store. Threads: any; they share the object's choice.

@@ -21,7 +21,7 @@ struct Minifloat {
 
 inline constexpr Minifloat kHalf{10, 15, 0x8000, 0x7C00, 0x7E00, true, false};
 inline constexpr Minifloat kE5M2{2, 15, 0x80, 0x7C, 0x7F, true, false};
-inline constexpr Minifloat kE4M3FN{3, 7, 0x80, 0x7E, 0x7F, false, false};  // saturates
+inline constexpr Minifloat kE4M3FN{3, 7, 0x80, 0x7E, 0x7F, false, false};  // overflow saturates
 inline constexpr Minifloat kE5M2FNUZ{2, 16, 0x80, 0x80, 0x80, false, true};
 inline constexpr Minifloat kE4M3FNUZ{3, 8, 0x80, 0x80, 0x80, false, true};
 

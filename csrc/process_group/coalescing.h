@@ -52,7 +52,7 @@ class BatchedWork final : public c10d::Work {
   const c10::intrusive_ptr<WorkHbm> work_;  // null: a refused call
   std::mutex mutex_;  // held while `begin_` runs, and by refuse(); queries do not take it
   std::function<void()> begin_;  // guarded by mutex_
-  std::exception_ptr refusal_;   // written before kRefused
+  std::exception_ptr refusal_;   // written before the state becomes kRefused
   // begin() and refuse() store the state last (release); the queries load it first (acquire).
   std::atomic<State> state_;
 };
@@ -60,7 +60,7 @@ class BatchedWork final : public c10d::Work {
 struct CoalescedBatch {
   std::vector<c10::intrusive_ptr<c10d::Work>> collectives;  // begun when issued
   std::vector<c10::intrusive_ptr<BatchedWork>> messages;
-  std::exception_ptr refusal;  // the first
+  std::exception_ptr refusal;  // of the first call that was refused
 };
 
 }  // namespace hbm::process_group

@@ -83,7 +83,7 @@ class DeviceOperation final : public progress::Operation {
   const std::shared_ptr<DeviceTransfer> transfer_;
   SendOrder::Position position_;
   size_t chunk_ = 0;
-  bool begun_ = false;  // the current chunk's operation
+  bool begun_ = false;  // the current chunk's operation has begun
 };
 
 }  // namespace hbm::process_group

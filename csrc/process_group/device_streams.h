@@ -73,7 +73,7 @@ class DeviceStreams {
   const size_t chunk_bytes_;
 
   std::mutex mutex_;                                             // guards unfinished_
-  std::vector<std::shared_ptr<const DeviceResult>> unfinished_;  // of collectives
+  std::vector<std::shared_ptr<const DeviceResult>> unfinished_;  // results of collectives
 };
 
 }  // namespace hbm::process_group

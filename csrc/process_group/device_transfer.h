@@ -151,7 +151,7 @@ class DeviceTransfer {
   const MakeCopies make_to_device_;
   Copies to_host_;
   Copies to_device_;
-  bool started_ = false;               // the copies to the host
+  bool started_ = false;               // the copies to the host have started
   std::vector<c10::Event> arriving_;   // behind the copies of each chunk to the host
   std::optional<c10::Event> leaving_;  // behind the copies to the device
   std::exception_ptr failed_;          // the error of the copies at issue

@@ -56,7 +56,7 @@ class FlightRecord {
  private:
   struct Entry {
     Issued issued;
-    uint64_t number = 0;     // 0: empty
+    uint64_t number = 0;     // 0: the entry is empty
     int64_t entered_ns = 0;  // since the epoch
     bool finished = false;
     std::shared_ptr<const progress::Request> request;

@@ -642,7 +642,7 @@ bool OperationQueue::end(Clock::time_point progress_until, Clock::time_point cal
   const Lock lock(mutex_);
   work_.notify_all();
   follow_.notify_all();
-  changed_.notify_all();  // stop() parks
+  changed_.notify_all();  // a thread in stop() parks
   const Clock::time_point now = Clock::now();
   const bool drives = driving_ && !progress_thread_parked() && now < progress_until;
   // Called with the lock held. The progress thread needs the lock to stop, and the group waits for

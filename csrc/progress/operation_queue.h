@@ -237,8 +237,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   std::exception_ptr broken_;
   std::deque<std::function<void()>> ready_;        // callbacks of done requests
   int workers_ = 0;                                // threads in work()
-  int followers_ = 0;                              // of these: waiting to lead
-  bool leading_ = false;                           // one of these threads leads
+  int followers_ = 0;                              // workers that wait to lead
+  bool leading_ = false;                           // a worker leads
   bool starting_ = false;                          // a new thread has not entered work() yet
   std::vector<const std::atomic<bool>*> callers_;  // parked_here() of threads in callbacks
   std::atomic<bool> interrupted_{false};  // the progress thread shall check the queue's state
