@@ -53,7 +53,7 @@ class DeviceStreams {
 
   // Returns a contiguous host copy for `tensor`: uninitialised, with its shape and type. The memory
   // is pinned memory in the segment, else PyTorch's pinned memory, else pageable memory if the
-  // device has no pinned allocator. Throws Error(kExhausted).
+  // device has no pinned allocator. Throws Error(kExhausted) if the host has no such memory left.
   at::Tensor host_copy(const at::Tensor& tensor) const;
   // Returns a flat tensor of `elements`, with the type of `like`, in memory as host_copy() uses it.
   at::Tensor host_tensor(int64_t elements, const at::TensorOptions& like) const;
