@@ -1,5 +1,5 @@
-// accumulate() for every pair of types on every instruction set that this processor runs, bit for
-// bit against one element at a time.
+// accumulate() for every pair of types, on every instruction set that this processor runs. The
+// results must have the bits of a loop over single elements.
 #include "kernels/accumulate.h"
 
 #include <gtest/gtest.h>
@@ -102,7 +102,8 @@ class AccumulateTest : public testing::TestWithParam<Case> {
  protected:
   static constexpr std::byte kGuard{0xA5};
 
-  // Random bits, and real numbers near 1, whose sums are rounded more often than they are infinite.
+  // Returns elements of random bits. For real types about half of them are numbers between -2 and
+  // 2, whose sums are often rounded and never infinite.
   Bytes random_elements(size_t count, Dtype dtype) {
     Bytes bytes(count * element_size(dtype));
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());
@@ -182,8 +183,8 @@ TEST(Accumulate, UsesTheChosenKernels) {
   EXPECT_EQ(target[2], 18);
 }
 
-// 1 + 2^-24 is halfway between two numbers of float32. With 2^-52 more, which only float64 can
-// hold, the sum is above the middle.
+// 1 + 2^-24 is halfway between two numbers of float32, and would be rounded to 1. With 2^-52 more,
+// which only float64 can hold, the sum is above the middle and is rounded up.
 TEST(Accumulate, IsComputedInTheWiderType) {
   float target = 1;
   const double source = std::ldexp(1, -24) + std::ldexp(1, -52);

@@ -1,4 +1,4 @@
-// Agreement of all ranks on the facts that hold on each.
+// The step of group formation in which all ranks learn which facts hold on every rank.
 #include "bootstrap/agreement.h"
 
 #include <gtest/gtest.h>
@@ -85,7 +85,8 @@ TEST(Agreement, NamesTheRanksThatDidNotCome) {
   });
 }
 
-// Rank 2 never arrives, and rank 0's deadline passes before rank 1 has written its key.
+// Rank 2 never arrives. Rank 0's deadline passes before rank 1 has written the key that names it,
+// and still rank 0's error must not count rank 1 as missing.
 TEST(Agreement, DoesNotNameARankThatJustArrived) {
   const auto store = std::make_shared<FakeStore>();
   std::atomic<int> vouched{0};
@@ -99,7 +100,7 @@ TEST(Agreement, DoesNotNameARankThatJustArrived) {
   });
 }
 
-// Finds rank 1 dead.
+// Reports rank 1 as dead.
 class Witness final : public RankWatch {
  public:
   void met(int /*rank*/, const Member& /*member*/) override {}

@@ -130,7 +130,7 @@ TEST(Arrivals, DoNotWakeIfADeviceMayCarryMessages) {
   close(device);
 }
 
-// UCX connects with the first messages.
+// UCX connects only when the first message is sent. Before, there is no connection to watch.
 TEST(Arrivals, WakeOnceThereIsAConnection) {
   Arrivals arrivals;
   Watched connection(/*connected=*/false);
@@ -140,7 +140,7 @@ TEST(Arrivals, WakeOnceThereIsAConnection) {
   connection.send();
   progress::Slept slept = progress::Slept::kNoWakeup;
   while (slept == progress::Slept::kNoWakeup)
-    slept = sleep(arrivals, microseconds(100));  // it checks for connections periodically
+    slept = sleep(arrivals, microseconds(100));  // `arrivals` looks for connections periodically
   EXPECT_EQ(slept, progress::Slept::kWoken);
 }
 

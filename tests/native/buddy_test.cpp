@@ -22,7 +22,7 @@ struct Shape {
   uint64_t largest;
 };
 
-// Ranges by offset.
+// The ranges handed out, by offset, and searches for free ranges.
 class Model {
  public:
   explicit Model(const Shape& shape) : shape_(shape) {}

@@ -36,7 +36,7 @@ struct Speaker {
   std::shared_ptr<progress::OperationQueue> transfers;
   uint64_t* sequence;
   std::vector<size_t> sizes;     // of messages, in bytes, that are worth trying
-  size_t most_bytes;             // of all that an operation brings to one rank
+  size_t most_bytes;             // the most that one rank receives in one operation
   std::vector<Allocate> memory;  // kinds of memory to have tensors in
   // Returns the expected result of a reduction of all ranks' inputs.
   std::function<Bytes(const std::vector<Bytes>&, size_t count, Dtype, ReduceOp)> reduced = in_order;
@@ -68,8 +68,8 @@ class Conversation {
     checks_.clear();
   }
 
-  // Ends this rank's part. A rank moves the data of other ranks only while it drives operations, so
-  // the barrier keeps each rank until all have finished.
+  // Ends the conversation for this rank. A rank moves the data of other ranks only while it drives
+  // operations. So a barrier keeps each rank until all have finished their operations.
   void part() {
     finish();
     barrier();
@@ -108,7 +108,8 @@ class Conversation {
     return speaker_.memory[index % speaker_.memory.size()];
   }
 
-  // Returns a random number of elements for a message. `messages` of them have most_bytes at most.
+  // Returns a random number of elements for a message, so that `messages` such messages together
+  // have at most most_bytes.
   size_t count(size_t messages = 1) {
     const size_t most = speaker_.most_bytes / messages;
     size_t bytes = speaker_.sizes[shared_() % speaker_.sizes.size()];
@@ -307,8 +308,9 @@ class Conversation {
   }
   int new_tags() { return first_tag_ = (first_tag_ + kMessages) % (1000 * kMessages); }
 
-  // Each rank sends messages to the next rank. The receives are issued before or after the sends,
-  // and in the order of the sends or, each with a tag of its own, in reverse.
+  // Each rank sends several messages to the next rank, and issues its receives before or after its
+  // sends. In half of the rings each message has its own tag, and the receives are in reverse
+  // order.
   void ring() {
     if (speaker_.size == 1) return;
     const int first_tag = new_tags();
@@ -332,7 +334,7 @@ class Conversation {
     if (!send_first) send_all();
   }
 
-  // All ranks send to the root, which receives in the order of arrival.
+  // All other ranks send to the root, which receives in the order of arrival.
   void any_source() {
     const int tag = new_tags();
     const size_t n = count(ranks());
@@ -369,7 +371,7 @@ class Conversation {
   ReduceOp op_{};
   int root_ = 0;
   uint64_t seed_ = 0;
-  const Allocate* one_kind_ = nullptr;  // the memory of all ranks' tensors; null: each its own
+  const Allocate* one_kind_ = nullptr;  // the kind of memory of all tensors; null: random for each
 };
 
 }  // namespace hbm::communicator

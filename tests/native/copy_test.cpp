@@ -46,7 +46,8 @@ INSTANTIATE_TEST_SUITE_P(Copy, CopyTest,
                                          kNonTemporalFromAtMostBytes + 1,
                                          kNonTemporalFromAtMostBytes + 4097));
 
-// A part uses non-temporal stores like the whole copy, for every start and end within a cache line.
+// copy_part() copies a part of a copy that is large enough for non-temporal stores. The part has
+// any start and end within a cache line.
 TEST(Copy, PartsOfALargeCopyAreCorrect) {
   std::mt19937_64 random = test_random();
   std::vector<uint8_t> from(5 * 4096);
@@ -64,8 +65,8 @@ TEST(Copy, PartsOfALargeCopyAreCorrect) {
   }
 }
 
-// For every start and end within a cache line, and for both kinds of stores, of which each turn
-// takes one.
+// The copies have any start and end within a cache line. In some turns CopyToPeers uses cached
+// stores, in others non-temporal stores.
 TEST(Copy, ToPeersIsWholeInEveryTurn) {
   std::mt19937_64 random = test_random();
   std::vector<uint8_t> from(96 << 10);
@@ -88,13 +89,15 @@ TEST(Copy, PrefersAKindOnceTwoPairsAgree) {
     preference.record(nanoseconds(cached), nanoseconds(non_temporal));
     return preference.non_temporal();
   };
+  // Each call records the times of a pair of copies, in nanoseconds: with cached stores, and with
+  // non-temporal stores. Between chiplets cached stores take 160, within one chiplet 40.
   CachePreference preference;
   EXPECT_FALSE(record(preference, 160, 45));  // between chiplets
   EXPECT_FALSE(record(preference, 40, 45));   // an outlier
   EXPECT_FALSE(record(preference, 160, 45));
   EXPECT_TRUE(record(preference, 160, 45));
   for (int pair = 0; pair < 100; ++pair) EXPECT_TRUE(record(preference, 160, 45));
-  EXPECT_TRUE(record(preference, 80, 45));  // less clear: the kind stays
+  EXPECT_TRUE(record(preference, 80, 45));  // a smaller difference: the choice stays
   EXPECT_TRUE(record(preference, 40, 45));  // an outlier
   EXPECT_TRUE(record(preference, 160, 45));
   EXPECT_TRUE(record(preference, 40, 45));  // within one chiplet

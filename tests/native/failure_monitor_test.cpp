@@ -1,5 +1,5 @@
-// The reports that a group gets about its ranks on other nodes, and their order. The store is a
-// fake.
+// The reports that a group gets about its ranks on other nodes, and the order of these reports. The
+// store is a fake.
 #include "communicator/failure/failure_monitor.h"
 
 #include <gtest/gtest.h>
@@ -186,11 +186,13 @@ TEST(FailureMonitor, ErrorNamesADepartedRank) {
   group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
 }
 
-// Checks the group's operation once: after the store has answered whether a rank has left, and
-// before the monitor reads the failure log, which it does next.
+// Checks the group's operation once, at a certain point of the monitor's questions to the store:
+// after the answer to the question whether a rank has left, and before the monitor's next question,
+// which reads the failure log.
 class LookBetween {
  public:
-  // `before` is called before the first answer.
+  // `question`: the key that exists once the rank has left. `before` is called once, before the
+  // store answers whether this key exists.
   LookBetween(Watched& group, const char* question, const std::function<void()>& before) {
     group.store->before_has([state = state_, question, before](const std::string& key) {
       if (key == question && !state->asked.exchange(true)) before();
@@ -220,10 +222,10 @@ class LookBetween {
     std::atomic<bool> asked = false;
     std::atomic<bool> looks = false;
     std::exception_ptr seen;
-    std::atomic<bool> looked = false;  // after `seen`
+    std::atomic<bool> looked = false;  // set after `seen`
   };
   const std::shared_ptr<State> state_ =
-      std::make_shared<State>();  // a late answer may outlive this
+      std::make_shared<State>();  // an answer of the store may come after this object's end
 };
 
 // A check that knows that rank 1 has left, but not yet rank 1's entry in the failure log, finds no
@@ -261,7 +263,8 @@ TEST(FailureMonitor, LeavingAFailedGroupPublishesFirst) {
   EXPECT_TRUE(group.store->has({"hbm/failures/1"}, {}));
 }
 
-// Rank 1 serves the store, leaves its last group and ends; rank 0 waits for it later.
+// Rank 1 serves the store, leaves its last group and ends. Later an operation of rank 0 waits for
+// rank 1: it fails without a question to the store, which has ended with rank 1.
 TEST(FailureMonitor, DoesNotQueryAClosedStore) {
   Watched group({1});
   group.tell("closing\n" + bootstrap::process_id() + "/p/group g\n1");
@@ -278,7 +281,7 @@ TEST(FailureMonitor, DoesNotQueryAClosedStore) {
   group.store->before_add(count);
   group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
   group.detector.report_failure(
-      Error(ErrorKind::kTimeout, "it is tired"));  // waits for the next round
+      Error(ErrorKind::kTimeout, "it is tired"));  // the monitor's next round would publish it
   group.detector.finish_reports();
   group.detector.stop();
   EXPECT_EQ(*questions, 0);
@@ -307,7 +310,7 @@ TEST(FailureMonitor, StoreServerLeavesLast) {
     EXPECT_FALSE(group.store->has({key}, {}));
 }
 
-// No rank serves the store: the last rank to ask it removes the keys.
+// No rank serves the store, so the last rank to leave removes the keys.
 TEST(FailureMonitor, LastRankToLeaveRemovesTheKeys) {
   for (const long others : {1, 2}) {
     Watched group({}, bootstrap::StoreServer::kNoRank);
@@ -337,7 +340,8 @@ const std::vector<GroupState> kStates = {
     GroupState::kMeeting, GroupState::kJoining, GroupState::kLocal,  GroupState::kMonitored,
     GroupState::kLeaving, GroupState::kLeft,    GroupState::kStopped};
 
-// Returns a group in this state: of this process alone in kLocal, else also of one on another node.
+// Returns a group in this state. In kLocal its only rank is this process; else it also has a rank
+// on another node.
 std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
   FailureMonitor& monitor = FailureMonitor::here();
   const auto store = std::make_shared<FakeStore>();

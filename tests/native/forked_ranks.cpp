@@ -30,7 +30,8 @@ pid_t start(const std::function<void()>& body) {
     ADD_FAILURE() << error.what();
   }
   std::fflush(nullptr);
-  // Exits without destructors of statics: objects that must exist until the process ends do so.
+  // Exits without the destructors of static objects: some of these must exist until the process
+  // ends.
   _exit(testing::Test::HasFailure() ? 1 : 0);
 }
 

@@ -15,8 +15,9 @@ struct ForkedRank {
   std::filesystem::path directory;  // of the files that ranks share, see FileStore
 };
 
-// Runs `body` in a process and returns its wait status: exit code 0 if body() has returned and
-// nothing in it failed the test. No such process outlives this one, or two minutes.
+// Runs `body` in a child process and returns the child's wait status: exit code 0 if body() has
+// returned and nothing in it failed the test. The child is killed when this process ends, or after
+// two minutes.
 int run_forked(const std::function<void()>& body);
 
 // Runs `body` in `size` processes. A failure in a process fails the test. The ranks in `killed`

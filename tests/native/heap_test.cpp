@@ -206,7 +206,7 @@ TEST(Heap, StrictPoliciesCommitPagesImmediately) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       Heap heap(policy);
-      const size_t bytes = 40 * kMiB + 5;  // more than one slice
+      const size_t bytes = 40 * kMiB + 5;  // more than kCommitStepBytes
       void* block = heap.allocate(bytes);
       EXPECT_EQ(where(block, bytes), (std::map<int, uint64_t>{{0, bytes}}));
       heap.free(block);

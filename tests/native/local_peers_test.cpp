@@ -96,7 +96,7 @@ struct Explorer {
   int size;
   milliseconds patience = kTimeout;
   std::string segment_name = "ddr";
-  bool is_reachable = true;  // by ranks that call it
+  bool is_reachable = true;  // other ranks can connect to this rank's listener
   std::shared_ptr<SharedSegment> segment =
       SharedSegment::create(memory::Policy::kDdr, kSegmentBytes);
   bootstrap::Participant participant;
@@ -265,7 +265,8 @@ TEST(Explore, NamesARankThatNeverComes) {
   });
 }
 
-// A store whose process is killed after it has published one step, or has been counted in the step.
+// A store that kills its process once the process has written a key of `step`, or has added itself
+// to the counter of `step`.
 class DeadlyStore final : public bootstrap::KeyValue {
  public:
   DeadlyStore(std::shared_ptr<bootstrap::KeyValue> store, std::string step)
@@ -364,7 +365,7 @@ TEST(Explore, AFurtherGroupNeedsNoSockets) {
   run_forked_ranks(4, [](const ForkedRank& forked) {
     Explorer rank(forked);
     const LocalPeers first = rank.explore();
-    rank.segment = nullptr;  // no rank uses it again
+    rank.segment = nullptr;  // the further group must not need it
     const LocalPeers again = rank.explore();
     EXPECT_EQ(again.at, first.at);
     EXPECT_EQ(again.node_of, first.node_of);

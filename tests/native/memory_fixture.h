@@ -25,8 +25,9 @@
 // Around a fork, memkind's jemalloc locks all its mutexes: more than ThreadSanitizer can follow. In
 // the child, jemalloc makes the mutexes again without a call that ThreadSanitizer knows. So the
 // first line makes ThreadSanitizer ignore memkind, and the second the last unlock, which is a tail
-// call out of memkind's fork handler. ThreadSanitizer then no longer sees that memkind orders the
-// owners of a block. The third line ignores the access that shows it: the next owner's touch().
+// call out of memkind's fork handler. ThreadSanitizer then no longer sees that memkind hands a
+// block from one owner to the next, and would report a race in the next owner's touch(). The third
+// line ignores that report.
 extern "C" const char* __tsan_default_suppressions() {
   return "called_from_lib:libmemkind.so\n"
          "mutex:__run_postfork_handlers\n"

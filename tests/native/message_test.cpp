@@ -82,7 +82,7 @@ TEST(Message, TextToleratesAnyBytes) {
 
 TEST(Message, EqualHeadersPass) {
   MessageHeader found = make_header(kSend, 8, 0, 64);
-  found.transfer = 12345;  // the sender's own
+  found.transfer = 12345;  // the sender's number for the message: not compared
   EXPECT_NO_THROW(check_header(found, make_header(kSend, 8, 0, 64), 1, "group g"));
 }
 

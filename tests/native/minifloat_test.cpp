@@ -43,7 +43,7 @@ void check_format(const reference::Format& format) {
   std::mt19937_64 random = test_random();
   for (int i = 0; i < kRandomFloats; ++i) {
     check_encode<F>(format, float_of(static_cast<uint32_t>(random())));
-    // Exponents from 2^-32 to 2^31, where narrow formats live.
+    // Numbers from 2^-32 to 2^32: the numbers of narrow formats are in this range.
     const float near_one = std::ldexp(1 + static_cast<float>(random() % 65536) / 65536,
                                       static_cast<int>(random() % 64) - 32);
     check_encode<F>(format, random() % 2 == 0 ? near_one : -near_one);

@@ -130,7 +130,7 @@ TEST(MpiState, NodesOfOneKernelMayShareMemory) {
   for (const size_t rank : {0, 2}) {
     EXPECT_TRUE(share(rank, "boot", true));
     EXPECT_FALSE(share(rank, "boot", false));
-    EXPECT_FALSE(share(rank, "another", true));  // ranks of one node do not count
+    EXPECT_FALSE(share(rank, "another", true));  // only ranks of its own node share its kernel
   }
 }
 

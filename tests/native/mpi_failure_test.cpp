@@ -39,7 +39,7 @@ std::unique_ptr<progress::Operation> allreduce(const Group& group, const Call& c
 TEST(MpiMismatch, EveryRanksErrorNamesTheDifference) {
   struct Case {
     std::string name;
-    std::string words;  // for the ranks that get both headers
+    std::string words;  // in every rank's error; empty if the errors share no words
     std::function<void(Call&)> change;
   };
   const std::vector<Case> cases = {

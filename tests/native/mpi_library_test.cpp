@@ -28,7 +28,7 @@ const fs::path kStandard1 = kFakes / "libfake_standard_1.so";
 const fs::path kStandard2 = kFakes / "libfake_standard_2.so";
 const fs::path kNameAlone = kFakes / "libfake_name_alone.so";
 
-// A library is found once in a process.
+// A process looks for the MPI library only once, so each trial has a process of its own.
 void in_a_process_of_its_own(const std::function<void()>& body) { EXPECT_EQ(run_forked(body), 0); }
 
 void expect_refused(const fs::path& named, std::initializer_list<std::string> words) {
@@ -96,7 +96,7 @@ TEST(MpiLibrary, ErrorNamesALibraryWithoutPmi1) {
   });
 }
 
-// MPICH itself would end the process.
+// Under a launcher that offers only PMIx, MPICH's MPI_Init would end the process.
 TEST(MpiLibrary, PmixOnlyLauncherDoesNotStartMpich) {
   const auto launched = [] {
     World::launched(std::chrono::steady_clock::now() + std::chrono::seconds(10));

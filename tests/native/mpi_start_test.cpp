@@ -1,4 +1,5 @@
-// The environment in which MPI starts, and the trial of MPI_Init, with programs of the shell.
+// The environment in which MPI starts, and the trial of MPI_Init in a child process. Shell scripts
+// replace the program of the trial.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -55,13 +56,13 @@ TEST(StartEnvironment, AnEmptyUcxTlsCountsAsUnset) {
 TEST(StartEnvironment, RiskyVariablesAreListed) {
   setenv("UCX_TLS", "rc", 1);
   setenv("FI_PROVIDER", "psm2", 1);
-  setenv("MPIR_CVAR_CH4_NUM_VCIS", "4", 1);  // overridden
+  setenv("MPIR_CVAR_CH4_NUM_VCIS", "4", 1);  // not listed: hbm overrides it
   EXPECT_EQ(risky_variables(), "FI_PROVIDER=psm2 UCX_TLS=rc");
   for (const char* name : {"UCX_TLS", "FI_PROVIDER", "MPIR_CVAR_CH4_NUM_VCIS"}) unsetenv(name);
   EXPECT_EQ(risky_variables(), "");
 }
 
-// Tries as rank 0 of `size`, with a program of the shell.
+// Tries MPI_Init as rank 0 of `size`, with a shell script as the program of the trial.
 void try_with(const std::string& script, int size = 1,
               std::chrono::milliseconds patience = kTimeout,
               const std::function<void()>& check = {}) {
@@ -92,7 +93,7 @@ TEST_F(Trial, ReturnsAfterMpiInit) {
   try_with(kPasses);
   set_trial_program({});
   const PmiResponder::Job job;
-  try_initialise(library(), nullptr, job, "UCX_TLS=rc", {});  // no program
+  try_initialise(library(), nullptr, job, "UCX_TLS=rc", {});  // without a program: no trial
 }
 
 TEST_F(Trial, ReportsHowTheProgramEnded) {

@@ -40,8 +40,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, NodesCollectives,
                          testing::Values("ab", "abc", "aab", "aabb", "abab", "aaab", "abbb", "abcc",
                                          "aaabb", "abcabc", "aabbccdd", "abcdefgh"));
 
-// Returns elements over the whole range of a type, so that the sum of a node's elements is outside
-// of the range.
+// Returns random elements over the whole range of a type, so that sums of a node's elements are
+// often outside of the range.
 template <class Element>
 std::vector<Element> any_elements(size_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -65,7 +65,8 @@ std::vector<Element> means(uint64_t seed, size_t ranks, size_t count) {
   return found;
 }
 
-// Runs the reductions with AVG, in which leaders add the sums of nodes, on `each` elements a rank.
+// Runs allreduce, reduce and reduce_scatter with AVG. In these, leaders add the sums of nodes. The
+// share of each rank in a reduce_scatter has `each` elements.
 template <class Element>
 void take_means(NodesTalk& talk, const ForkedRank& rank, Dtype dtype, size_t each, uint64_t seed) {
   SCOPED_TRACE(std::string(dtype_name(dtype)) + ", " + std::to_string(each));
@@ -120,7 +121,7 @@ TEST_P(NodesMeans, OfIntegersAreExactAndUseLeaders) {
 INSTANTIATE_TEST_SUITE_P(Layouts, NodesMeans,
                          testing::Values("abc", "aabb", "abab", "aaab", "aaabb", "aabbcc"));
 
-// If there is one other node, it answers a broadcast of more than 64 KiB.
+// In a broadcast of more than 64 KiB between two nodes, the receiving node answers each block.
 TEST(NodesBroadcast, IsCorrectAroundTheAnswerLimit) {
   for (const std::string layout : {"ab", "aabb"}) {
     mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
@@ -141,7 +142,8 @@ TEST(NodesBroadcast, IsCorrectAroundTheAnswerLimit) {
   }
 }
 
-// The root waits, even if its sockets take all data: a link's queue that overflows loses packets.
+// Rank 0, the root, waits until rank 1 has come to the broadcast, although its sockets would take
+// all data. Data sent earlier could overflow the queue of a link, which then loses packets.
 TEST(NodesBroadcast, ToANodeThatHasNotComeWaits) {
   setenv("UCX_TLS", "tcp,self", 1);
   mpi::run_ranks(2, [](const mpi::Rank& rank) {

@@ -15,7 +15,8 @@
 namespace hbm::communicator {
 namespace {
 
-// The difference between one rank and the others, in a collective of float32 or int32.
+// A way in which a rank's collective may differ from the other ranks' collective. `call` makes a
+// rank's collective, the different one if `differs` is true.
 struct Difference {
   const char* name;
   std::function<OperationPtr(Communicator&, std::byte* data, size_t ranks, bool differs)> call;
@@ -32,7 +33,7 @@ std::vector<Sink> rooms(std::byte* data, size_t ranks, size_t count) {
   return parts;
 }
 
-constexpr size_t kSome = 50'000;  // elements: several blocks
+constexpr size_t kSome = 50'000;  // elements; they take several blocks
 constexpr size_t kMore = 60'000;
 
 const Difference kDifferences[] = {
@@ -114,7 +115,8 @@ TEST(NodesMismatch, OfBroadcastAlgorithmsFailsOnAllRanks) {
       "abc", 2);
 }
 
-// A collective with a root, of `count` elements to or from each rank.
+// Makes a collective with a root, of `count` elements to or from each rank. `roots`: true on the
+// rank that takes itself for the root.
 using Rooted = std::function<OperationPtr(Communicator&, uint64_t sequence, std::byte* data,
                                           size_t ranks, size_t count, int root, bool roots)>;
 
@@ -141,7 +143,8 @@ const std::map<std::string, Rooted> kRooted = {
      }},
 };
 
-// A rank of a group whose last rank names itself the root of a collective, and the others rank 0.
+// A rank of a group in which the ranks disagree about the root of a collective. The last rank names
+// itself, the other ranks name rank 0.
 class RootsTalk {
  public:
   RootsTalk(const ForkedRank& rank, const std::string& layout, const std::string& name,
@@ -204,7 +207,8 @@ TEST(NodesMismatch, OfRootsFailsByTheNextBarrier) {
   each_count("ab", {"broadcast", "scatter"}, ends_by_the_next_barrier);
 }
 
-// The ranks compare an answered block with its answer, also if the block is much longer.
+// Each rank takes itself for the root, sends a block, and waits for the empty answer of the other.
+// It receives the other's block instead, which is much longer, and must still compare the headers.
 TEST(NodesMismatch, OfLargeBroadcastsRootsFailsOnBoth) {
   mpi::run_ranks(2, [](const mpi::Rank& rank) {
     RootsTalk talk(rank, "ab", "broadcast", kSome);
@@ -223,7 +227,7 @@ TEST(NodesMismatch, OfReceivingRootsEndsAtTheTimeout) {
   });
 }
 
-// One element goes from rank `from` to the other of two ranks, as this rank sees it.
+// Makes `rank`'s operation of a transfer of one element from rank `from` to the other of two ranks.
 OperationPtr move_one(const std::string& name, NodesTalk& talk, float* data, int rank, int from) {
   Communicator& group = talk.communicator();
   if (name == "send/recv" && rank == from)
@@ -236,8 +240,9 @@ OperationPtr move_one(const std::string& name, NodesTalk& talk, float* data, int
                           rank == root);
 }
 
-// Both ranks send a message that no rank receives, and end the group. MPI may deliver it to the
-// next group of these ranks, which may have the same name: the result is an error, and never data.
+// In the group `name`, both ranks send a message that no rank receives, and end the group. MPI may
+// deliver these messages in the ranks' next group, `later`. That must be an error, and never data,
+// also if both groups have the same name.
 void leave_unread(const mpi::Rank& rank, const std::string& name, const std::string& later) {
   float data[] = {10, 10};
   {

@@ -39,8 +39,9 @@ inline bool is_narrow(Dtype dtype) {
   return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat8E4M3FN;
 }
 
-// Returns the expected result of a reduction: of the ranks of each node, in their order, and then
-// of the nodes' results, in the nodes' order. Each of the two stages rounds.
+// Returns the expected result of a reduction over several nodes. The ranks of each node are reduced
+// first, in their order, and then the nodes' results, in the nodes' order. Each of the two stages
+// rounds. A mean of integers is rounded once, as if all ranks were on one node.
 inline Bytes reduced_over(const std::string& layout, const std::vector<Bytes>& inputs, size_t count,
                           Dtype dtype, ReduceOp op) {
   const auto nodes = nodes_of(layout);

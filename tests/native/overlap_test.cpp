@@ -63,7 +63,8 @@ TEST(Overlap, AgreesWithEnumerationForEverySmallLayout) {
   every_layout(4, 3, 5, compare);
 }
 
-// Two arrays of elements of 2 bytes.
+// Both arrays have elements of 2 bytes. Their distance is in bytes, so elements may overlap in
+// part.
 TEST(Overlap, OfTwoArraysAgreesWithEnumeration) {
   std::vector<std::pair<Numbers, Numbers>> layouts;
   every_layout(2, 4, 6, [&](const Numbers& sizes, const Numbers& strides) {
@@ -95,12 +96,12 @@ TEST(Overlap, OfTwoArraysAgreesWithEnumeration) {
 
 TEST(Overlap, KnowsLargeLayouts) {
   constexpr int64_t kMany = int64_t{1} << 20;
-  EXPECT_FALSE(elements_overlap(Numbers{kMany, kMany}, Numbers{1, kMany}));  // transposed
+  EXPECT_FALSE(elements_overlap(Numbers{kMany, kMany}, Numbers{1, kMany}));  // a transposed matrix
   EXPECT_TRUE(elements_overlap(Numbers{kMany, kMany}, Numbers{1, kMany - 1}));
-  EXPECT_TRUE(elements_overlap(Numbers{kMany, 2}, Numbers{1, 1}));           // windows
-  EXPECT_FALSE(elements_overlap(Numbers{999, 1000}, Numbers{1000, 999}));    // never meet
-  EXPECT_TRUE(elements_overlap(Numbers{1000, 1001}, Numbers{1000, 999}));    // at 999 * 1000
-  EXPECT_FALSE(elements_overlap(Numbers{2, 2}, Numbers{kMany, kMany + 1}));  // far apart
+  EXPECT_TRUE(elements_overlap(Numbers{kMany, 2}, Numbers{1, 1}));           // windows that overlap
+  EXPECT_FALSE(elements_overlap(Numbers{999, 1000}, Numbers{1000, 999}));    // meet past the end
+  EXPECT_TRUE(elements_overlap(Numbers{1000, 1001}, Numbers{1000, 999}));    // meet at 999 * 1000
+  EXPECT_FALSE(elements_overlap(Numbers{2, 2}, Numbers{kMany, kMany + 1}));  // two rows, far apart
   EXPECT_FALSE(elements_overlap(Numbers{kMany, 2, 3}, Numbers{8, 3, 2}));
 }
 

@@ -156,7 +156,8 @@ TEST(ShmSlotChunk, FitsTheSmallestSegmentOfOversubscribedRanks) {
   });
 }
 
-// Ranks that share a processor stage a megabyte at a time, ranks with one each an eighth of that.
+// The slots of ranks that share a processor take over 4 MiB, those of ranks with a processor each a
+// quarter of that.
 TEST(ProcessorDemand, DecidesWhatItsGroupsStage) {
   const std::vector<int> cpus = allowed_cpus();
   for (const bool together : {true, false}) {
@@ -173,8 +174,8 @@ TEST(ProcessorDemand, DecidesWhatItsGroupsStage) {
   }
 }
 
-// For oversubscribed ranks staging_bytes decides the slot chunk, also if it does not decide MPI's
-// chunk.
+// Oversubscribed ranks compute their slot chunk from staging_bytes. So staging_bytes must be equal
+// on all ranks, even if both values give the same chunk over MPI.
 TEST(ProcessorDemand, HasOneStagingBytes) {
   const int cpu = allowed_cpus().front();
   run_forked_ranks(2, [&](const ForkedRank& rank) {

@@ -1,4 +1,4 @@
-// Sums of integers in a wider type, and means of them.
+// Sums of integers in a wider type, and their means.
 #include "kernels/partial_sum.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ TEST(PartialSum, AverageMayReplaceASource) {
 }
 
 TEST(PartialSum, AverageOf64BitIntegersIsExact) {
-  constexpr size_t kCount = 1'003;  // more than a slice of 128-bit sums
+  constexpr size_t kCount = 1'003;  // more 128-bit sums than average() handles in one step
   const std::vector<int64_t> values(kCount, INT64_MIN);
   std::vector<__int128> node(kCount);
   widen(node.data(), Dtype::kInt128, values.data(), Dtype::kInt64, kCount);

@@ -1,4 +1,5 @@
-// The location of memory, by the kernel's queries of pages and by its tables of mappings.
+// The NUMA nodes of memory, as the kernel reports them: by queries of pages (move_pages), and in
+// its tables of mappings (/proc/self/maps and numa_maps).
 #include "memory/placement.h"
 
 #include <gtest/gtest.h>

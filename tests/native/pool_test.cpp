@@ -58,7 +58,7 @@ bool is_accessible(const std::byte* address) {
   return readable;
 }
 
-// Returns a file on a disk without a name, filled with `value`.
+// Returns a file on disk that has no name and is filled with `value`.
 Descriptor file_of(uint64_t bytes, char value) {
   std::string name = std::filesystem::temp_directory_path() / "pool_test_XXXXXX";
   Descriptor file(mkostemp(name.data(), O_CLOEXEC));

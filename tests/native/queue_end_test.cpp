@@ -82,7 +82,7 @@ TEST(QueueEnd, NoThreadPollsOrReturnsAfterTheEnd) {
     EXPECT_TRUE(process_ends());
     EXPECT_FALSE(must_park());
     const auto before = polls();
-    // The thread that ends the process still has its groups: it drives, without a worker.
+    // The thread that ends the process can still run operations: it drives them without a worker.
     const auto own = make_queue();
     const auto ready = std::make_shared<Script>();
     ready->ready = true;

@@ -30,7 +30,8 @@ class QueueInterruptionTest : public QueueTest {
   }
   ~QueueInterruptionTest() override { set_interruption_check(nullptr); }
 
-  // Expects that the group has failed and the other ranks have been notified.
+  // Expects that the queue is broken. Its failure hook, which notifies other ranks, must have run
+  // once.
   void expect_broken(const char* why) {
     ASSERT_EQ(failures().size(), 1U);
     expect_error(ErrorKind::kAborted, {why}, [&] { std::rethrow_exception(failures()[0]); });

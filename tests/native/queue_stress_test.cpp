@@ -14,7 +14,8 @@ namespace {
 constexpr int kThreads = 6;
 constexpr milliseconds kRunFor{700};
 
-// Takes a random number of polls, some of them slow.
+// Returns the script of an operation that takes a random number of polls. In one operation of eight
+// each poll is slow.
 std::shared_ptr<Script> random_script(std::mt19937_64& random) {
   const auto op = script("op", random() % 2 == 0);
   op->on_poll = [left = random() % 30, slow = random() % 8 == 0]() mutable {
@@ -54,7 +55,8 @@ class QueueStress : public QueueTest, public testing::WithParamInterface<Operati
     requests_.push_back(request);
   }
 
-  // Issues operations until the queue breaks or the time is over.
+  // Issues operations on several threads until the queue breaks or the time is over. Calls
+  // `meanwhile` on this thread.
   void run(const std::function<void()>& meanwhile) {
     const uint64_t seed = test_seed();
     std::vector<std::thread> threads;

@@ -204,7 +204,7 @@ TEST_F(QueueTest, DestroysCallbacksWithoutTheLock) {
     Waits(std::shared_ptr<OperationQueue> queue, std::atomic<bool>& gone)
         : queue(std::move(queue)), gone(gone) {}
     ~Waits() {
-      EXPECT_FALSE(queue->broken());  // takes the lock
+      EXPECT_FALSE(queue->broken());  // takes the queue's lock
       gone = true;
     }
     std::shared_ptr<OperationQueue> queue;
@@ -306,7 +306,7 @@ TEST_F(UnorderedQueueTest, SleepsForTheFirstIfAllWake) {
     return Slept::kWoken;
   };
   second->on_sleep = [](Clock::time_point until, bool) {
-    EXPECT_EQ(until, Clock::time_point::min());  // the progress thread only asks
+    EXPECT_EQ(until, Clock::time_point::min());  // the progress thread asks if this one could sleep
     return Slept::kTimedOut;
   };
   const auto first_ticket = enqueue(first);
@@ -348,7 +348,7 @@ TEST(Backoff, SleepsLongerUntilItIsReset) {
   }
 }
 
-// Counts the pauses up to the next sleep that something may end.
+// Returns the number of pauses until `backoff` calls its sleep function, which adds 1 to `sleeps`.
 int pauses_before_a_sleep(Backoff& backoff, const int& sleeps) {
   const int before = sleeps;
   int pauses = 0;
@@ -363,12 +363,12 @@ TEST(Backoff, PollsLessAfterWaitsThatSlept) {
     return Slept::kTimedOut;
   });
   int pauses = pauses_before_a_sleep(backoff, sleeps);
-  EXPECT_LT(pauses, 1000);  // fewer than if nothing could end a sleep
+  EXPECT_LT(pauses, 1000);  // far fewer than without a sleep function
   for (int wait = 0; wait < 20; ++wait) {
     backoff.reset();
     pauses = pauses_before_a_sleep(backoff, sleeps);
   }
-  EXPECT_LE(pauses, 10);  // still fewer if the thread has lost its processor
+  EXPECT_LE(pauses, 10);  // fewer than 10 if the thread lost its processor
 }
 
 TEST(Backoff, SleepsAgainAfterAPartialWakeup) {
@@ -443,7 +443,7 @@ TEST(Backoff, SleepsAloneIfNothingEndsASleep) {
   }
   EXPECT_GE(longest, milliseconds(1));
   for (int i = 0; i < 100; ++i) backoff.pause();
-  EXPECT_EQ(sleeps, 1);  // asks once per wait
+  EXPECT_EQ(sleeps, 1);  // the sleep function is called once in a wait
 }
 
 }  // namespace

@@ -48,7 +48,8 @@ class Elements {
   Elements(size_t count, Dtype dtype)
       : count_(count), dtype_(dtype), bytes_(count * element_size(dtype)) {}
 
-  // Random bits, and numbers near 1, whose sums are rounded more often than they are infinite.
+  // Returns elements of random bits. About half of them are numbers between -2 and 2, whose sums
+  // are often rounded and never infinite.
   template <class Random>
   static Elements random(size_t count, Dtype dtype, Random& random) {
     Elements elements(count, dtype);

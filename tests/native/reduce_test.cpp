@@ -23,7 +23,7 @@ constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg,  ReduceOp::kProduct
                              ReduceOp::kMin, ReduceOp::kMax,  ReduceOp::kBand,
                              ReduceOp::kBor, ReduceOp::kBxor, ReduceOp::kPremulSum};
 
-constexpr size_t kManyLanes = 5003;  // many steps of any dtype, and a rest
+constexpr size_t kManyLanes = 5003;  // many vectors of any dtype, and a rest
 
 std::vector<Dtype> reducible_dtypes() {
   std::vector<Dtype> dtypes;
@@ -36,7 +36,7 @@ std::vector<Dtype> reducible_dtypes() {
 
 using Bytes = std::vector<std::byte>;
 
-// Returns random bits half of the time; else numbers near 1, whose sums and products stay finite.
+// Returns random bits half of the time, else numbers between -2 and 2, whose sums stay finite.
 Bytes random_elements(Dtype dtype, size_t count, std::mt19937_64& random) {
   Bytes bytes(count * element_size(dtype));
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
@@ -265,7 +265,7 @@ TEST_P(KernelsTest, AverageOf64BitIntegersIsExact) {
       (U{UINT64_MAX, UINT64_MAX / 3}));
 }
 
-// The sums of nodes have 128 bits.
+// Between nodes, the sums of the ranks of a node have 128 bits.
 TEST_P(KernelsTest, AverageOfPartialSumsIsExact) {
   const std::vector<__int128> sums = {static_cast<__int128>(INT64_MIN) * 3,
                                       static_cast<__int128>(INT64_MAX) * 3};

@@ -166,7 +166,7 @@ class Bystander final : public RankWatch {
   std::string deaths() override { return {}; }
 };
 
-// Stands for one Ctrl-C, at the first check for it.
+// The check for Ctrl-C. After `interrupts` was set, the next check reports one Ctrl-C.
 struct Interrupted : std::exception {};
 std::atomic<bool> interrupts{false};
 std::exception_ptr interrupt_once() {
@@ -181,7 +181,7 @@ TEST(Rendezvous, InterruptedRendezvousCounts) {
   const auto store = std::make_shared<FakeStore>();
   set_interruption_check(&interrupt_once);
   interrupts = true;
-  EXPECT_THROW(meet_once(store, 1), Interrupted);  // this is the main thread
+  EXPECT_THROW(meet_once(store, 1), Interrupted);  // only the main thread checks for Ctrl-C
   set_interruption_check(&never);
   expect_error(ErrorKind::kUnavailable,
                {"rank 1 of group g cannot take part: its wait was interrupted"},
@@ -206,7 +206,7 @@ TEST(Rendezvous, InterruptionAfterIntroductionAbortsTheFormation) {
     interrupts = true;
   });
   set_interruption_check(&interrupt_once);
-  EXPECT_THROW(meet_once(1), Interrupted);  // this is the main thread
+  EXPECT_THROW(meet_once(1), Interrupted);  // only the main thread checks for Ctrl-C
   set_interruption_check(&never);
   interrupting.join();
   waiting.join();
@@ -281,9 +281,9 @@ TEST(Rendezvous, FurtherStepsAreAmongSome) {
 TEST(Rendezvous, ReportsEachArrivalOnceAndEarlyOnesSoon) {
   const auto store = std::make_shared<FakeStore>();
   constexpr int kSize = 5;
-  std::atomic<int> seen{0};  // by ranks 0 to 3, of one another
+  std::atomic<int> seen{0};  // arrivals of ranks 0 to 3, counted by each of them
   on_ranks(kSize, [&](int rank) {
-    if (rank == kSize - 1) {  // comes once the others know of each other
+    if (rank == kSize - 1) {  // comes once ranks 0 to 3 have met one another
       while (seen.load() < (kSize - 1) * (kSize - 1)) std::this_thread::sleep_for(milliseconds(1));
     }
     Participant own{store, "p/", rank, kSize, "group g", in(kPatience)};
@@ -328,7 +328,8 @@ TEST(Claim, TwoProcessesWithOneRankAbortTheFormation) {
 }
 
 TEST(Claim, DoesNotMixRanksOfTwoJobs) {
-  // Rank 0 waits, another rank 0 is refused, and only then rank 1 comes, of either job.
+  // Two jobs share a store. Process 0 waits as rank 0 of one job, process 1 comes as rank 0 of the
+  // other and is refused. Only then process 2 comes, as rank 1 of one of the jobs.
   run_forked_ranks(3, [](const ForkedRank& process) {
     const auto store = std::make_shared<FileStore>(process.directory);
     if (process.rank == 1) {

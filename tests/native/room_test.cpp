@@ -37,7 +37,7 @@ TEST(Room, SmallRequestsShareOneQuery) {
   ASSERT_EQ(Error(ErrorKind::kUnavailable, "none").kind(), ErrorKind::kUnavailable);
   in_child([] {
     std::optional<uint64_t> again;
-    while (!again) {  // between the two calls, a busy machine may take longer than a reading lasts
+    while (!again) {  // on a busy machine the first reading may expire before the second call
       std::this_thread::sleep_for(milliseconds(110));
       const uint64_t first = shared_room(kMiB);
       again = room_without_files(kMiB);

@@ -15,7 +15,7 @@ constexpr const char* kVariable = "HBMCOMM_TEST_SEED";
 
 // The run's seed, which programs that the test starts inherit.
 uint64_t run_seed = 0;
-std::atomic<uint64_t> asked{0};  // seeds of the running test
+std::atomic<uint64_t> asked{0};  // number of seeds that the running test has drawn
 
 void set_run_seed(uint64_t seed) {
   run_seed = seed;

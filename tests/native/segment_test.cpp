@@ -118,7 +118,8 @@ TEST(SharedSegment, AlignsToCacheLinesAndPages) {
   });
 }
 
-// memkind refuses to make a heap of no arenas.
+// With this number of arenas memkind refuses to make a heap. The segment still gives blocks of its
+// reserved arena, which is not a part of the heap.
 TEST(SharedSegment, TheFrontNeedsNoHeap) {
   without_hbm([] {
     setenv("MEMKIND_ARENA_NUM_PER_KIND", "none", 1);
@@ -143,7 +144,7 @@ TEST(SharedSegment, UsesTheHeapWhenTheArenaIsFull) {
   without_hbm([] {
     const auto segment = SharedSegment::create(Policy::kDdr, kGiB);
     std::vector<void*> blocks;
-    for (int i = 0; i < 30; ++i) {  // of 4 MiB: past the 64 MiB of the arena
+    for (int i = 0; i < 30; ++i) {  // 120 MiB together; the reserved arena has 64
       blocks.push_back(segment->allocate_reserved(4 * kMiB));
       std::memset(blocks.back(), i, kMiB);
     }
@@ -199,7 +200,7 @@ TEST(SharedSegment, StrictPoliciesCommitPagesImmediately) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       const auto segment = SharedSegment::create(policy, kGiB);
-      const size_t bytes = 40 * kMiB + 5;  // more than one slice
+      const size_t bytes = 40 * kMiB + 5;  // more than kCommitStepBytes
       void* block = segment->allocate(bytes);
       EXPECT_EQ(where(block, bytes), (std::map<int, uint64_t>{{0, bytes}}));
       segment->free(block);

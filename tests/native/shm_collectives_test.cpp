@@ -31,7 +31,7 @@ struct Shape {
   int size;
   size_t chunk_bytes;
   size_t operations;
-  size_t threads = 1;  // more: with messages that are large enough to be shared by them
+  size_t threads = 1;  // if more than 1, messages are so large that threads share them
 };
 
 std::vector<size_t> sizes_worth_trying(size_t chunk) {
@@ -100,8 +100,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NodeCollectives,
                                   (info.param.threads > 1 ? "_with_threads" : "");
                          });
 
-// Returns the phases that one transfer of `bytes` from rank 1 to rank 0 takes, or an alltoall of
-// such transfers.
+// Returns the number of phases of a gather of `bytes` from each of two ranks, or of an alltoall
+// with transfers of `bytes`.
 uint64_t phases(size_t chunk_bytes, size_t bytes, OpCode op) {
   TestNode node({.size = 2, .chunk_bytes = chunk_bytes, .segment_bytes = 1 << 20});
   node.run([&](NodeRank& rank) {
@@ -197,8 +197,9 @@ TEST(PeerTransfers, CopyWhatIsForTheRankItselfWhileItWaits) {
   });
 }
 
-// Chunks of 16 bytes stand for the chunks of a node with hundreds of ranks: a rank's part of two
-// chunks is smaller than the inline data of a slot.
+// On a node with hundreds of ranks, a rank's share of two chunks is smaller than the inline data of
+// a slot (16 bytes). With chunks of 16 bytes that is so for 4 ranks: a share of two chunks has 8
+// bytes.
 TEST(NodeReduction, OfInlineDataIsOneShotWithAnyChunk) {
   TestNode node({.size = 4, .chunk_bytes = 16, .segment_bytes = 1 << 20});
   node.run([&](NodeRank& rank) {

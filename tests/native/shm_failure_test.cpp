@@ -122,7 +122,8 @@ TEST(NodeFailure, ALongTransferIsMovedInSlices) {
   EXPECT_EQ(other, std::vector<float>(kCount, 3.0f));
 }
 
-// The root of a gather need not make all copies: a sender copies from its segment to the root's.
+// If the sender's data and the root's output are in segments, the sender makes the copy. Otherwise
+// the root of the gather does.
 TEST(NodeGather, SenderWritesSegmentDataToTheRoot) {
   constexpr size_t kBytes = kLarge * sizeof(float);
   for (const bool in_segment : {false, true}) {
@@ -228,7 +229,7 @@ TEST(NodeDeath, EndsTransfersThatWaitForIt) {
       }
       if (rank.rank == 0) {
         if (count == 10) {
-          EXPECT_FALSE(receive(1));  // its message is still in the mailbox
+          EXPECT_FALSE(receive(1));  // the dead rank's message is still in the mailbox
           EXPECT_EQ(data[0], 1.0f);
         }
         expect_error(ErrorKind::kDeath, {"send/recv with tag 1", "rank 1 has died"}, receive(1));

@@ -1,4 +1,5 @@
-// The control regions of a node: the checks of a group, and their release.
+// A ShmGroup: its checks of control regions and addresses, the release of its regions, and
+// wake-ups.
 #include "communicator/shm/shm_group.h"
 
 #include <gtest/gtest.h>

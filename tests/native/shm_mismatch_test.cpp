@@ -84,8 +84,8 @@ TEST(NodeMismatch, EveryRanksErrorNamesTheDifference) {
   }
 }
 
-// Rank 1 expects one element too few from rank 0, or from every rank. In a reduce_scatter, rank 0
-// sends one element too few to rank 1.
+// Rank 1 expects one element too few from rank 0. In a reduce_scatter, rank 0 sends one element too
+// few to rank 1.
 TEST(NodeMismatch, OfShortTransfersReachesEveryRank) {
   for (const OpCode op : {OpCode::kAlltoall, OpCode::kAllgather, OpCode::kScatter,
                           OpCode::kBroadcast, OpCode::kReduceScatter, OpCode::kGather}) {

@@ -60,7 +60,7 @@ std::shared_ptr<ShmGroup> make_shm_group(TestNode& node, int rank) {
                            static_cast<int>(i) == rank ? -1 : node.deaths[i].get()});
   }
   const auto own = node.segments[static_cast<size_t>(rank)];
-  // A queue's worker may drop the group of the node after the node has gone.
+  // A worker of a queue may release the ShmGroup after the TestNode was destroyed.
   const auto keep = std::make_shared<std::vector<std::shared_ptr<TestSegment>>>(node.segments);
   return std::make_shared<ShmGroup>(
       ShmGroup::Setup{"the test's group", std::move(local_ranks), static_cast<size_t>(rank),

@@ -1,6 +1,6 @@
 // Ranks of one node as threads. Each has a segment, a control region in it, a ShmGroup and two
 // queues, as a process would. They run the code of communicator/shm unchanged, so ThreadSanitizer
-// checks all sides.
+// checks the accesses of all ranks.
 #pragma once
 
 #include <cstddef>

@@ -119,7 +119,7 @@ TEST(NodeTransfers, OfAnotherSizeAreRefusedAlone) {
           return rank.transfer(rank.collectives->send({data, count}, Dtype::kFloat32, 1, kTag));
         };
         if (count == 10) {
-          EXPECT_FALSE(send_it());  // the send was done when it was posted
+          EXPECT_FALSE(send_it());  // ended before the refusal: the mailbox has the data
         } else {
           expect_error(ErrorKind::kMismatch, {"rank 1", "refused the message", "tag 3"}, send_it());
         }
@@ -164,7 +164,9 @@ OperationPtr receive_operation(NodeRank& rank, std::vector<float>& data, int fro
 
 constexpr size_t kLarge = 500'000;  // floats: many chunks
 
-// Rank 0 sends and cancels, `times` times. Then it sends the message that rank 1 receives.
+// Rank 0 sends a message and cancels the send, kTimes times. Then it sends the message that rank 1
+// receives. `in_segment`: the messages are in rank 0's segment. `collected`: rank 1 has read the
+// mailbox before the sends are cancelled.
 void expect_withdrawn(bool in_segment, bool collected) {
   constexpr int kTimes = 3;
   std::barrier<> step(2);
@@ -176,7 +178,7 @@ void expect_withdrawn(bool in_segment, bool collected) {
       if (collected) step.arrive_and_wait();
       const auto early = rank.collectives->receive({none.data(), 1}, Dtype::kFloat32, 0, kTag + 1,
                                                    std::make_shared<int>(kAnyRank));
-      if (collected) {  // keeps the messages that have arrived, all unexpected
+      if (collected) {  // reads the mailbox; no receive matches the messages
         early->begin();
         early->poll();
         early->abandon();
@@ -310,7 +312,7 @@ TEST(NodeTransfers, EndImmediatelyWhenTheReceiverCancels) {
         const Message message(sender, kLarge, in_segment, 5.0f);
         const OperationPtr sending = message.send(sender, 1);
         sending->begin();
-        (polled ? taking : also)->poll();  // matches it
+        (polled ? taking : also)->poll();  // assigns the message to `taking`
         taking->abandon();
         also->abandon();
         expect_error(ErrorKind::kPeer, {"rank 1", "gave up its receive", "tag 3"},

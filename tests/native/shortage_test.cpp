@@ -106,12 +106,12 @@ TEST(Heap, ThrowsBeyondTheMachine) {
   });
 }
 
-// Another process takes the rest while this one's pages are being put in place.
+// Another process takes the rest of the node while this process commits pages.
 TEST(Heap, ThrowsIfANodeFillsUp) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       Heap heap(policy);
-      constexpr size_t kBytes = 40 * kMiB;  // three slices
+      constexpr size_t kBytes = 40 * kMiB;  // three steps of kCommitStepBytes
       machine = {.nodes = 0, .questions = 3, .nodes_before = kPlenty};
       expect_error(ErrorKind::kExhausted, {"HBM node 0 can give 33554432"},
                    [&] { heap.allocate(kBytes); });

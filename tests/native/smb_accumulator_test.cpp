@@ -1,4 +1,4 @@
-// The accumulator: concurrent operations lose no update, with and without records.
+// The accumulator: concurrent operations lose no update, with records in memory and in a store.
 #include "box/server/accumulator.h"
 
 #include <gtest/gtest.h>

@@ -154,7 +154,8 @@ TEST(UnauthenticatedRelay, AltersWhatIsWritten) {
   EXPECT_EQ(box.handler.segment(1)->block->base()[0], std::byte{1});
 }
 
-// A relay that changes the Hello, to turn authentication off, makes both ends refuse.
+// A relay could change the Hello to make one end believe that the other does not authenticate. Here
+// the options of the ends differ instead. The connection is refused before the client joins.
 TEST(AuthenticationAgreement, IsNotTheRelaysToMake) {
   for (const bool client : {true, false}) {
     Box box(kToken, /*seal=*/!client);

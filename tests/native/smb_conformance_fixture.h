@@ -21,7 +21,7 @@
 
 namespace hbm::box {
 
-inline constexpr uint64_t kChunk = uint64_t{256} << 10;  // a slice, and four chunks of accumulate
+inline constexpr uint64_t kChunk = uint64_t{256} << 10;  // a slice; four chunks of an accumulate
 
 inline std::string setting(const char* name, const char* otherwise) {
   const char* const value = std::getenv(name);

@@ -13,8 +13,8 @@
 namespace hbm::box::client {
 namespace {
 
-// float32 and float64 have NumPy's arithmetic, which this repeats; the other types are compared in
-// accumulate_test.
+// Compares accumulate with a loop in the arithmetic of T, which is also NumPy's. accumulate_test
+// compares the types that C++ lacks.
 template <class T>
 void accumulates(Client& client, Dtype dtype) {
   std::mt19937_64 random = test_random();
@@ -102,7 +102,8 @@ TEST_P(SmbConformance, AccumulateRefusesInvalidCombinations) {
   refused({.dtype = Dtype::kFloat32, .bytes = 64, .target_offset = 32});  // overlaps its source
   refused({.dtype = Dtype::kFloat32, .source_dtype = Dtype::kInt32, .bytes = 64});
   refused({.dtype = Dtype::kFloat16, .source_dtype = Dtype::kBFloat16, .bytes = 64});
-  // Two types: the source is twice as long, and must not begin with the target either.
+  // With these two types the source is twice as long as the target. Then the two may not overlap
+  // even if both begin at the same offset.
   const Dtype narrow = Dtype::kFloat32, wide = Dtype::kFloat64;
   refused({.dtype = narrow, .source_dtype = wide, .bytes = 64, .source_offset = 4096 - 64});
   refused({.dtype = narrow, .source_dtype = wide, .bytes = 64, .source_offset = 68});
@@ -110,7 +111,7 @@ TEST_P(SmbConformance, AccumulateRefusesInvalidCombinations) {
   refused({.dtype = narrow, .source_dtype = wide, .bytes = 64, .target_offset = 124});
   EXPECT_THROW(client->fetch_add(segment, 4, 1), Error);
   EXPECT_THROW(client->fetch_add(segment, 4096, 1), Error);
-  client->accumulate(segment, segment, {.dtype = Dtype::kFloat32, .bytes = 4096});  // itself
+  client->accumulate(segment, segment, {.dtype = Dtype::kFloat32, .bytes = 4096});  // onto itself
 }
 
 TEST_P(SmbConformance, NoUpdateIsLost) {

@@ -101,7 +101,7 @@ TEST_P(SmbConformance, ARangePastTheEndIsRefusedFirst) {
   std::vector<std::byte> back(100);
   client->read(segment, 0, back.data(), 100);
   EXPECT_EQ(back, std::vector<std::byte>(100));
-  client->read(segment, 100, back.data(), 0);  // nothing, at the end
+  client->read(segment, 100, back.data(), 0);  // 0 bytes at the segment's end are allowed
 }
 
 TEST_P(SmbConformance, ModesOfAlloc) {
@@ -116,7 +116,7 @@ TEST_P(SmbConformance, ModesOfAlloc) {
   EXPECT_EQ(cause_of([&] { alloc(protocol::AllocMode::kCreate, 64); }), BoxError::Cause::kKeyInUse);
   EXPECT_FALSE(alloc(protocol::AllocMode::kAuto, 64).created());
   EXPECT_THROW(alloc(protocol::AllocMode::kAuto, 65), Error);
-  EXPECT_EQ(alloc(protocol::AllocMode::kAttach, 0).size(), 64u);  // any size
+  EXPECT_EQ(alloc(protocol::AllocMode::kAttach, 0).size(), 64u);  // 0 attaches to any size
 }
 
 TEST_P(SmbConformance, KeyExistsFromCreationToDeletion) {
@@ -152,7 +152,7 @@ TEST_P(SmbConformance, DeletedKeysAreGoneAndAttachmentsStay) {
 
 TEST_P(SmbConformance, FreedMemoryIsReusable) {
   const auto client = connect();
-  const uint64_t most = uint64_t{200} << 20;  // of 256 MiB
+  const uint64_t most = uint64_t{200} << 20;  // of the box's 256 MiB
   for (int i = 0; i < 4; ++i) {
     const Segment segment = client->alloc({.size = most});
     EXPECT_EQ(kind_of([&] { client->alloc({.size = most}); }), ErrorKind::kExhausted);

@@ -121,7 +121,7 @@ TEST_F(RogueBox, CannotAnswerTwice) {
   answer(header, "a");
   connection_->receive();
   asker_.slices = 0;
-  ask(Opcode::kRead, 1);  // reuses the index of the first
+  ask(Opcode::kRead, 1);  // has the first request's index, with another id
   answer(header, "b");
   expect_malformed("replies to no request");
 }

@@ -175,8 +175,8 @@ void check(const std::string& directory) {
   }
 }
 
-// Forks a server, and kills it. Kills one server in four at any moment from its start on, and the
-// other three after a request, which it counts in `served`.
+// Forks a server, and kills it. One server in four is killed at any moment from its start on, the
+// other three only after a client's first request. `served` counts these three.
 void run_and_kill(const std::string& directory, std::mt19937_64& random, uint64_t& served) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);

@@ -42,7 +42,7 @@ class Collector : public FrameReceiver {
  public:
   std::vector<Got> frames;
   std::function<void()> on_frame = [] {};
-  bool drops = false;  // payloads
+  bool drops = false;  // true to drop payloads
 
   const char* check(const Header& header) override { return malformed_reply(header); }
 
@@ -79,7 +79,7 @@ void pump(FrameStream& from, FrameStream& to, Collector& collector, size_t count
   }
 }
 
-// Frames of every size.
+// The contents of a frame.
 struct Expected {
   Bytes body;
   Bytes payload;
@@ -116,7 +116,7 @@ class FrameStreams
   static Payloads payloads() { return std::get<1>(GetParam()); }
   static bool authenticated() { return std::get<2>(GetParam()) == Authenticated::kYes; }
 
-  // Authenticate the left and the right end of a pair.
+  // Authenticates the left end of a pair; the function below, the right end.
   static void authenticate_left(FrameStream& stream) {
     if (authenticated()) stream.authenticate(kLeftToRight, kRightToLeft);
   }

@@ -152,7 +152,7 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
   constexpr const char* kTransports[] = {"shm", "tcp", "tcp"};
   std::barrier ready(std::size(kTransports) + 1);
   std::atomic<bool> stop{false};
-  std::array<std::atomic<int>, std::size(kTransports)> rounds{};  // of each client
+  std::array<std::atomic<int>, std::size(kTransports)> rounds{};  // completed rounds of each client
   std::vector<std::thread> clients;
   for (size_t self = 0; self < std::size(kTransports); ++self) {
     clients.emplace_back([&, self] {

@@ -87,7 +87,8 @@ class Relay {
 
   void pass(int from, int to, Direction direction) const {
     if (direction == direction_) {
-      // Passes the Join to the box, or the Hello and the Joined to the client.
+      // Passes on the first frames unchanged: the Join to the box, the Hello and the Joined to the
+      // client.
       bool on = pass_frame(from, to);
       if (on && direction == Direction::kToClient) on = pass_frame(from, to);
       for (uint64_t number = 0; on; ++number) {

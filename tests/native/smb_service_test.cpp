@@ -26,8 +26,8 @@ constexpr protocol::Id kKey{1, 2};
 TEST(Service, PaperAllocationAndRelease) {
   Box box;
   Caller master(box), slave(box);
-  // Steps A1 to A4 of the paper: the master asks, the box allocates, the master gets the key and
-  // sends it to the slaves.
+  // Steps A1 to A4 of the paper on the Soft Memory Box: the master asks, the box allocates, the
+  // master gets the key and sends it to the slaves.
   const Reply made = master.alloc(kSize, {}, AllocMode::kCreate);
   const auto of_master = as<protocol::Allocated>(made);
   EXPECT_EQ(of_master.created, 1u);

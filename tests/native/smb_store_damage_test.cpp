@@ -190,7 +190,8 @@ TEST(DamagedStore, ChecksumsMatchSha256sum) {
   EXPECT_EQ(std::ranges::count(contents_of(scratch / "store/checksums"), '\n'), 6);
 }
 
-// Another process that has mapped a segment may change it while no box runs.
+// A process that has mapped a segment may change it while no box runs. So an orderly end stores no
+// checksum of a mapped segment.
 TEST(DamagedStore, MappedSegmentHasNoChecksum) {
   const Scratch scratch;
   FilledStore filled(scratch.store());

@@ -79,9 +79,10 @@ TEST_F(CrashStates, AKillAtAnyTime) {
     SCOPED_TRACE(file);
     expect_served(filled, [&](const fs::path& s) { write_contents(s / (file + ".new"), "half"); });
   }
-  // An unfinished orderly end.
+  // The box was killed in an orderly end, while it wrote the checksums.
   expect_served(filled, [](const fs::path& s) { write_contents(s / "checksums", "anything"); });
-  // A segment that was being created, before and after its disk space and its footer.
+  // The box was killed while it created a segment: before the file had disk space, after that, or
+  // after the footer was written.
   const fs::path footer = scratch / "footer";
   fs::copy_file(segment_file(scratch.store(), 1), footer);
   const std::string bytes = contents_of(footer);
@@ -105,7 +106,7 @@ TEST_F(CrashStates, TornLastCatalogueRecordIsIgnored) {
   }
 }
 
-// The segment was in use when it was deleted, so that its file was still there.
+// The segment was in use when it was deleted, so its file was still there when the box was killed.
 TEST_F(CrashStates, LeftoverFileOfADeletedSegmentIsRemoved) {
   const Scratch another;
   const FilledStore filled(scratch.store());
@@ -141,7 +142,8 @@ TEST_F(CrashStates, MachineStopWithSyncingIsSurvived) {
       filled,
       [&](const fs::path& s) { write_contents(s / "journal", catalogue + std::string(72, '\0')); },
       true);
-  // Data that were on the disk before each reply must be present.
+  // With syncing, data are on the disk before the reply to a request. So a missing file is damage,
+  // and the store is refused.
   const fs::path copy = killed(filled);
   fs::remove(segment_file(copy, 2));
   reboot(copy, filled.store->generation(), true);
@@ -149,8 +151,9 @@ TEST_F(CrashStates, MachineStopWithSyncingIsSurvived) {
                [&] { open_store(copy, kFewRecords, true); });
 }
 
-// The kernel writes pages in any order. So the last records may be lost, or the files that they
-// name, and pages of `sessions`. The box serves the remaining data, and logs the losses.
+// The kernel writes pages in any order. So a stop of the machine may lose the last records of
+// `journal`, files of segments that `journal` names, and pages of `sessions`. The box serves the
+// remaining data, and logs the losses.
 TEST_F(CrashStates, AStopOfTheMachineWithoutSyncing) {
   const FilledStore filled(scratch.store());
   const auto open_lossy = [&](const Change& change) {

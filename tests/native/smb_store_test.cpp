@@ -27,7 +27,7 @@ namespace {
 std::atomic<bool> disk_fails{false};
 }
 
-// Replaces libc's function.
+// Replaces libc's function, so that it fails while disk_fails is true.
 extern "C" int msync(void* at, size_t bytes, int flags) {
   if (!disk_fails) return static_cast<int>(syscall(SYS_msync, at, bytes, flags));
   errno = EIO;
@@ -364,7 +364,7 @@ TEST_F(InterruptedTest, IsExecuted) {
 
 TEST_F(InterruptedTest, IsNotExecutedAgain) {
   std::fill_n(contents<int32_t>(*target), 5 * 1024, 101);
-  store->records().finish(*session, {.number = 1});  // and the record is still active
+  store->records().finish(*session, {.number = 1});  // the kill left the operation's record active
   restart();
   expect_target(101);
 }
@@ -403,7 +403,7 @@ TEST_F(InterruptedTest, IsRefusedWhenItsFormulaIsDamaged) {
   expect_refused("operations");
 }
 
-// The target has more elements than the source has in the wider type.
+// With float64 as the source's type, the operation needs twice the bytes that the source has.
 TEST_F(InterruptedTest, IsRefusedIfSourceIsTooShort) {
   begun.operation->what.formula = {.target = Dtype::kFloat32, .source = Dtype::kFloat64};
   begun.operation->check = begun.operation->check_of();

@@ -23,7 +23,7 @@ size_t silent_clients() {
 }
 
 TEST(StreamListener, ServesOthersWhileThousandsAreSilent) {
-  Box box;  // has raised the limit
+  Box box;  // the listener has raised the limit of descriptors
   const size_t count = silent_clients();
   const auto good = joined(box.tcp());
   std::vector<Descriptor> silent;

@@ -162,7 +162,7 @@ TEST(StreamListener, DrainsRequestsThatWereRead) {
   ASSERT_TRUE(eventually([&box] { return box.handler.submitted == kCount; }));
   box.listener->drain(10'000);
   const auto transfer = transfer_of(0, 4096);
-  client->send(Opcode::kRead, bytes_of(transfer));  // too late
+  client->send(Opcode::kRead, bytes_of(transfer));  // after drain(): the box does not read it
   box.listener.reset();
   for (int i = 0; i < kCount; ++i) EXPECT_EQ(client->next().header.opcode, Opcode::kPing);
   EXPECT_TRUE(client->closed());

@@ -131,7 +131,9 @@ TEST(Staging, LargeBlocksGoBackToTheHeap) {
   });
 }
 
-// Takes the blocks of a part, then the blocks of the next part, which needs no more.
+// Acquires the blocks of a part, releases them under a StagingHold, and acquires smaller blocks for
+// the next part. The hold keeps the released blocks for this thread: another thread finds no
+// memory, and the pool reserves no more.
 void expect_next_part(StagingPool& pool, const std::vector<size_t>& sizes) {
   std::vector<StagingBuffer> part;
   for (const size_t bytes : sizes) part.push_back(pool.acquire(bytes));
@@ -222,7 +224,7 @@ TEST(Staging, AForkedChildCannotUseThePool) {
 
 TEST(Staging, ThreadsShareAPool) {
   with_hbm([] {
-    const auto pool = make_pool(Policy::kPreferred, kMiB / 2);  // short: it trims and overflows
+    const auto pool = make_pool(Policy::kPreferred, kMiB / 2);  // little, so the pool overflows
     std::vector<std::thread> threads;
     for (int id = 0; id < 4; ++id) {
       threads.emplace_back([&pool, id] {

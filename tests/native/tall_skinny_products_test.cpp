@@ -224,7 +224,7 @@ TEST_P(TallSkinnyProductsTest, MakesColumnsOrthonormal) {
       if (k % 7 == 5) {
         for (size_t i = 0; i < rows; ++i) column[i] *= 1e-12F;
       }
-      if (k % 7 == 6) {  // squares with few significant bits, or none
+      if (k % 7 == 6) {  // the squares are denormal, or 0
         for (size_t i = 0; i < rows; ++i) column[i] *= k < 14 ? 1e-21F : 1e-33F;
       }
     }

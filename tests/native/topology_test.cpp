@@ -24,7 +24,7 @@ namespace hbm::memory {
 namespace {
 
 TEST(Location, CountsTouchedBytesAlone) {
-  constexpr size_t kPages = 3000;  // more than a batch
+  constexpr size_t kPages = 3000;  // more than kPagesPerQuery
   char* pages = static_cast<char*>(
       mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(pages, MAP_FAILED);

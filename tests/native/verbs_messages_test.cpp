@@ -348,7 +348,7 @@ TEST(VerbsChallenges, AskForTheToken) {
   common::CallMessage guessed = call(challenge, 1, 2);
   prove(guessed, "guess", challenge.hello);
   expect_refused(Status::kDenied, challenges, guessed);
-  prove(guessed, token, challenge.hello);  // too late
+  prove(guessed, token, challenge.hello);  // the refused call has ended the challenge
   expect_refused(Status::kDenied, challenges, guessed);
 }
 

@@ -24,8 +24,8 @@ constexpr int kFreed = 0xDB;
 struct Block {
   std::byte* address;
   size_t bytes;
-  c10::Stream stream;                // allocated on
-  std::vector<c10::Stream> users{};  // recorded
+  c10::Stream stream;                // current at the allocation
+  std::vector<c10::Stream> users{};  // recorded by record_use()
   std::vector<std::shared_ptr<Moment>> until{};
 };
 
@@ -103,7 +103,8 @@ class DeviceMemory {
     return tensors_ + static_cast<size_t>(device) * kDeviceBytes;
   }
 
-  // Frees the blocks that no recorded stream uses any more; their own streams overwrite them.
+  // Makes the freed blocks that no recorded stream uses any more available to allocate(). Each is
+  // overwritten by a task of the stream of its allocation.
   void recycle() {
     const auto used =
         std::stable_partition(waiting_.begin(), waiting_.end(), [](const Block& block) {

@@ -2,7 +2,7 @@
 //
 // Device memory is mapped twice: tensors have addresses that the host cannot touch (PROT_NONE), and
 // streams use the other mapping. A freed block is overwritten by the stream of its allocation. It
-// is allocated again immediately, unless other streams were recorded as its users.
+// may be allocated again immediately, unless record_use() has recorded other streams as its users.
 //
 // Pinned host memory is counted, and so are two violations. The first is to free or unpin a block
 // that a copy of a stream uses; the block is then kept. The second is to queue a copy to pinned
@@ -30,7 +30,8 @@ int device_of(const void* address);
 c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();
 
-// Makes the block wait for `stream` before it is given out again.
+// Records `stream` as a user of the block. After the block is freed, it is not allocated again
+// before `stream` has run the tasks that it had at that time.
 void record_use(const void* device_address, const c10::Stream& stream);
 
 // Called when a copy of a stream that uses host memory is queued, and when the copy is over.
@@ -44,7 +45,7 @@ struct PinnedCounts {
   int64_t allocated = 0;       // blocks, since the start
   int64_t freed_in_copy = 0;   // violations
   int64_t reused_in_copy = 0;  // violations
-  int64_t registered = 0;      // blocks of others that are pinned
+  int64_t registered = 0;      // blocks that lateHostRegister() has pinned
 };
 PinnedCounts pinned_counts();
 // Returns the number of allocations and registrations of pinned memory by threads whose current

@@ -152,7 +152,8 @@ PYBIND11_MODULE(late_accelerator, module) {
   module.def("tell_of_captures", [](bool tell) { tells_of_captures = tell; });
   module.def("lose", [] { lost = true; });
   module.def("fail_pinned", &fail_pinned);
-  // Makes the device one that cannot pin memory. Called before the first operation on a device.
+  // From now on this accelerator has no pinned memory. Tests call it before the first operation on
+  // a device.
   module.def("pin_nothing", [] {
     pins = false;
     fail_pinned(true);

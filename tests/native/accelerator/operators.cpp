@@ -1,5 +1,6 @@
-// The operators of the test accelerator. Operators that make and use a tensor's values in most
-// tests are queued on the current stream, as on a GPU. The others run on the CPU, on copies.
+// The operators of the test accelerator. The operators that most tests need, to make, fill, copy
+// and multiply tensors, are queued on the current stream, as on a GPU. All others run on the CPU,
+// on copies.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
@@ -28,7 +29,8 @@
 namespace late {
 namespace {
 
-// A tensor as the task of a stream sees it: on the CPU, owning nothing, as a kernel's arguments.
+// The address, sizes and type of a tensor, for a task of a stream. Like a kernel's arguments it
+// does not keep the memory allocated. tensor() makes a CPU tensor of the memory.
 class View {
  public:
   explicit View(const at::Tensor& tensor)
@@ -60,8 +62,8 @@ class View {
   bool negative_;
 };
 
-// Queues a task on the current stream. The task keeps no tensor alive, because the allocators must
-// keep the memory that a stream uses.
+// Queues a task on the current stream. The task keeps no tensor alive, as on a GPU: the allocators
+// alone must keep the memory that a stream uses.
 template <class Task>
 void enqueue_for(const at::Tensor& tensor, Task task) {
   enqueue(current_stream(tensor.device()), [task = std::move(task)] {
@@ -142,7 +144,7 @@ at::Tensor& fill(at::Tensor& self, const at::Scalar& value) {
 at::Tensor& zero(at::Tensor& self) { return fill(self, 0); }
 
 at::Tensor& multiply(at::Tensor& self, const at::Tensor& factor) {
-  if (factor.is_cpu()) {  // a number of Python's
+  if (factor.is_cpu()) {  // a Python number
     enqueue_for(self, [self = View(self), factor] { self.tensor().mul_(factor); });
   } else {
     enqueue_for(

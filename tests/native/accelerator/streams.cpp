@@ -64,7 +64,7 @@ class Worker {
   bool held_ = false;
 };
 
-// The workers of each device, by stream id; they stay for good.
+// The worker thread of each stream, by device and stream id. Workers are never destroyed.
 class Workers {
  public:
   static Workers& get() {

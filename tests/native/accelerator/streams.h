@@ -16,7 +16,7 @@
 
 namespace late {
 
-// A place in a stream's tasks.
+// A point in the order of a stream's tasks, reached once all tasks before it are done.
 class Moment {
  public:
   void reach();
@@ -44,7 +44,8 @@ std::shared_ptr<Moment> record(const c10::Stream& stream);
 // Makes `stream` wait for the moment.
 void block(const c10::Stream& stream, std::shared_ptr<Moment> moment);
 
-// Makes the calling thread wait for the device, and counts the wait.
+// Make the calling thread wait: for all tasks of a stream, for a moment, or for all tasks of a
+// device. synchronizations() counts these waits; a wait for a device counts once for each stream.
 void synchronize(const c10::Stream& stream);
 void synchronize(const Moment& moment);
 void synchronize(c10::DeviceIndex device);

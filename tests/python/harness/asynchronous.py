@@ -61,7 +61,7 @@ def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
 
 
 def applied_to_zero(seed: int, size: int, steps: Callable[[int], int]) -> list[torch.Tensor]:
-    """Apply all gradients of all ranks to zeros, by SGD with a rate of 1."""
+    """Apply the gradients of steps(rank) steps of each rank to zeros, by SGD with a rate of 1."""
     found = [torch.zeros(shape) for shape in SHAPES]
     for rank in range(size):
         for step in range(steps(rank)):

@@ -67,7 +67,8 @@ class BoxProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
-        for url in self.introduction:  # the next box would remove its socket, in a minute
+        # A later box removes the sockets of dead boxes, but only those older than a minute.
+        for url in self.introduction:
             if url.startswith("smb+unix://"):
                 Path(url.removeprefix("smb+unix://")).unlink(missing_ok=True)
 

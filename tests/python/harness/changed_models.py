@@ -1,4 +1,4 @@
-"""Changes of a model and its optimizer after their parameter server was made, which it refuses."""
+"""Changes of a model or its optimizer that its parameter server, made before, refuses."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ MODEL: dict[str, tuple[Change, str]] = {
     "removed": (_removed, "parameter head.bias .* is not in the model any more"),
     "buffer": (_buffer, r"buffer mean \(float32 \[7\], .* now, and had"),
 }
-"""Of a model: the change, and what the error says."""
+"""By name: a change of a model, and a pattern of the error's text."""
 
 OPTIMIZER: dict[str, tuple[Change, str]] = {
     "stranger": (_stranger, "group 1 of the optimizer has a parameter now that is not the model's"),
     "replaced": (_replaced, "group 0 of the optimizer has a parameter now that is not the model's"),
 }
-"""Of the model or the optimizer, so that they do not belong together any more."""
+"""By name: a change after which the optimizer is not of this model, and the error's text."""

@@ -27,7 +27,7 @@ def check(seed: int, layout: str) -> None:
 
         mine = inputs[rank].clone()
         dist.all_reduce(mine)
-        # Bit for bit: the order of additions tells which ranks share a node.
+        # The bits depend on the order of additions, so they show which ranks share a node.
         assert torch.equal(mine, reduced_over_nodes(inputs, "sum", layout)), count
 
         mine = inputs[rank].clone()

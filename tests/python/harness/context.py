@@ -26,7 +26,7 @@ def all_world_sizes() -> tuple[int, ...]:
 
 @dataclass
 class Context:
-    """One rank of a pool. The default group is over BACKEND, `gloo` over Gloo with equal ranks."""
+    """One rank of a pool. Its default group is over BACKEND, `gloo` has the same ranks on Gloo."""
 
     rank: int
     size: int

@@ -39,7 +39,7 @@ from torch._C._distributed_c10d import (
 
 TIMEOUT = timedelta(seconds=100)
 LARGE = 300_000  # elements: more than one message between nodes
-FORMING = ("forming", "meeting")  # states: rank 0 leaves before it has a group
+FORMING = ("forming", "meeting")  # states in which rank 0 leaves before it has a group
 MOST_SECONDS = 0.05  # longest random sleep of rank 0 between reaching the state and leaving
 MOST_SECONDS_TO_FORM = 0.3  # longest random sleep for FORMING, which includes MPI_Init
 MANY = 300  # operations
@@ -50,7 +50,8 @@ store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
 sys.stdin.read()
 """
-OWNED = ("del", "in_global", "in_cycle", "in_thread_local")  # ways: Python alone owns the group
+# Ways to leave in which Python alone owns the group.
+OWNED = ("del", "in_global", "in_cycle", "in_thread_local")
 
 
 @dataclass

@@ -13,7 +13,8 @@ each way in one frame.
 The ranks are plain forks of one process that has imported torch, and they end by the interpreter's
 own shutdown: children of multiprocessing leave by os._exit, which skips the shutdown. Rank 0
 brings its group into the state and leaves; rank 1 returns from its main module once rank 0 has
-ended. A run is right if both exit codes are the program's own and /dev/shm is as it was.
+ended. A run is right if rank 0 has the exit code of its way (WAYS), rank 1 has the code 0, and
+/dev/shm is as before.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def layer_drop(
     scaler: torch.amp.GradScaler | None = None,
     **settings: Any,
 ) -> hbmcomm.LayerDropState:
-    """Register layer_drop_hook. settings: of LayerDrop."""
+    """Register layer_drop_hook. settings: the arguments of LayerDrop."""
     config = hbmcomm.LayerDrop(**settings)
     state = hbmcomm.LayerDropState(ddp, config, optimizer=optimizer, scaler=scaler)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
@@ -33,7 +33,7 @@ def low_rank(
     scaler: torch.amp.GradScaler | None = None,
     **settings: Any,
 ) -> hbmcomm.LowRankState:
-    """Register low_rank_hook. settings: of LowRank."""
+    """Register low_rank_hook. settings: the arguments of LowRank."""
     config = hbmcomm.LowRank(**settings)
     state = hbmcomm.LowRankState(ddp, config, optimizer=optimizer, scaler=scaler)
     ddp.register_comm_hook(state, hbmcomm.low_rank_hook)

@@ -28,7 +28,7 @@ def main() -> None:
         # MPICH keeps a singleton's file in /dev/shm until MPI_Finalize, which mpi4py calls at exit.
         # If the other rank fails, the launcher sends SIGTERM; this rank must still exit normally.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # the exit has begun
+        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # must not end the exit
         from mpi4py import MPI
 
         assert MPI.COMM_WORLD.Get_size() >= 1

@@ -21,7 +21,7 @@ SHAPES = [(7,), (61, 101), (3, 5, 7), (80, 80), (1,), (97, 89), (5000,), (41, 7,
 class Weighted(nn.Module):
     """A model that returns the sum of its parameters, weighted by its inputs.
 
-    So the inputs are the gradients of the parameters. None: the parameter is not used.
+    So the inputs are the gradients of the parameters. A parameter whose input is None is not used.
     """
 
     def __init__(
@@ -42,7 +42,10 @@ def wrapped(model: nn.Module, **options: Any) -> DistributedDataParallel:
 
 
 def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
-    """Return whole numbers, whose means over the ranks are whole too. Their range differs."""
+    """Return whole numbers, whose means over the ranks are whole too.
+
+    Their range differs between parameters, steps and ranks.
+    """
     draw = torch.Generator().manual_seed(seed + 1000 * step + rank)
     found = []
     for index, shape in enumerate(SHAPES):
@@ -53,7 +56,7 @@ def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
 
 @dataclass
 class Paper:
-    """Simulates the paper's workers of all ranks, and computes each step's result.
+    """Simulates layer dropping on all ranks, and computes the result of each step.
 
     Each parameter is a layer. LayerDropState documents which layers are sent.
     """

@@ -71,7 +71,11 @@ class Worker:
         return bool(residual.any()) and (always or late or self.value(index) >= self.threshold)
 
     def search(self, fresh: Sequence[int]) -> float:
-        """Return the least score up to which layers have more than `ratio` of all elements."""
+        """Return the threshold: the least score at which the dropped layers exceed the ratio.
+
+        The layers of `fresh` with at most this score have more than drop.ratio of the elements of
+        all layers of `fresh`.
+        """
         found = sorted((self.value(index), self.residuals[index].numel()) for index in fresh)
         reached = itertools.accumulate(size for _, size in found)
         budget = self.drop.ratio * sum(size for _, size in found)

@@ -102,9 +102,9 @@ def started(
 
 
 def normal(context: Context, rank: int, step: int) -> list[torch.Tensor]:
-    """Return normal noise; matrices add a part of rank 1 that is equal in all steps and ranks.
+    """Return gradients of normal noise, larger in later layers.
 
-    Later layers have larger gradients.
+    A matrix also has a part of rank 1, which is equal in all steps and on all ranks.
     """
     draw = torch.Generator().manual_seed(context.seed + 1000 * step + rank)
     steady = torch.Generator().manual_seed(context.seed)
@@ -123,7 +123,7 @@ def wide_normal(context: Context, rank: int, step: int) -> list[torch.Tensor]:
 
 
 def ranks_now(state: hbmcomm.LowRankState) -> dict[str, int]:
-    """Return the ranks of the step of the last backward()."""
+    """Return the rank of each matrix's approximation in the step of the last backward()."""
     encoder = state._encoder
     assert isinstance(encoder, LowRankRule)
     return {name: encoder.rank(Matrix(name, *sides, 4)) for name, sides in MATRICES.items()}

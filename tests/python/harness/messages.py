@@ -1,4 +1,4 @@
-"""Checks of messages between two ranks, for whichever ranks run them."""
+"""Checks of messages between ranks of any group."""
 
 from __future__ import annotations
 

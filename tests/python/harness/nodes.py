@@ -21,7 +21,7 @@ _gloo: dist.ProcessGroup | None = None  # of this rank
 
 
 def on_nodes(context: Context, layout: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Form the groups of a rank of a bare pool, and call `call(context, *arguments)`."""
+    """Form the groups of a rank of a bare pool, if it has none, and run `call` in the rank."""
     global _gloo
     if _gloo is None:
         os.environ["HBMCOMM_NODE_ID"] = layout[context.rank]

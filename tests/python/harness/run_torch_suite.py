@@ -6,7 +6,7 @@ HBMCOMM_INSTEAD_OF=gloo gives them hbm.
 
     python tests/python/harness/run_torch_suite.py                # score of hbm at 4 ranks
     python tests/python/harness/run_torch_suite.py -k send_recv   # tests whose name has a word
-    python tests/python/harness/run_torch_suite.py --compare gloo # what gloo passes, hbm does not
+    python tests/python/harness/run_torch_suite.py --compare gloo # tests that only gloo passes
     python tests/python/harness/run_torch_suite.py --backend gloo --record FILE
     python tests/python/harness/run_torch_suite.py --backend instead-of-gloo # HBMCOMM_INSTEAD_OF
     python tests/python/harness/run_torch_suite.py --backend instead-of-gloo --suite rpc
@@ -145,8 +145,10 @@ def distributed_suite(backend: str) -> Iterator[Case]:
 
 
 def rpc_suite(backend: str) -> Iterator[Case]:
-    """Yields the tests of torch.distributed.rpc in which ranks form a group too: over Gloo, which
-    they name. Among them is DDP under distributed autograd."""
+    """Yields the tests of torch.distributed.rpc in which ranks also form a process group.
+
+    These tests name Gloo as its backend. Among them is DDP under distributed autograd.
+    """
     import torch.multiprocessing
     from torch.testing._internal.common_distributed import MultiProcessTestCase
     from torch.testing._internal.distributed import rpc_utils as upstream

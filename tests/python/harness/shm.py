@@ -18,7 +18,10 @@ _MS_NOSUID, _MS_NODEV, _MS_PRIVATE = 2, 4, 1 << 18
 
 @cache
 def isolate() -> bool:
-    """Give this process, and all that it starts later, their own /dev/shm. False: not permitted."""
+    """Give this process, and all that it starts later, a /dev/shm of their own.
+
+    Returns False if that is not permitted.
+    """
     libc = ctypes.CDLL(None)
     at = os.fsencode(SHM)
     return bool(

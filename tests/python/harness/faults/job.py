@@ -127,7 +127,9 @@ class FaultJob:
         if self.cell.fault is Fault.DISK_FULL:
             self._disk = self._stack.enter_context(_file_system(store, _DISK))
         host, launcher = "127.0.0.1", ()
-        if self._nodes:  # the link is between the box and one rank, or all if they share a node
+        # The box is on the node of ranks 0 and 1, so that the link separates it from rank 2. If all
+        # ranks share a node, it is on the other node.
+        if self._nodes:
             node = self._nodes[1 if self.cell.place is Place.ONE_NODE else 0]
             host, launcher = node.address, node.launcher
         options = ("--store", str(store / "files"), "--memory", "32MiB")
@@ -281,7 +283,7 @@ class FaultJob:
         return [member.outcome for member in self._ranks]
 
     def _hear_one(self, chosen: Sequence[_RankProcess]) -> None:
-        """Wait until a message or the end of one of these ranks arrives, and note all that have."""
+        """Wait for a message or the end of one of these ranks. Note all that have arrived."""
         ready = wait([one.pipe for one in chosen], max(0.0, self._deadline - time.monotonic()))
         said = [(rank.rank, rank.said, rank.outcome) for rank in self._ranks]
         assert ready, f"after {LIMIT} s still waits for {[one.rank for one in chosen]}: {said}"

@@ -72,8 +72,8 @@ def _timed_out(cell: Cell, outcomes: Sequence[Outcome]) -> None:
         beyond = _is_cut(cell) and outcome.rank == SIZE - 1
         missing = "[01]" if beyond else str(SIZE - 1)
         named = [rf"missing ranks: .*\b{missing}\b"]
-        # The heartbeat may fail first: its limit is the timeout too. The link also separates one
-        # rank from the store.
+        # The heartbeat over a cut link has the same limit as the operation, so it may fail first.
+        # The cut also separates rank 2 from the store.
         if _is_cut(cell):
             named.append(rf"machine of rank {missing} .* has not answered")
             named += [r"the c10d store at \S+ did not answer"] * beyond

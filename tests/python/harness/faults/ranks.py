@@ -80,7 +80,7 @@ class Work(ABC):
 
     @abstractmethod
     def turn(self, number: int, stop: bool) -> bool:
-        """Do an operation. Returns True if a rank that takes part in it passed `stop`."""
+        """Do an operation. Returns True if any rank of the operation called with stop=True."""
 
     @abstractmethod
     def save(self) -> None:
