@@ -17,7 +17,7 @@ _LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PMI", "TORCHELASTIC_",
 _TERMINAL = ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE")
 _KEPT = ("HBMCOMM_TEST_", "HBMCOMM_MPI_")  # options of the tests, and the MPI to test with
 
-_LONGEST = 64  # most bytes of TMPDIR: paths of multiprocessing's Unix sockets there take 107
+_LONGEST = 64  # bytes of TMPDIR: paths of multiprocessing's sockets in it may have at most 107
 
 
 def settle() -> None:

@@ -41,7 +41,8 @@ CHUNK = 16 << 10
 CHUNKS = 12
 COUNT = CHUNKS * CHUNK // 4  # of float32
 ENVIRONMENT = {"HBMCOMM_DEVICE_CHUNK_BYTES": "16K"}
-# Host copies below 64 KiB are PyTorch's: the test device counts each that is freed while in use.
+# Chunks for tensors of CHUNKED_COUNT elements, below 64 KiB: PyTorch's pinned allocator has their
+# host copies. The test device counts each of these that is freed while a copy uses it.
 CHUNK_4K = {"HBMCOMM_DEVICE_CHUNK_BYTES": "4K"}
 CHUNKED_COUNT = CHUNKS * 1024
 WAIT_SECONDS = 60.0  # for quick events

@@ -40,7 +40,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def measured_by(name: str, file: Path, *arguments: str) -> list[tuple[str, str, int]]:
-    """Return the rows measured of a contender; each outcome is checked before it is timed."""
+    """Run the benchmark with one contender, whose results it checks. Return the measured rows."""
     result = run(
         "benchmarks.collectives",
         *("--contenders", name, "--rounds", "1", "--startup-rounds", "0", "--json", str(file)),
@@ -192,7 +192,7 @@ def test_elements_that_have_no_equal_parts_are_refused(tmp_path: Path) -> None:
 
 
 class Silent(programs.Conversation):
-    """A program that does not meet the others."""
+    """A program that never says that it has met the other ranks' programs."""
 
     def __init__(self) -> None:
         end, self.other = socket.socketpair()

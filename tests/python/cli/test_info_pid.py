@@ -20,7 +20,7 @@ from torch_hbmcomm.cli import app
 
 BYTES = 24 << 20
 
-filled: list[torch.Tensor] = []  # in a rank
+filled: list[torch.Tensor] = []  # of this rank, from fill() to forget()
 
 
 @pytest.mark.parametrize("arguments", [["--pid", "1"], ["--json", "--pid", "4711"], ["--pid=x"]])

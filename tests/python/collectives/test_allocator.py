@@ -32,7 +32,7 @@ print([segment.in_use_bytes for segment in memory.info().segments])
 
 def place_tensors(context: Context) -> None:
     memory.place_large_tensors_in_segment()
-    memory.place_large_tensors_in_segment()  # changes nothing
+    memory.place_large_tensors_in_segment()  # a second call changes nothing
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_tensors_in_the_segment(placing_pool: Pool) -> None:
 
 
 def check_collectives(context: Context) -> None:
-    """Tensors in the segment are communicated, and may go as soon as the operation is complete."""
+    """Communicate tensors in the segment. They may be freed once their operation is complete."""
     for count in (4096, 4097, LARGE, 300_001):
         data = random_numbers(context, count, torch.float32)
         expected = reduced(gathered(context, data), "sum")

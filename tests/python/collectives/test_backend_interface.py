@@ -1,4 +1,4 @@
-"""The backend as a c10d.Backend: the methods that hbm has. None of PyTorch's is hidden."""
+"""The methods of hbm's backend. Each virtual of c10d.Backend is implemented or does not apply."""
 
 from __future__ import annotations
 
@@ -146,8 +146,10 @@ def test_gather_into_one_tensor(pool: Pool) -> None:
 
 
 def test_flight_recorder_is_unavailable_without_pytorchs_hook() -> None:
-    """docs/process-group.md says why hbm's operations are not in it; a PyTorch that exports the
-    recorder shall make this fail."""
+    """hbm's operations are not in the flight recorder: docs/process-group.md says why.
+
+    With a PyTorch that exports the recorder, this test must fail, so that hbm begins to use it.
+    """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     found = hasattr(library, "_ZN4c10d14FlightRecorderIN3c105EventEE3getEv")
     assert not found or hasattr(torch._C._distributed_c10d, "FlightRecorderHook")

@@ -1,4 +1,4 @@
-"""How a group comes to be: every rendezvous and launcher, re-initialisation, failure at the start.
+"""The start of groups: every rendezvous and launcher, re-initialisation, failure at the start.
 
 Also the cost of `import torch` once the package is installed.
 """
@@ -98,7 +98,7 @@ def keys_of_groups(context: Context, port: int) -> tuple[int, int]:
 @beyond_gloo
 @pytest.mark.ranks(2, 8)
 def test_few_keys(bare_pool: Pool) -> None:
-    """A first group has one key for each rank, and further groups have two."""
+    """Count the keys: at most size + 4 for a first group, and 2 * size + 4 for a further group."""
     for first, second in bare_pool.run(keys_of_groups, free_port()):
         assert first <= bare_pool.size + 4
         assert second - first <= 2 * bare_pool.size + 4

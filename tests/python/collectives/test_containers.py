@@ -1,4 +1,4 @@
-"""Ranks of one group in containers that podman runs, each of the host's root file system."""
+"""Ranks of one group in containers of podman, each with the host's root file system."""
 
 from __future__ import annotations
 

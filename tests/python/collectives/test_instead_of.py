@@ -57,7 +57,7 @@ def instead() -> Iterator[Pool]:
 
 @contextmanager
 def world(context: Context, backend: str | None, **options: Any) -> Iterator[None]:
-    """Form the default group, in a process that imported torch in the pool's environment."""
+    """Form the default group, as in a process that imports torch in the pool's environment."""
     chosen = os.environ.get("HBMCOMM_INSTEAD_OF")
     if chosen and instead_of._STAND_IN not in dist.Backend.backend_list:
         instead_of.take_the_place_of(chosen)

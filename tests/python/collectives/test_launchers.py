@@ -20,7 +20,7 @@ pytestmark = [beyond_gloo, pytest.mark.full, pytest.mark.usefixtures("nothing_le
 
 OVER_MPI = ("--init-method", "mpi://")
 
-# mpiexec, for code in place of the job script.
+# Programs that mpiexec runs in place of the job script.
 THREE_GROUPS = """
 import torch, torch.distributed as dist
 for attempt in range(3):

@@ -56,7 +56,7 @@ def outside(**settings: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the programs of an environment that has the box alone."""
+    """Return the folder of programs in an environment that has the box alone."""
     folder = tmp_path_factory.mktemp("node")
     # The wheel is built in this environment, with its tools and files of an earlier `make build`.
     wheel = [*PIP, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder)]

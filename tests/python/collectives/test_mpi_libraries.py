@@ -73,7 +73,7 @@ def debian() -> Mpi:
     library = next(iter(Path("/usr/lib").glob("*/libmpich.so.12")), None)
     if library is None:
         pytest.skip("needs Debian's mpich")
-    return Mpi(library, BIN / "mpiexec", "MPICH Version: 4.")  # the wheel's: both speak PMI-1
+    return Mpi(library, BIN / "mpiexec", "MPICH Version: 4.")  # of the wheel; it also speaks PMI-1
 
 
 def intel() -> Mpi:

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 pytestmark = beyond_gloo
 
 CPU = torch.device("cpu")
-FAR_TAG = 1 << 40  # no int for the binding
+FAR_TAG = 1 << 40  # too large for a C int
 
 
 def interrupted(*_args: Any, **_kwargs: Any) -> None:

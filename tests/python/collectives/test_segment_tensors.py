@@ -23,7 +23,7 @@ from torch_hbmcomm import memory
 
 pytestmark = beyond_gloo
 
-# csrc/communicator/shm/phased_operation.h: the least size of zero-copy tensors in a segment
+# kZeroCopyBytes in csrc/communicator/shm/tuning.h: the least size of zero-copy tensors
 DIRECT_BYTES = 16 * 1024
 GUARD = 5  # elements before and after a slice
 
@@ -180,7 +180,10 @@ COLLECTIVES = [
 
 
 def lengths(ranks: int, dtype: torch.dtype) -> list[int]:
-    """Return lengths of a rank's part: parts and wholes near DIRECT_BYTES, and others."""
+    """Return lengths of a rank's part.
+
+    For some the part has about DIRECT_BYTES, for others the parts of all ranks together have.
+    """
     direct = DIRECT_BYTES // dtype.itemsize
     near = [direct + step for step in (-1, 0, 1)] + [direct // ranks + step for step in (0, 1)]
     return [1, 37, *near, 40_001]

@@ -62,7 +62,7 @@ def check_shared_memory(context: Context) -> None:
     dist.barrier()  # nothing was sent, and the group continues
 
 
-Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides; the first size is divisible
+Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes, the first divisible by the ranks; strides
 
 OVERLAPPING: list[Layout] = [((12,), (0,)), ((12, 2), (1, 1)), ((12, 3), (2, 3))]
 APART: list[Layout] = [((12, 2), (2, 1)), ((12, 3), (1, 12)), ((12, 2), (3, 1)), ((12, 2), (2, 25))]

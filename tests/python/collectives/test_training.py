@@ -187,7 +187,7 @@ def test_ddp(pool: Pool, function: Train, tolerance: float) -> None:
 
 
 def power_sgd(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Train with one bucket: with several, a rank's callbacks start stages in another order."""
+    """Train with one bucket. With several, ranks would start the second stages in other orders."""
     model = ddp(group, bucket_cap_mb=25)
     state = powerSGD_hook.PowerSGDState(
         process_group=group, matrix_approximation_rank=2, start_powerSGD_iter=2
@@ -231,7 +231,7 @@ def fsdp_bf16_reduce(context: Context, group: dist.ProcessGroup) -> list[torch.T
 
 
 def fsdp_divide_factor(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Use a divide factor unlike the world size, which takes PREMUL_SUM if there is one."""
+    """Use a divide factor other than the world size: FSDP2 then uses PREMUL_SUM if it can."""
     model = sharded(group, net())
     assert isinstance(model, FSDPModule)
     model.set_gradient_divide_factor(3.0)

@@ -50,7 +50,10 @@ if child:
 def reports_of(
     layout: str, *transports: tuple[str | None, str | None], **environment: str
 ) -> list[list[str]]:
-    """Return each rank's report on each group, which it forms with its own transport."""
+    """Return each rank's reports on the groups that two ranks form, one for each of `transports`.
+
+    transports: for each group, the transports that rank 0 and rank 1 ask for; None: no option
+    """
     with tempfile.TemporaryDirectory() as folder:
         stores = [f"{folder}/{group}" for group in range(len(transports))]
         code = RANKS.format(layout=layout, transports=list(transports), stores=stores)

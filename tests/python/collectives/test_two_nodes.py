@@ -1,5 +1,7 @@
-"""The benchmark of nodes works with one and two ranks on each of two; it checks by itself that the
-bytes crossed the link."""
+"""The benchmark of nodes works with one and two ranks on each of two nodes.
+
+It checks by itself that the bytes crossed the link.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ HOOKS: dict[str, tuple[Callable[..., Optimizer], Callable[[Optimizer], Any]]] = 
 
 
 def trained(name: str, backend: str | None) -> list[torch.Tensor]:
-    """Train with hooks that come after the first step, when it has been compiled."""
+    """Train. The hooks are added after the first step, when the step has been compiled."""
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(20, 30), nn.Conv2d(8, 8, 3, bias=False)).double()
     parameters = list(model.parameters())

@@ -321,6 +321,6 @@ def test_measures_stay_finite_where_they_are() -> None:
     packed = Measures([1.0], [1.0], [1e200], [sketch]).pack()
     assert (packed.isfinite() == torch.tensor([True] * 5 + [False, True])).all()
     assert packed[4] == -packed[3] < -1e30 and packed[6] == 3
-    found = measures.unpack(measures.pack() * 1000 / 1000)  # as of many ranks
+    found = measures.unpack(measures.pack() * 1000 / 1000)  # as an average over 1000 ranks
     assert math.isfinite(found.residual_sums[0]) and math.isnan(found.residual_sums[1])
     assert found.gradients[0] == math.inf and found.residual_sums[2] == 2

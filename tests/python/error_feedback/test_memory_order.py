@@ -57,7 +57,7 @@ def registered(ddp: Any, box: smb.Box, kind: Any) -> Any:
 
 
 def keep_orders(context: Context, urls: list[str], kind: str) -> None:
-    """Apply each gradient to its own element, with any order before DDP."""
+    """Apply each gradient to its own element, whatever order the model had before DDP."""
     for form, options in (
         (torch.channels_last, {}),
         (torch.contiguous_format, {}),
@@ -142,7 +142,10 @@ def test_an_order_that_changes_is_refused(pool: Pool) -> None:
 
 
 def change_before_backward(context: Context, urls: list[str], kind: str, between: bool) -> None:
-    """Change an order before backward(). between: before the state was made, else after it."""
+    """Change a parameter's order before backward().
+
+    between: change it after DDP and before the state was made; else after both
+    """
     with smb.connect(urls[0], TOKEN) as box:
         model: Any = Layers(gaps=False)
         ddp = wrapped(model, broadcast_buffers=False)

@@ -1,4 +1,4 @@
-"""A third encoder needs no change of error feedback: one that sends the halves in turn."""
+"""Error feedback works with a third encoder. This one sends two halves of a gradient in turn."""
 
 from __future__ import annotations
 

@@ -177,8 +177,8 @@ def test_death_on_another_node(layout: str, victim: int, call: Call) -> None:
 
 
 def last_rank_stays_away(folder: Path, call: Call, rank: int, size: int) -> None:
-    """Do the operation. The last rank stays away from the second one, and fails once rank 1 has
-    noticed a death."""
+    """Do the operation. The last rank stays away from the second operation, and fails once rank 1
+    has noticed a death."""
     came, notified = folder / "came", folder / "notified"
     if rank == size - 1 and came.exists():
         deadline = time.monotonic() + 2 * SOON_ELSEWHERE
@@ -381,7 +381,7 @@ def use_after_a_leave(pipe: Connection, rank: int, url: str) -> None:
 
 
 def test_a_report_names_a_leavers_waiting_rank(tmp_path: Path) -> None:
-    """Rank 0's error says "this one". In rank 1's copy of the error, rank 0 is named first."""
+    """Rank 0's error calls rank 0 "this one". Rank 1's copy of this error begins with "rank 0"."""
     with Ranks(3, use_after_a_leave, f"file://{tmp_path}/store", layout="aab") as ranks:
         ranks.hear(2)
         ranks.tell(0)
@@ -394,7 +394,7 @@ def test_a_report_names_a_leavers_waiting_rank(tmp_path: Path) -> None:
 
 
 def refused_collectives(context: Context) -> list[str]:
-    """Returns how an aborted group refuses a synchronous call and an asynchronous one."""
+    """Return the errors of an aborted group, for a synchronous and an asynchronous call."""
     group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
     group.abort()

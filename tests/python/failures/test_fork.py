@@ -170,7 +170,7 @@ class Reserve:
 
 
 class Churning(Dataset[torch.Tensor]):
-    """Rows of a table in the parent's segment. A worker allocates and frees with each."""
+    """Rows of a table in the parent's segment. A worker allocates and frees memory for each row."""
 
     def __init__(self, table: torch.Tensor) -> None:
         self._table = table

@@ -1,5 +1,5 @@
-"""Ranks that must not form a group together: from two jobs in one store, twice one rank, or from
-different groups. Also ranks that fail before they meet the other ranks.
+"""Ranks that must not form a group together: from two jobs in one store, two processes with one
+rank, or from different groups. Also ranks that fail before they meet the other ranks.
 """
 
 from __future__ import annotations

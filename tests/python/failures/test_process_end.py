@@ -1,8 +1,8 @@
 """A process ends with the program's own exit code, whatever its groups and threads are doing.
 
-Each state of a group is tested with each way to leave, in one of the frames. Most are in the full
-tier.
-`python -m harness.endings` runs the whole table.
+Each state of a group is tested with each way to leave, in one of three frames: one node, two nodes,
+hbm instead of Gloo. Most tests are in the full tier. `python -m harness.endings` runs all
+combinations.
 """
 
 from __future__ import annotations

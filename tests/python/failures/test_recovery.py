@@ -180,7 +180,7 @@ def test_elastic_membership(tmp_path: Path) -> None:
             while not list(tmp_path.glob("began*-4")):
                 assert time.monotonic() < deadline, "the two nodes do not train together"
                 time.sleep(0.05)
-        for worker in tmp_path.glob("pid*-b"):  # they outlive their agent
+        for worker in tmp_path.glob("pid*-b"):  # the workers outlive their agent
             pid = int(worker.name.removeprefix("pid").removesuffix("-b"))
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -235,7 +235,7 @@ def wait_for_ever(pipe: Connection, rank: int, store: Path, call: Callable[[], N
 def test_a_signal_ends_a_wait(
     number: signal.Signals, code: int, call: Callable[[], None], tmp_path: Path
 ) -> None:
-    """Ctrl-C by KeyboardInterrupt, which multiprocessing turns into an exit code of 1."""
+    """Ctrl-C raises KeyboardInterrupt, which multiprocessing turns into an exit code of 1."""
     with forked(2, wait_for_ever, tmp_path / "store", call) as (ranks, pipes):
         for pipe in pipes:
             assert hear(pipe) == "formed"
@@ -276,7 +276,7 @@ sys.exit(7 if way == "exit" else 0)
 @pytest.mark.full
 @pytest.mark.parametrize(("way", "code"), [("raise", 1), ("exit", 7), ("destroy", 0)])
 def test_exit_codes_stay_unchanged(way: str, code: int, tmp_path: Path) -> None:
-    """Rank 0 keeps its exit code if rank 1 ends, and it then raises, exits or destroys."""
+    """Rank 1 ends. Then rank 0 raises, exits or destroys its group, with the usual exit code."""
     store = f"file://{tmp_path}/store"
     ranks = [
         subprocess.Popen(

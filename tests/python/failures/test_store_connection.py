@@ -224,7 +224,7 @@ def connections_to(port: int) -> int:
 
 
 def await_own_connection(port: int) -> None:
-    """Use the store, which opens a second connection, and wait for it, 30 s at most."""
+    """Use the store, which opens a second connection, and wait for it, 60 s at most."""
     hbmcomm.monitored_barrier()
     until = time.monotonic() + 60
     while connections_to(port) < 2 and time.monotonic() < until:

@@ -22,8 +22,8 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 # A group's timeout in tests whose error must come sooner, and for another reason.
 LONG_TIMEOUT = 600.0
-# How late an error may come on a loaded machine, in seconds. Less than harness.worker.FORMING, the
-# timeout of an impatient pool's groups until another is set.
+# The seconds by which an error may be late on a loaded machine. They are fewer than
+# harness.worker.FORMING, the timeout of an impatient pool's groups until another is set.
 SLACK = 40.0
 
 Operation = Callable[[Context], Any]
@@ -50,7 +50,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def attempt(context: Context, call: Operation) -> tuple[str, str, float]:
-    """(class name, message, seconds) of the error that the call must raise."""
+    """Return the class name, the message and the seconds of the error that the call must raise."""
     start = time.monotonic()
     try:
         call(context)
@@ -82,7 +82,7 @@ def test_absent_rank(impatient_pool: Pool, ranks: int, name: str) -> None:
     outcomes = impatient_pool.run(without_last, name, limit=SHORT_TIMEOUT + SLACK)
     absent = ranks - 1
     failures = [outcome for outcome in outcomes if outcome]
-    first = min(began for _, _, began, _ in failures)  # its timeout ends the others' wait, too
+    first = min(began for _, _, began, _ in failures)  # this rank's timeout ends all waits
     for kind, message, _, failed in failures:
         assert kind == "DistBackendError", message
         assert failed - first > SHORT_TIMEOUT * 0.5, f"came after {failed - first} s: {message}"

@@ -225,7 +225,7 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 def skip_updates(context: Context, kind: str, given: bool) -> None:
     """Compare with an optimizer that never steps a dropped layer.
 
-    given: the state gets the optimizer as an argument; otherwise it finds it
+    given: the state gets the optimizer as an argument; otherwise the state finds the optimizer
     """
     ddp, plain = wrapped(Weighted()), Weighted()
     with torch.no_grad():
@@ -257,7 +257,7 @@ def test_dropped_layers_are_not_updated(pool: Pool, kind: str, given: bool) -> N
 
 
 def find_the_optimizer(context: Context, options: Any, with_closure: bool, moves: bool) -> None:
-    """Let an optimizer of strong weight decay step after one step's backward() that dropped all."""
+    """Step an optimizer with strong weight decay, after a backward() that dropped all layers."""
     ddp, state = started(fixed_threshold=1e9, always_send=False, **options)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1, weight_decay=0.5)
     with torch.no_grad():

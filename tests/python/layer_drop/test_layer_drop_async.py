@@ -157,7 +157,7 @@ class Reference:
         self.pushed, self.pulled = [0] * workers, [0] * workers
 
     def step(self, updates: list[Weights]) -> list[Weights]:
-        """Returns the models of all workers after it."""
+        """Take a step with each worker's update. Return the models of all workers after it."""
         versions = COUNTER_BYTES * len(self._layers)
         changed: set[int] = set()
         for worker, update in enumerate(updates):

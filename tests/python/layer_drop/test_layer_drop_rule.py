@@ -55,7 +55,10 @@ def test_a_layer_is_a_module() -> None:
 
 
 def test_the_threshold_lets_one_minus_the_ratio_through() -> None:
-    """Sort layers of 10, 30 and 50 of 100 elements by score: the third one exceeds 60 %."""
+    """Sorted by score, the layers have 10, 20, 20 and 50 of 100 elements.
+
+    Three of them have 50 %. With the fourth, of score 7, they exceed the ratio of 60 %.
+    """
     rule = DropRule(LayerDrop(ratio=0.6, target="paper"))
     of = layers(50, 10, 20, 20)
     assert rule.threshold == NO_THRESHOLD

@@ -43,7 +43,7 @@ def check_bytes(context: Context) -> None:
             ps.step()
     stats = ps.stats()
     often, once = 4 * (8 * 8 + 5), 4 * 64 * 64
-    assert stats["gradient_bytes"] == STEPS * often + once  # 10 steps make 10
+    assert stats["gradient_bytes"] == STEPS * often + once  # in the tenth step its score is 10
     assert stats["gradient_bytes_undropped"] == STEPS * (often + once)
     assert stats["weight_bytes"] - start == STEPS * often + once
     assert (stats["sent_layers"], stats["dropped_layers"]) == (2 * STEPS + 1, STEPS - 1)

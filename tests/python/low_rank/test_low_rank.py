@@ -169,7 +169,7 @@ def test_unused_matrices_keep_their_residuals(pool: Pool) -> None:
 def scale_losses(context: Context) -> None:
     """Steps that the scaler skips leave no trace."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=100)
-    one_bucket = {"bucket_cap_mb": 25}  # first ranks follow buckets, and DDP's change
+    one_bucket = {"bucket_cap_mb": 25}  # the first ranks depend on buckets, which DDP changes
     ddp, state = started(context, one_bucket, ratio=0.8, scaler=scaler)
     plain, other = started(context, one_bucket, ratio=0.8)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1)

@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 def gradients(context: Context, step: int) -> list[torch.Tensor]:
-    """Return equal gradients in every run; half of each matrix keeps to eight directions."""
+    """Return the same gradients in every run. Half of each matrix is a fixed matrix of rank 8."""
     steady = torch.Generator().manual_seed(0)
     draw = torch.Generator().manual_seed(1000 * step + context.rank + 1)
     found = []
@@ -97,7 +97,7 @@ def test_everything_arrives_for_a_tenth_of_the_bytes(pool: Pool) -> None:
     for outcome in pool.run(follow):
         assert outcome.lost < 1e-5
         assert outcome.waiting < 0.2
-        assert outcome.sent < 0.11 + 1 / STEPS  # a gradient more, in the first steps
+        assert outcome.sent < 0.11 + 1 / STEPS  # the first steps send a whole gradient more
 
 
 def test_matrices_that_wait_for_ever_are_seen(pool: Pool) -> None:

@@ -74,8 +74,9 @@ def test_defaults_follow_the_budget(ratio: float, relaxation: float, damping: fl
 def run_late(context: Context) -> None:
     """Gradients become small while large ones wait: the matrix is sent whole, and named once.
 
-    It is sent whole when the L1 sum of its residual exceeds 80 running means of a gradient's. SEED
-    fixes the step; it is never one of the first 45, where the residual has 40 such gradients.
+    It is sent whole when the L1 sum of its residual exceeds 80 times the running mean of the
+    gradients' L1 sums. In the first 45 steps that is impossible, because the residual has at most
+    40 large gradients. SEED fixes the step in which it happens.
     """
     ddp = wrapped(Weighted(shapes=[(64, 64), (10,)]))
     state = low_rank(ddp, ratio=0.95)

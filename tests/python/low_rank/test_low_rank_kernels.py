@@ -65,7 +65,7 @@ def given_and_came(
 
 def approximate_kernels(context: Context, memory_format: torch.memory_format, options: Any) -> None:
     ddp, state = approximated(memory_format, relaxation=1, **options)
-    bound = 1e-4 if not options else 0.02  # bfloat16 has 8 digits
+    bound = 1e-4 if not options else 0.02  # bfloat16 has 8 binary digits
     draw = torch.Generator().manual_seed(context.seed)
     for _ in range(3):
         outer, inner = torch.randn(32, 3, generator=draw), torch.randn(16, 3, generator=draw)

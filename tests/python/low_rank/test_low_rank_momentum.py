@@ -95,8 +95,8 @@ class Outer(torch.optim.Optimizer):
 def test_momentum_is_damped_in_the_step_that_uses_it(wrapped_in: Any, found_inf: Any) -> None:
     """The damping waits for a step that changes the momentum.
 
-    The step of an outer optimizer alone is none. Neither is a step that a fused optimizer skips
-    because a GradScaler has found an infinity.
+    The outer optimizer's own step() changes no momentum. Nor does a step that a fused optimizer
+    skips because a GradScaler has found an infinity.
     """
     weight = torch.nn.Parameter(torch.zeros(6, 5))
     inner = torch.optim.SGD([weight], lr=0.1, momentum=0.5, fused=True)

@@ -21,7 +21,7 @@ from torch_hbmcomm.error_feedback.passes import (
 from torch_hbmcomm.low_rank import products
 
 SHAPES = [(1, 1, 1), (3, 64, 147), (30, 256, 300), (1, 1000, 65), (17, 50, 129), (2, 64, 33)]
-DTYPES = [torch.float32, torch.float64]  # computed by csrc/low_rank.h, and by PyTorch
+DTYPES = [torch.float32, torch.float64]  # the first by csrc/low_rank.h, the second by PyTorch
 
 
 def random(rows: int, columns: int, dtype: torch.dtype, size: float = 1.0) -> torch.Tensor:
@@ -207,7 +207,8 @@ def test_finite_numbers_may_have_an_infinite_sum(dtype: torch.dtype) -> None:
 def test_unpacking_around_ranges_is_unpacking_elsewhere(turn: int, dtype: torch.dtype) -> None:
     draw = seeds.generator(turn)
     lengths = torch.randint(0, 40, (30,), generator=draw).tolist()
-    kinds = torch.randint(0, 3, (30,), generator=draw).tolist()  # a part, a place, zeros
+    # Kinds of ranges: 0 is a part on the wire, 1 keeps its numbers, 2 becomes zeros.
+    kinds = torch.randint(0, 3, (30,), generator=draw).tolist()
     *begins, end = itertools.accumulate(lengths, initial=0)
     stretches = list(zip(kinds, begins, lengths, strict=True))
     own = [(begin, length) for kind, begin, length in stretches if kind == 0]

@@ -1,4 +1,4 @@
-"""The ranks of approximations: within the budget, and where the bytes take most energy."""
+"""The ranks of approximations: within the budget, and highest where a byte takes most energy."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch_hbmcomm.low_rank.optimizer import SecondMomentCorrector
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
-SHAPES = [*[(32, 48)] * 8, (48,)]  # one matrix's size is measured with an error
+SHAPES = [*[(32, 48)] * 8, (48,)]  # eight matrices: errors in their measured sizes average out
 STEPS = 60
 SEED = 1  # a run repeats these gradients, and the hook's own numbers have fixed seeds
 

@@ -60,7 +60,7 @@ def train_exactly(
                 tell(context, "trained")
             last_finds_a_version = resync_every is not None and step == STEPS - 2
             if last_finds_a_version:
-                await_rank(context, "trained", source)  # the source has then given one
+                await_rank(context, "trained", source)  # by then the source has published a version
         state.drain(optimizer)
         check_weights(model, applied_to_zero(context.seed, context.size, steps_of))
         state.close()
@@ -122,7 +122,7 @@ def test_a_closed_state_frees_its_model(pool: Pool, boxes: list[str]) -> None:
     assert pool.run(train_and_forget, boxes) == [[]] * len(pool.pids)
 
 
-# How steps are made up.
+# Changed buckets, accumulated batches, several optimizers, narrow types.
 
 
 def train_through_rebuild(context: Context, urls: list[str]) -> None:
@@ -357,7 +357,8 @@ def drift(
 ) -> tuple[float, float]:
     """Return the largest distance of two ranks' weights, relative to their norm.
 
-    The first figure is for all ranks having applied all gradients, the second for after drain().
+    The first distance is measured when all ranks have applied all gradients, the second after
+    drain().
     """
     with ExitStack() as resources:
         model = net()

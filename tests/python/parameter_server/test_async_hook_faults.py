@@ -71,7 +71,7 @@ def lose_a_rank(context: Context, urls: list[str], folder: str, victim: int) -> 
                 for other in set(range(context.size)) - {victim}:
                     await_rank(context, "trained", other)
                 os.kill(os.getpid(), signal.SIGKILL)
-            if step == STEPS:  # the source has given versions
+            if step == STEPS:  # the source has published versions
                 await_rank(context, "trained", victim)
             ddp(*gradients(context.seed, context.rank, step, context.size)).backward()
             optimizer.step()
@@ -131,7 +131,8 @@ def resume(context: Context, urls: list[str], path: str, ranks_then: int, seed_t
                 state.load_state_dict(rest)
         with pytest.raises(TypeError):
             state.load_state_dict(saved["hook"] | {"refused": None})
-        state.load_state_dict(saved["hook"])  # for the first time: outstanding additions count once
+        # This is the first load that succeeds, so outstanding additions count once.
+        state.load_state_dict(saved["hook"])
         assert state.stats()["steps"] == STEPS
         for step in range(STEPS):
             ddp(*gradients(context.seed, context.rank, step, context.size)).backward()
@@ -308,7 +309,7 @@ def test_refusals(pool: Pool, boxes: list[str]) -> None:
     pool.run(refuse, boxes)
 
 
-# Places in the boxes.
+# The locations of elements in the boxes.
 
 
 @pytest.mark.ranks(1)
@@ -325,7 +326,7 @@ def test_every_element_has_one_location(ranks: int, monkeypatch: Any) -> None:
             for name in names
             for element in range(placed.ranges[name].start, placed.ranges[name].stop)
         ]
-        homes = {  # box and byte, by the place in flat tensors
+        homes = {  # by index in the flat tensors: box and byte
             run.begin + step: (shard.box, shard.offset + (run.inside + step) * 8)
             for shard, runs in placed.bucket(list(placed.ranges))
             for run in runs

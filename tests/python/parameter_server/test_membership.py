@@ -86,7 +86,7 @@ def test_a_late_worker_starts_with_the_foremost(boxes: Boxes) -> None:
         late.leave()
         assert [line.index for line in first.active()] == [0]
         again = join(other)
-        assert again.index == 2  # no line is used twice
+        assert again.index == 2  # no entry is used twice
 
 
 def test_the_dead_are_not_waited_for(boxes: Boxes) -> None:

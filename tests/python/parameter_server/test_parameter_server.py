@@ -107,7 +107,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
     def expect(worker: int, step: int, present: list[int], seen: list[int]) -> None:
         for other in present:
             if not there[other].is_set():
-                continue  # this worker's life segment has gone since
+                continue  # the other worker has ended
             clock = begun[other] + seen[other]
             assert clock >= step - staleness, f"worker {worker}, step {step}: {other} at {clock}"
 
@@ -265,7 +265,7 @@ def test_one_elastic_worker_and_its_center(boxes: Boxes) -> None:
 def test_the_center_moves_by_the_workers_deltas(
     boxes: Boxes, overlap: bool, staleness: int | None
 ) -> None:
-    """center + all workers moves by nothing but the workers' own steps."""
+    """The sum of the center and all workers' weights changes only by the workers' own steps."""
     workers, steps = 3, 10
 
     def work(worker: int, barrier: threading.Barrier) -> Any:
@@ -280,7 +280,7 @@ def test_the_center_moves_by_the_workers_deltas(
                     parameter.grad = torch.randn(
                         parameter.shape, generator=generator, dtype=torch.float64
                     )
-                    moved[name].sub_(parameter.grad, alpha=0.3)  # as sgd()
+                    moved[name].sub_(parameter.grad, alpha=0.3)  # as sgd() steps
                 ps.step()
             mine = weights(model)
             settle(ps)

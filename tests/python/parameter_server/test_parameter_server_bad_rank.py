@@ -71,7 +71,7 @@ def make(context: Context, kind: Any = ParameterServer, **options: Any) -> Any:
 
 
 def refuse(context: Context, kind: type, cases: list[Bad]) -> None:
-    """Raise the bad rank's error on all ranks, in turn on each of them."""
+    """Pass each bad case on one rank, in turn on each rank. All ranks must raise its error."""
     for number, (bad, error, said) in enumerate(cases):
         alone = number % context.size
         own = context.rank == alone
@@ -103,7 +103,7 @@ def check_async(context: Context) -> None:
 
 
 def refuse_each_others_states(context: Context, state: dict[str, Any]) -> None:
-    """Raise an error with both names. state: a ParameterServer's, which one rank alone loads."""
+    """Load `state`, of a ParameterServer, on one rank alone. The errors name both classes."""
     with make(context, SyncParameterServer) as ps:
         own = context.rank == 1
         with pytest.raises(

@@ -58,7 +58,10 @@ def test_a_worker_refuses_a_change_then_continues(change: Change, said: str) -> 
 
 
 def test_a_buffer_that_is_another_tensor_now_is_shared() -> None:
-    """`self.mean = 0.9 * self.mean + ...` makes another tensor. A local one may have any shape."""
+    """`self.mean = 0.9 * self.mean + ...` makes another tensor, which is shared as before.
+
+    The frozen parameter and a new buffer are not shared, so they may have any shape.
+    """
     model, other = Images(), Images()
     with (
         serving("shm") as boxes,

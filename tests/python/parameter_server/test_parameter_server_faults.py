@@ -113,7 +113,7 @@ def test_a_killed_workers_pushed_deltas_count(transport: Any, tmp_path: Path) ->
         assert not torch.equal(kept.first.weight, before["first.weight"])
         until(
             lambda: len(box.stats()["segment_table"]) == 5
-        )  # its delta buffer and its life segment have gone
+        )  # the killed worker's delta buffer and life segment have gone
 
         def noticed() -> bool:
             ps.step()
@@ -255,7 +255,7 @@ def test_the_first_worker_fails_and_the_second_begins(boxes: Boxes) -> None:
         assert ps.stats()["workers"] == 1
 
 
-# -- what comes too late -------------------------------------------------------------------------
+# -- late calls, and wrong checkpoints -----------------------------------------------------------
 
 
 def test_close_after_an_error_sends_nothing_twice(boxes: Boxes) -> None:
@@ -389,7 +389,7 @@ def test_a_parameter_that_is_unfrozen(boxes: Boxes) -> None:
             ps.step()
 
 
-# -- what does not train as it looks -------------------------------------------------------------
+# -- masks, and steps of the optimizer alone -----------------------------------------------------
 
 
 def test_a_mask_of_infinities(boxes: Boxes) -> None:
@@ -423,7 +423,7 @@ def test_steps_of_the_optimizer_alone(boxes: Boxes) -> None:
             assert torch.equal(parameter.detach(), old)
         ps.step()
         ps.close()
-        optimizer.step()  # the model is the worker's own again
+        optimizer.step()  # allowed after close()
 
 
 def test_a_dropped_server_leaves_the_optimizer_free() -> None:

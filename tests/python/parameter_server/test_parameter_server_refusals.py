@@ -193,7 +193,7 @@ def test_large_updates_are_finite(boxes: Boxes) -> None:
     model = One(torch.zeros(100))
     with parameter_server(boxes, model) as ps, warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.odd.grad = torch.full((100,), 3e38)  # the sum is not finite
+        model.odd.grad = torch.full((100,), 3e38)  # finite numbers, whose sum is not
         ps.step()
         ps.pull()
     assert model.odd.tolist() == torch.full((100,), -3e38).tolist()

@@ -21,7 +21,7 @@ from torch_hbmcomm.parameter_server import Downpour, ParameterServer
 pytestmark = pytest.mark.usefixtures("nothing_left", "many_shards")
 
 
-# -- what else a model has -----------------------------------------------------------------------
+# -- untrained tensors, buffers, sparse gradients ------------------------------------------------
 
 
 def test_untrained_tensors_are_handed_out_once(boxes: Boxes) -> None:

@@ -57,7 +57,7 @@ def check_equals_one_process(
     model = model_of(dtype=dtype)
     expected = alone(context, copy.deepcopy(model), optimize)
     if context.rank != options.get("server", 0):
-        for parameter in model.parameters():  # the server's weights win
+        for parameter in model.parameters():  # the server's weights replace these
             parameter.data.fill_(3)
     ps = make(context, model, optimize, group=group_of(context, group), **options)
 

@@ -37,7 +37,7 @@ from torch_hbmcomm import SyncParameterServer
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
-# How many steps.
+# Numbers of steps.
 
 
 def check_uneven_steps(context: Context, dedicated: bool) -> None:
@@ -67,7 +67,7 @@ def test_uneven_steps(pool: Pool, dedicated: bool) -> None:
 
 
 def check_push_every(context: Context) -> None:
-    """Five steps, two to an update: the last update has the gradients of one."""
+    """Five steps, two to an update: the last update has the gradients of one step."""
     model = nn.ParameterList([torch.zeros(3), torch.zeros(2)])
     ps = make(context, model, lambda p: torch.optim.SGD(p, lr=1.0), push_every=2)
     for step in range(5):
@@ -162,7 +162,7 @@ def check_buffers(context: Context, group: str, options: dict[str, Any]) -> None
         ps.step()
 
     serve_or_work(ps, context, work, **options)
-    worker = options.get("dedicated", False)  # the lowest that is one
+    worker = options.get("dedicated", False)  # the lowest rank that is a worker
     if options.get("buffers") == "local":
         assert int(model.steps) == context.rank
     else:

@@ -55,8 +55,8 @@ def test_a_step_moves_only_trained_tensors(overlap: bool) -> None:
     assert differences[:3] == [expected] * 3
     assert since["pushed_bytes"] - counted["pushed_bytes"] == expected
     assert since["pulled_bytes"] - counted["pulled_bytes"] == expected
-    # Two clocks of 8 bytes are written. 8 bytes and an entry of 64 for each worker are read, and
-    # again after a second.
+    # In a step two clocks of 8 bytes are written. 8 bytes and an entry of 64 for each worker are
+    # read, and again if a second has passed.
     assert differences[3] == 16 * steps
     assert 72 * steps <= differences[4] <= 2 * 72 * steps
 

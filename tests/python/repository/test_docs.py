@@ -167,7 +167,7 @@ def test_every_environment_variable_is_listed() -> None:
 def test_faults_of_a_page_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, complaint: str
 ) -> None:
-    words_of_the_sources()  # of the repository, not of tmp_path
+    words_of_the_sources()  # cached here, while ROOT is the repository
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()

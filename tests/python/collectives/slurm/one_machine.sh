@@ -10,7 +10,8 @@ set -euo pipefail
 
 home=$(mktemp -d /tmp/hbmcomm-slurm.XXXXXX)  # TMPDIR may be long, or have a space
 export SLURM_CONF=$home/slurm.conf
-# Of the controller and the nodes. By default such that another run is unlikely to choose them.
+# The ports of the controller and of the nodes. The default depends on this process's id, so that
+# another run is unlikely to choose the same ports.
 read -r controller_port node0_port node1_port <<< \
   "${HBMCOMM_TEST_SLURM_PORTS:-$(seq -s ' ' $((10000 + $$ % 3000 * 3)) $((10002 + $$ % 3000 * 3)))}"
 host=$(hostname)
