@@ -23,7 +23,7 @@ static void need(int good, const char* what) {
   exit(1);
 }
 
-/* Runs one worker. All workers share the segment of the weights; each has its own of gradients. */
+/* Runs one worker. All workers share one segment for weights; each has its own for gradients. */
 static void work(uint64_t key) {
   need(smb_init() == 0, "smb_init");
   float* weights = shm_alloc(&key, kBytes, 0);

@@ -63,7 +63,7 @@ void join(std::span<const uint8_t> bytes) {
   }
 }
 
-// Requests of every kind that has an answer of its own.
+// A client with one request in flight of each kind whose reply has a form of its own.
 class Client final : public Connection::Requester {
  public:
   Client() : memory_(kReadBytes + 2 * kGuard, std::byte{0x5a}) {

@@ -12,7 +12,10 @@ READ_BYTES = 300
 
 
 def frame(opcode: int, body: bytes = b"", payload: bytes = b"", status: int = 0) -> bytes:
-    """Return the answer to the only request of this kind. Its id has the request's index twice."""
+    """Return the answer to the only request of this kind.
+
+    Its id has the request's index in the lower half, and that index plus 1 in the upper half.
+    """
     index = ORDER.index(opcode) if opcode in ORDER else -1
     number = (index + 1) << 32 | max(index, 0)
     header = struct.pack(

@@ -36,7 +36,7 @@ STARTING_RANKS = {"fabric", "lightning", "ray"}
 
 # Ways in which a program selects hbm.
 UNMODIFIED = "HBMCOMM_INSTEAD_OF=gloo"
-NAMED = "--backend=hbm"  # the library gets the name
+NAMED = "--backend=hbm"  # the library gets the name of the backend
 FORMED = "--group=hbm"  # the program forms the group: the library takes any group, but not the name
 
 WAYS = {
@@ -76,7 +76,7 @@ REFUSALS = {
     "ignite": "Unknown backend 'hbm'. Available backends: ('gloo',)",
     "transformers": "Your assigned backend hbm is not available, please use gloo",
 }
-# Packages that the page does not name: torch, and what torchrec imports.
+# Packages that the page does not name: torch, and packages that torchrec imports.
 UNNAMED = {"pyre-extensions", "tensordict", "torch"}
 
 

@@ -42,7 +42,7 @@ class VerbsKeys : public testing::Test {
     return protocol::Status::kOk;
   }
 
-  // A client with a segment, and the result of one access by another client.
+  // A client that has a segment.
   struct Holder {
     Holder() : client(box_->port()) {
       client.connect(kQueuePairs);

@@ -89,7 +89,7 @@ def run(
 def qemu(topology: str, share: Path, console: Path, modules: Sequence[str]) -> list[str]:
     # The machine dies with the process that started it.
     arguments = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"]
-    # Without erms the kernel clears pages by words, which emulates twice as fast as by bytes.
+    # Without erms the kernel clears pages by words, which QEMU emulates twice as fast as by bytes.
     arguments += ["-accel", "tcg,thread=multi", "-cpu", "max,-erms"]
     arguments += TOPOLOGIES[topology].arguments()
     arguments += ["-kernel", str(VMLINUX), "-initrd", str(INITRAMFS)]

@@ -27,8 +27,8 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-// Returns the kernel's own account. While the kernel moves a page, it does not count the page, so
-// the file is read until two readings are the same.
+// Returns the text of /proc/self/numa_maps. The kernel does not count a page while it moves the
+// page, so the file is read until two readings are the same.
 std::string numa_maps() {
   constexpr int kMostReadings = 20;
   constexpr std::chrono::milliseconds kPause{20};

@@ -52,7 +52,7 @@ def parse_report(text: str) -> Report:
     kernel: Counter[int] = Counter()
     for index in used:
         page = PAGE_SIZE.search(maps[index])
-        if page is None:  # no page of it is in memory
+        if page is None:  # no page of the mapping is in memory
             continue
         for node, pages in NODE_PAGES.findall(maps[index]):
             kernel[int(node)] += int(pages) * int(page[1]) * 1024

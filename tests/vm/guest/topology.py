@@ -1,4 +1,4 @@
-"""Machines with high-bandwidth memory (HBM), in QEMU's words."""
+"""Machines with high-bandwidth memory (HBM), and QEMU's arguments for them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@
 
 namespace hbm::box::verbs {
 
-inline constexpr const char* kHost = "10.9.0.1";  // of verbs_link.sh
+inline constexpr const char* kHost = "10.9.0.1";  // set by verbs_link.sh
 inline constexpr const char* kToken = "no secret";
 
 struct BoxOptions {
@@ -89,7 +89,7 @@ class RawClient {
   ibv_wc_status write(size_t queue_pair, uint64_t address, uint32_t rkey, uint64_t value);
   uint64_t value() const;  // of the last read
 
-  bool closed();  // by the box
+  bool closed();  // true once the box has closed the connection
 
   const std::shared_ptr<common::Domain>& domain() const { return connector_->domain(); }
   // Creates a window on queue pair 0, binds it to a region made with IBV_ACCESS_MW_BIND, and
