@@ -1,4 +1,4 @@
-// Chunks of a device's collectives: they cover every element once, and every rank cuts alike.
+// Chunks of a device's collectives: they cover each element once, and are equal on all ranks.
 #include "process_group/chunks.h"
 #include "seeds.h"
 

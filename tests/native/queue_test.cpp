@@ -435,7 +435,7 @@ TEST(Backoff, SleepsAloneIfNothingEndsASleep) {
     return Slept::kNoWakeup;
   });
   auto longest = Clock::duration::zero();
-  // A pause that only yields may be long, too, so this also waits for a sleep.
+  // A pause that only yields may be long, too, so the loop also waits for a sleep.
   for (int i = 0; i < 10'000 && (longest < milliseconds(1) || sleeps == 0); ++i) {
     const Clock::time_point start = Clock::now();
     backoff.pause();

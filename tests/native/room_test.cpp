@@ -1,4 +1,4 @@
-// How much room the kernel's figures leave, and how often they are read.
+// The free memory by the kernel's figures, and the number of times that the figures are read.
 #include "memory/room.h"
 
 #include <gtest/gtest.h>

@@ -59,7 +59,7 @@ class RogueBox : public testing::Test {
     connection_->flush();
   }
 
-  // Returns the header of the next request, in the order of arrival.
+  // Returns the header of the next request, in the order of arrival. `rest`: the bytes of its body.
   Header take(size_t rest = sizeof(protocol::Transfer)) {
     Header header;
     EXPECT_EQ(recv(box_.get(), &header, sizeof(header), MSG_WAITALL),

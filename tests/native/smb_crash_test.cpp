@@ -1,8 +1,9 @@
 // A server that is killed at random times: each accumulate and each fetch_add is applied exactly
 // once afterwards.
 //
-// The child has no state of its own. It reads each session's `applied`, as a reconnecting client
-// does, and continues with the next number, so a lost or repeated update shows in the sums.
+// The server is a child process, and its clients are threads of the child. A client has no state of
+// its own. It reads its session's `applied`, as a reconnecting client does, and continues with the
+// next number, so a lost or repeated update shows in the sums.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-// Copies of a client of transport shm that signals interrupt.
+// Copies by a client of the transport shm, while signals interrupt them.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>

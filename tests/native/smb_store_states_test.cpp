@@ -47,7 +47,7 @@ class CrashStates : public testing::Test {
   const Scratch scratch;
 };
 
-// Stops the first start before each of the files that it makes.
+// Imitates kills of a store's first start: before each of the files that the start makes.
 TEST_F(CrashStates, KillDuringTheFirstStartIsSurvived) {
   const std::vector<std::string> order = {"lock",     "identity",   "state",  "segments",
                                           "sessions", "operations", "journal"};
@@ -137,7 +137,7 @@ TEST_F(CrashStates, MachineStopWithSyncingIsSurvived) {
   const FilledStore filled(scratch.store(), true);
   const std::string catalogue = contents_of(scratch / "store/journal");
   expect_served(filled, [](const fs::path&) {}, true);
-  // The file's new size was on the disk, but not its last bytes.
+  // When the machine stopped, the new size of `journal` was on the disk, but not its last bytes.
   expect_served(
       filled,
       [&](const fs::path& s) { write_contents(s / "journal", catalogue + std::string(72, '\0')); },

@@ -90,7 +90,7 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                            type.value_or(at::kFloat));
 }
 
-// The memory from a host tensor's first to its last element.
+// Returns the address and the size of the memory from a host tensor's first to its last element.
 std::pair<const void*, size_t> host_memory(const at::Tensor& tensor) {
   return {tensor.const_data_ptr(),
           at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize())};
@@ -183,7 +183,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("record_stream", &record_stream);
 }
 
-// Sparse tensors are made and looked into; nothing is computed with them.
+// Tests make sparse tensors and read their indices and values, but compute nothing with them.
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
   library.impl("_sparse_coo_tensor_with_dims_and_tensors",
                &at::native::new_with_dims_and_tensor_sparse_symint);
