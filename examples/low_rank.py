@@ -6,7 +6,7 @@ later steps (error feedback). The training then runs again and sends everything,
     torchrun --standalone --nproc-per-node 2 examples/low_rank.py
 
 Exits non-zero if the accuracy is more than a point below the accuracy of the second training, or if
-the first training sent more bytes than requested.
+the share of the bytes that the first training sent exceeds the requested share by more than 0.02.
 """
 
 import argparse

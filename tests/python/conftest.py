@@ -59,7 +59,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(trylast=True)  # after the tests of a world size were put together
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that take minutes: at the end, one would keep a processor idle."""
+    """Begin with the tests that take minutes: one at the end would leave processors idle."""
     long = ("vm", "torch_suite")
     items.sort(key=lambda item: not any(map(item.get_closest_marker, long)))
 

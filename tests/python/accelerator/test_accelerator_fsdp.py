@@ -30,7 +30,8 @@ def trained(
     device: str,
     options: dict[str, Any],
 ) -> list[torch.Tensor]:
-    """Train over a group. The options `allocate` and `divide_factor` are calls, not arguments."""
+    """Train over a group. The options `allocate` and `divide_factor` select calls of FSDPModule;
+    the others are arguments of fully_shard."""
     options = dict(options)
     allocate = options.pop("allocate", False) and group is not context.gloo
     factor = options.pop("divide_factor", None)

@@ -161,7 +161,8 @@ def test_host_memory_comes_back(delayed_pool: Pool) -> None:
 
 
 def check_future(context: Context) -> None:
-    """Callbacks run under streams that wait for the result, as wait() of the future does."""
+    """Callbacks run on streams that wait for the result. The future's wait() makes the current
+    stream wait for it."""
     tensor = mine(context)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None

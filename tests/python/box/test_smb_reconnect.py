@@ -254,7 +254,7 @@ def test_a_client_is_one_session(transport: Any) -> None:
                     assert box.stats()["clients"] == 1
                     return box.transport == expected
             except MemoryError:
-                return False  # the box has not yet noticed the end of the client before
+                return False  # the box has not yet noticed the end of the earlier client
 
         until(lambda: connects(transport, transport))
         until(lambda: connects("auto", "shm"))

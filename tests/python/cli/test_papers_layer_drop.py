@@ -335,7 +335,7 @@ def test_accuracy_is_measured_by_the_command(
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["contender"] for row in rows] == ["plain", "hook", "PowerSGD"]
     assert rows[0]["share"] == 1
-    assert rows[1]["share"] == pytest.approx(0.19, abs=0.02)  # in the first ten steps
+    assert rows[1]["share"] == pytest.approx(0.19, abs=0.02)  # the first ten steps send more
     assert 2 / 3 < rows[2]["share"] < 1  # the first two steps send everything
     for row in rows[1:]:
         assert row["differences"]["n"] == row["qualities"]["n"] == 2

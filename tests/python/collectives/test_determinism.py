@@ -15,7 +15,7 @@ SIZES = [1, 2, 3, 5, 17, 100, 1021, 4096, 30_011, 65_537, 131_072, *LARGE_SIZES]
 
 
 def spread(context: Context, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return numbers of very different magnitude, so that the last bits show another order."""
+    """Return numbers of very different magnitude: a sum in another order has other last bits."""
     scale = torch.randint(-12, 12, (size,), generator=context.generator)
     return (random_numbers(context, size, torch.float32) * 2.0**scale).to(dtype)
 

@@ -1,6 +1,6 @@
 """Counts beyond 2**31: one tensor of 2**31 + 1 one-byte elements.
 
-Both ranks together take up to 6 GiB. With less memory available, the tests are skipped.
+Both ranks together take up to 6 GiB. The tests are skipped if less than 8 GiB are available.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.full, pytest.mark.ranks(2), pytest.mark.timeout(1500)]
 
 @pytest.fixture(autouse=True)
 def room() -> Iterator[None]:
-    """Wait for memory, and keep other such tests on this machine from running."""
+    """Run one such test at a time on this machine. Skip it if too little memory is available."""
     with Path(gettempdir(), f"hbmcomm-large-counts-{os.getuid()}").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
         skip_without_memory()

@@ -128,7 +128,7 @@ def test_mpi_url_under_torchrun(ranks: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_environment_under_mpiexec(ranks: int) -> None:
-    """env:// works there too: hbm then forms MPI itself and hides mpiexec's PMI from it."""
+    """env:// works under mpiexec too: hbm forms MPI itself and hides mpiexec's PMI from MPI."""
     shell = f'RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE exec "{sys.executable}" "{JOB_SCRIPT}"'
     command: list[str | Path] = [BIN / "mpiexec", "-n", str(ranks), "sh", "-c", shell]
     assert_done(run(command, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())), ranks)

@@ -1,5 +1,5 @@
-"""torch_hbmcomm.memory. memkind reads its environment once per process. Tests that depend on it
-run in a process of their own, with node 0 named as HBM or with no HBM named."""
+"""torch_hbmcomm.memory. memkind reads its environment once per process. Tests that depend on this
+environment run in a process of their own, with node 0 named as HBM or with no HBM named."""
 
 from __future__ import annotations
 

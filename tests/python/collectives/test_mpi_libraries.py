@@ -173,7 +173,7 @@ def test_mpich_under_open_mpis_mpiexec(open_mpi: Mpi) -> None:
 
 
 def test_environment_under_open_mpis_mpiexec(open_mpi: Mpi) -> None:
-    """env:// works there: hbm forms the job by its own PMI, over the wheel's MPICH."""
+    """env:// works under it: hbm forms the job by its own PMI, over the wheel's MPICH."""
     names = "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE"
     command = start_by(open_mpi, "sh", "-c", f'{names} exec "{sys.executable}" "{JOB_SCRIPT}"')
     port = str(free_port())

@@ -88,7 +88,7 @@ def test_every_operator_and_dtype(cluster: Cluster, name: str) -> None:
 
 
 def spread(context: Context, size: int) -> torch.Tensor:
-    """Return numbers of very different magnitude, so that the last bits show another order."""
+    """Return numbers of very different magnitude: a sum in another order has other last bits."""
     scale = torch.randint(-12, 12, (size,), generator=context.generator)
     return random_numbers(context, size, torch.float32) * 2.0**scale
 
@@ -101,7 +101,7 @@ PLACEMENTS = [private_copy, shared_copy]
 
 
 def check_sizes(context: Context, layout: str) -> None:
-    """Tensors in segments and private ones, mixed at random over the ranks."""
+    """Reduce tensors in segments, private ones, and both kinds mixed at random over the ranks."""
     for size in SIZES:
         data = spread(context, size)
         inputs = gathered(context, data)

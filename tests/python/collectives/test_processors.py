@@ -1,4 +1,4 @@
-"""The processors that ranks take of those that they may use."""
+"""The threads of a large reduction, and the setting with which hwloc does not move threads."""
 
 import re
 

@@ -32,7 +32,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> bytes:
 
 
 def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert as PyTorch does; numbers beyond float8_e4m3fn as its newer releases do."""
+    """Convert as PyTorch does. Numbers beyond float8_e4m3fn saturate, as in its newer releases."""
     if dtype == torch.float8_e4m3fn and torch.tensor(1e6).to(dtype).float().isnan():
         most = torch.finfo(dtype).max
         tensor = tensor.clamp(-most, most)

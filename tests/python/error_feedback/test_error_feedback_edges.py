@@ -120,7 +120,7 @@ class Padded(torch.optim.Optimizer):
 
 
 def drain_several(context: Context) -> None:
-    """Each refusal leaves all residuals; then two optimizers together apply everything."""
+    """A refused drain() changes no residual; then two optimizers together apply everything."""
     ddp = wrapped(Weighted())
     state = layer_drop(ddp, fixed_threshold=1e30, max_age=99)
     weights = gradients(context.seed, context.rank, 0, context.size)

@@ -180,7 +180,7 @@ def test_one_ranks_bad_argument_is_every_ranks_error(pool: Pool) -> None:
 
 
 def copy_models(context: Context, urls: list[str]) -> None:
-    """Neither a state nor its model can be copied; the model inside can."""
+    """Neither a state nor its DDP model can be copied; the model inside DDP can."""
     for kind in ("LayerDropState", "LowRankState", "AsyncState"):
         with smb.connect(urls[0], TOKEN) as box:
             ddp = wrapped(Weighted(), broadcast_buffers=False)

@@ -217,7 +217,7 @@ def test_a_late_rank_does_not_hide_a_death(job: Job, call: Call, tmp_path: Path)
 
 
 def ring_while_rank_2_is_stopped(folder: Path, rank: int, size: int) -> None:
-    """Run a ring. In the second one, rank 2 is stopped until rank 1 has failed and left."""
+    """Run a ring. In the second ring, rank 2 is stopped until rank 1 has failed and left."""
     came, notified = folder / "came", folder / "notified"
     if rank == 2 and came.exists():
         left = f"until [ -e {notified} ]; do sleep 0.05; done; sleep 1"
@@ -260,7 +260,7 @@ def test_death_over_mpi(victim: int, call: Call) -> None:
 
 @pytest.mark.parametrize("layout", cases(["ab", "aab", "aabb"], quick=["aab"]))
 def test_child_does_not_hide_a_death_on_another_node(layout: str) -> None:
-    """The child inherits the connections to other nodes from the first rank of its node."""
+    """The child of a node's first rank inherits the rank's connections to other nodes."""
     victim = layout.index("b")
     fate = Fate(victim, leaves_child=True)
     survivors = Job(len(layout), layout).run(all_reduce_small, fate)

@@ -1,4 +1,4 @@
-"""A rank that receives more than fits takes the sender's operation from its report."""
+"""A rank that receives more than fits learns the sender's operation from the sender's report."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_training_says_nothing(way: str, processes: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("stays", [False, True])
 def test_the_rank_that_serves_the_store_may_leave_first(stays: bool) -> None:
-    """Rank 1, on another node, no longer asks the store after rank 0, which served it, has left."""
+    """Rank 0 serves the store and leaves first. Rank 1, on another node, must not ask it then."""
     finished = run_code(LEAVES.format(port=free_port(), stays=stays))
     assert finished.code == 0, finished.output
     code, *error = finished.output.splitlines()

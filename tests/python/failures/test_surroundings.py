@@ -179,7 +179,7 @@ def form(
 def assert_refused(
     pool: Pool, folder: Path, surrounding: Surrounding, ranks: tuple[int, ...], *words: str
 ) -> None:
-    store = str(folder / f"store{next(_numbers)}")  # the last rank may still remove another's file
+    store = str(folder / f"store{next(_numbers)}")  # the last rank may still remove an earlier one
     errors = pool.run(form_over_nodes, store, surrounding, ranks)
     for rank, error in enumerate(errors):
         assert all(word in error for word in words), (surrounding, error)

@@ -165,7 +165,7 @@ def reduce_now(group: Any, timeout: timedelta = TIMEOUT) -> None:
 
 
 def in_thread(function: Any) -> None:
-    """Call `function` on a daemon thread, and return once the thread runs. Errors do not count."""
+    """Call `function` on a daemon thread, and return once the thread runs. Ignore its errors."""
     begun = threading.Event()
 
     def run() -> None:

@@ -30,7 +30,7 @@ LIMIT = 200.0  # seconds; starting PyTorch twice takes a minute on a very busy m
 class Task:
     """A worker's task.
 
-    options: ParameterServer's
+    options: the options of ParameterServer
     result: the file of the weights; ".steps" and ".log" next to it have the steps and the output
     cells: True: the task trains Cells
     """

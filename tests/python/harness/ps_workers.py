@@ -53,7 +53,7 @@ def serving(transport: str, count: int = 1, memory: str = "64MiB", **options: An
 
 
 def together(count: int, work: Callable[[int, threading.Barrier], Result]) -> list[Result]:
-    """Call work(worker, barrier) in `count` parallel threads. Raises the first one's error."""
+    """Call work(worker, barrier) in `count` parallel threads. Raises the error raised first."""
     barrier = threading.Barrier(count, timeout=WAIT_SECONDS)
     errors: list[BaseException] = []
 

@@ -212,8 +212,7 @@ def excused(name: str, outcome: Outcome) -> bool:
 
 
 def shortfall(found: dict[str, Outcome], expected: set[str]) -> dict[str, Outcome]:
-    """Return the tests that failed, or were skipped though `expected` to pass; without the excused
-    ones."""
+    """Return the tests that failed or, among `expected`, were skipped, but not the excused ones."""
     return {
         name: outcome
         for name, outcome in sorted(found.items())

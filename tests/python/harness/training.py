@@ -98,7 +98,7 @@ def whole(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def collectives(data: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Call functional collectives, with other operations between them. torch.compile takes it."""
+    """Call functional collectives and other operations, in a form that torch.compile accepts."""
     total = funcol.all_reduce(data, "sum", group)
     largest = funcol.all_reduce(data * 2, "max", group)
     gathered = funcol.all_gather_tensor(data, 0, group)

@@ -166,7 +166,7 @@ def test_conservation(pool: Pool, target: Target) -> None:
 
 
 def check_rounding_is_kept(context: Context) -> None:
-    """257 is not a bfloat16. With one worker, the average equals the sent gradient."""
+    """257 is not a bfloat16: 256 is sent, 1 kept. One worker's sent gradient is the average."""
     model = nn.ParameterList([torch.zeros(16, 16, dtype=torch.bfloat16)])
     drop = LayerDrop(min_numel=0, fixed_threshold=200, max_age=100)
     sent: list[float] = []

@@ -73,7 +73,7 @@ def test_approximations_are_power_sgds(pool: Pool, ratio: float) -> None:
 
 
 def stand_for_all(context: Context) -> None:
-    """Compare one rank that has the average of all gradients with all ranks."""
+    """Compare all ranks with one rank that has the average of all ranks' gradients."""
     ddp, state = started(context, dtype=torch.float64, ratio=0.8)
     groups = [dist.new_group([rank]) for rank in range(context.size)]
     alone = wrapped(Weighted(torch.float64), process_group=groups[context.rank])

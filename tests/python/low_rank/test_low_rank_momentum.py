@@ -80,7 +80,7 @@ def test_a_given_optimizer_alone_is_damped(pool: Pool) -> None:
 
 
 class Outer(torch.optim.Optimizer):
-    """An optimizer that has another one step, and no state, as ZeroRedundancyOptimizer."""
+    """An optimizer without state that calls another's step(), as ZeroRedundancyOptimizer does."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups[0]["params"], {})

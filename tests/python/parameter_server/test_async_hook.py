@@ -211,7 +211,7 @@ def test_draining_by_several_optimizers(
 
 
 def widen(context: Context, urls: list[str], dtype: torch.dtype) -> None:
-    """Check that rounding errors of a half type come with the next result."""
+    """Check that the rounding errors of a half type are added to the next result."""
     with ExitStack() as resources:
         model = Weighted(dtype)
         ddp = wrapped(model)

@@ -165,7 +165,7 @@ def unreachable_layers(graph: Graph) -> list[str]:
     return found
 
 
-# Files directly in csrc/, and the namespaces of the components whose entries they are.
+# Entries of components, directly in csrc/, each with the namespace of its component.
 ENTRIES = {"pg_hbm": "hbm::process_group", "smb_client": "hbm::box::client"}
 
 

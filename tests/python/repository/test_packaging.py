@@ -52,7 +52,7 @@ def test_requirement_allows_only_releases_with_a_binary(
 
 
 def test_installed_metadata_allows_a_release_with_a_module() -> None:
-    """A wheel allows all releases of its modules. An editable install allows its last build's.
+    """A wheel allows all releases of its modules. An editable install, those of its last build.
 
     The search leaves out the checkout, which may have the egg-info of the memory box alone.
     """

@@ -2,7 +2,7 @@
 //
 //   verbs_speed transfers BYTES TOTAL   reads and writes of registered memory, several in flight
 //   verbs_speed registration            a segment's memory, and a window of it
-//   verbs_speed clients COUNT           what clients of 4 queue pairs cost
+//   verbs_speed clients COUNT           the costs of clients with 4 queue pairs
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -3,9 +3,10 @@
 #
 #     sudo tests/python/collectives/slurm/one_machine.sh srun -N 2 -n 4 --mpi=pmi2 python script.py
 #
-# Directory, ports, configuration and key are its own: it neither needs nor touches an installed
-# cluster; HBMCOMM_TEST_SLURM_PORTS may name three ports. Needs root, and slurm-wlm and munge (Debian,
-# Ubuntu). Exits as the command does; with 70, after its logs, if the cluster does not come up.
+# The cluster has its own directory, ports, configuration and key, so it neither needs nor touches
+# an installed cluster. HBMCOMM_TEST_SLURM_PORTS may name its three ports. Needs root, slurm-wlm and
+# munge (Debian, Ubuntu). Exits with the command's status; with 70, after printing the daemons'
+# logs, if the cluster does not start.
 set -euo pipefail
 
 home=$(mktemp -d /tmp/hbmcomm-slurm.XXXXXX)  # TMPDIR may be long, or have a space

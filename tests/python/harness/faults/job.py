@@ -44,7 +44,7 @@ from harness.pool import processes
 SIZE = 3
 LAYOUTS = {Place.ONE_NODE: "aaa", Place.TWO_NODES: "aab"}
 SHORT = 4.0  # seconds: the timeout of operations in cells in which a rank waits until it times out
-BOX_SHORT = 2.0  # seconds: this timeout for operations on the box
+BOX_SHORT = 2.0  # seconds: the same for operations on the box
 BEGIN = 6.0  # seconds: the timeout of a start that must time out
 HURRY = 25.0  # seconds: the timeout of a start that must fail much sooner
 LIMIT = 90.0  # seconds, for a whole cell
