@@ -11,7 +11,7 @@ SEQUENCE = struct.pack("<QQ", 1, 0)
 QUEUE_PAIRS = 4
 PING, ALLOC, ATTACH, FREE, DELETE, ACCUMULATE, FETCH_ADD, STATS = 4, 5, 6, 7, 8, 11, 12, 13
 ORDER = (ALLOC, ATTACH, FREE, DELETE, ACCUMULATE, FETCH_ADD, STATS, PING)  # the client's requests
-REPLY_BYTES = 4096  # of a message
+REPLY_BYTES = 4096  # the most in one message
 
 
 def call(queue_pair: int, queue_pairs: int, challenge_id: int = 1, flags: int = 0) -> bytes:

@@ -35,9 +35,9 @@ struct Speaker {
   std::shared_ptr<progress::OperationQueue> ordered;
   std::shared_ptr<progress::OperationQueue> transfers;
   uint64_t* sequence;
-  std::vector<size_t> sizes;     // of messages, in bytes, that are worth trying
+  std::vector<size_t> sizes;     // of the messages to try, in bytes
   size_t most_bytes;             // the most that one rank receives in one operation
-  std::vector<Allocate> memory;  // kinds of memory to have tensors in
+  std::vector<Allocate> memory;  // the kinds of memory for tensors
   // Returns the expected result of a reduction of all ranks' inputs.
   std::function<Bytes(const std::vector<Bytes>&, size_t count, Dtype, ReduceOp)> reduced = in_order;
 };

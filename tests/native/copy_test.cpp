@@ -109,7 +109,7 @@ TEST(Copy, UsesNonTemporalStoresFromHalfTheCache) {
   const std::filesystem::path caches =
       std::filesystem::path(testing::TempDir()) / ("caches-" + std::to_string(getpid()));
   EXPECT_EQ(non_temporal_bytes_of(caches),
-            kNonTemporalFromAtMostBytes);  // the kernel does not give the size
+            kNonTemporalFromAtMostBytes);  // no file gives the cache's size
   std::filesystem::create_directories(caches / "index3");
   const std::vector<std::pair<std::string, size_t>> cases = {
       {"16384K\n", size_t{8} << 20},

@@ -41,7 +41,7 @@ constexpr const char* kRank0Left = "p/left/0";
 constexpr const char* kRank1Left = "p/left/1";
 constexpr const char* kRank2Left = "p/left/2";
 
-// Calls a test's functions before it answers.
+// A store that calls a test's function before it answers a question.
 class ToldStore final : public bootstrap::KeyValue {
  public:
   using Hook = std::function<void(const std::string& key)>;
@@ -302,7 +302,7 @@ TEST(FailureMonitor, StoreServerLeavesLast) {
   const std::string entry = group.store->get("hbm/failures/1", {}).value_or("");
   EXPECT_TRUE(entry.starts_with("closing\n")) << entry;
   EXPECT_FALSE(has_left);
-  group.store->add(kLeftCount, 1, {});  // rank 1
+  group.store->add(kLeftCount, 1, {});  // as rank 1, which leaves
   EXPECT_FALSE(has_left);
   group.rank_2.kill();
   leaving.join();

@@ -39,7 +39,7 @@ struct Script {
   std::atomic<bool> destroyed = false;
 
   std::thread::id begun_by;
-  std::thread::id polled_by;  // the last time
+  std::thread::id polled_by;  // the thread of the last poll
   int calls = 0;              // not atomic: the queue orders the calls
 };
 

@@ -404,7 +404,7 @@ TEST(Explore, FewDescriptorsInFlightAreEnough) {
   run_forked_ranks(8, [](const ForkedRank& forked) {
     Explorer rank(forked);
     std::filesystem::permissions(forked.directory, std::filesystem::perms::all);
-    const rlimit few{40, 40};  // open descriptors, and the user's in flight
+    const rlimit few{40, 40};  // limits open descriptors, and the user's in flight
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
     ASSERT_EQ(setuid(65534), 0);
     const LocalPeers found = rank.explore();

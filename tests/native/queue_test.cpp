@@ -306,7 +306,7 @@ TEST_F(UnorderedQueueTest, SleepsForTheFirstIfAllWake) {
     return Slept::kWoken;
   };
   second->on_sleep = [](Clock::time_point until, bool) {
-    EXPECT_EQ(until, Clock::time_point::min());  // the progress thread asks if this one could sleep
+    EXPECT_EQ(until, Clock::time_point::min());  // the progress thread only asks
     return Slept::kTimedOut;
   };
   const auto first_ticket = enqueue(first);
@@ -423,7 +423,7 @@ TEST(Backoff, PollsLongOnceNothingEndsASleep) {
   const int looks = pauses_before_a_sleep(backoff, sleeps);
   rusage before{}, after{};
   getrusage(RUSAGE_THREAD, &before);
-  for (int look = looks; look < 60; ++look) backoff.pause();  // the polls that spin
+  for (int look = looks; look < 60; ++look) backoff.pause();  // these polls must not sleep
   getrusage(RUSAGE_THREAD, &after);
   EXPECT_EQ(after.ru_nvcsw, before.ru_nvcsw) << "it slept";
 }

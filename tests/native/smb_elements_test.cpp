@@ -95,7 +95,9 @@ TEST_P(SharedMemory, HasNoTornElement) {
 
 TEST_P(SharedMemory, IsSentWithoutMixingElements) {
   constexpr size_t kElements = kMaxPayload / 8;
-  constexpr size_t kHead = sizeof(Header) + 3;  // odd: cuts at multiples of 8 tear, too
+  // The bytes before the payload. Their number is odd, so that a cut of the stream at a multiple of
+  // 8 bytes is inside an element.
+  constexpr size_t kHead = sizeof(Header) + 3;
   auto [left, right] = GetParam()();
   const int buffer_bytes = 50'000;
   ASSERT_EQ(setsockopt(left.get(), SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof(buffer_bytes)), 0);

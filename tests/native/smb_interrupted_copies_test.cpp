@@ -27,7 +27,7 @@ class InterruptedCopies : public testing::Test {
  protected:
   static constexpr size_t kElements = 16384;
   static constexpr size_t kBytes = kElements * sizeof(uint64_t);
-  static constexpr size_t kOffsets = 8;  // of each end of a copy, in elements of a cache line
+  static constexpr size_t kOffsets = 8;  // of each end: the elements of a cache line
   static constexpr int kInterrupts = 300;
 
   InterruptedCopies() {

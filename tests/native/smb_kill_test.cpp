@@ -118,7 +118,7 @@ class BoxProcess {
   }
 
   const std::string store_;
-  const Scratch directory_{"/tmp"};  // for a short name
+  const Scratch directory_{"/tmp"};  // a socket's path must be short
   const std::string socket_;
   const Port port_;
   std::string url_;

@@ -157,11 +157,11 @@ class Caller {
     return handler_.access(joining.session, {offset, bytes, handle}, writing);
   }
   template <class T>
-  T* memory(uint32_t handle) {  // the segment's
+  T* memory(uint32_t handle) {  // the start of the segment's memory
     return reinterpret_cast<T*>(access(handle, 0, 1).at);
   }
 
-  uint32_t handle() const { return handle_; }  // the last alloc's
+  uint32_t handle() const { return handle_; }  // of the last alloc's segment
   server::Joining joining;
 
  private:

@@ -61,7 +61,7 @@ TEST_P(TcpTransfers, MovesManyTogether) {
     std::vector<std::byte>& local = opcode == Opcode::kWrite ? data : back;
     std::vector<std::unique_ptr<TransportRequest>> requests;
     for (uint64_t i = 0; i < kCount; ++i) {
-      const uint64_t head = i % 3 == 0 ? kSpan : 1000;  // long and short ones
+      const uint64_t head = i % 3 == 0 ? kSpan : 1000;  // one long transfer, or two
       const std::span part(local.data() + i * kSpan, kSpan);
       requests.push_back(transfer(opcode, *grant, i * kSpan, part.first(head)));
       transport_.post(*requests.back());

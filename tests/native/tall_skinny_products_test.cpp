@@ -215,7 +215,7 @@ TEST_P(TallSkinnyProductsTest, MakesColumnsOrthonormal) {
   for (const auto& [rows, columns, rank] : kShapes) {
     if (rank > rows) continue;
     Floats given = numbers(rows * rank);
-    for (size_t k = 0; k < rank; ++k) {  // zeros, sums of others, small numbers
+    for (size_t k = 0; k < rank; ++k) {  // some columns are zero, sums of others, or small
       float* const column = given.data() + k * rows;
       if (k % 7 == 2) std::fill(column, column + rows, 0.0F);
       if (k % 7 == 4) {

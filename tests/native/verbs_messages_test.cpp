@@ -72,7 +72,7 @@ TEST_F(VerbsMessages, RequestsAreParsed) {
     const server::RequestMessage request = server::parse_request(message);
     EXPECT_EQ(request.header.id, header.id);
     EXPECT_TRUE(std::ranges::equal(request.body, body));
-    // The offsets of the handle in docs/design/wire-protocol.md.
+    // The offset of the handle in each body, by docs/design/wire-protocol.md.
     const std::map<Opcode, size_t> handles{
         {Opcode::kAlloc, 40}, {Opcode::kAttach, 24}, {Opcode::kFree, 16}};
     uint32_t handle = 0;

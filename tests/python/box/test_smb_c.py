@@ -295,7 +295,7 @@ def test_a_box_that_has_lost_the_segment(settings: pytest.MonkeyPatch) -> None:
         box.kill()
         box.start()
         end = time.monotonic() + 60
-        while library.shm_rsync(copy, SIZE) == 0:  # until the client notices
+        while library.shm_rsync(copy, SIZE) == 0:  # until the client notices that the box has ended
             assert time.monotonic() < end
         assert_failed(errno.EIDRM, f"{key:x}")
         assert made()[0] != copy

@@ -334,7 +334,7 @@ except smb.SegmentLost:
         client.process.send_signal(signal.SIGSTOP)
         until(lambda: watcher.stats()["clients"] == 1)
         client.process.send_signal(signal.SIGCONT)
-        until(lambda: watcher.stats()["clients"] == 2)  # else its first operation is in doubt
+        until(lambda: watcher.stats()["clients"] == 2)  # else the first operation is in doubt
         client.go_on()
         assert client.rest(60) == b"2\n"
 

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.full, pytest.mark.ranks(2), pytest.mark.timeout(1500)]
 def room() -> Iterator[None]:
     """Run one such test at a time on this machine. Skip it if too little memory is available."""
     with Path(gettempdir(), f"hbmcomm-large-counts-{os.getuid()}").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
         skip_without_memory()
         yield
 

@@ -366,7 +366,7 @@ def raise_half_way(context: Context) -> None:
         raise ArithmeticError("half-way")
 
     weights = gradients(context.seed, context.rank, 0, context.size)
-    ddp(*weights).backward()  # in one bucket; then there are several
+    ddp(*weights).backward()  # in one bucket; later steps have several
     next(ddp.parameters()).register_hook(fail)
     with pytest.raises(ArithmeticError):
         ddp(*weights).backward()

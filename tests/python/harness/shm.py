@@ -26,7 +26,7 @@ def isolate() -> bool:
     at = os.fsencode(SHM)
     return bool(
         libc.unshare(_CLONE_NEWNS) == 0
-        and libc.mount(None, at, None, _MS_PRIVATE, None) == 0  # hides the next mount
+        and libc.mount(None, at, None, _MS_PRIVATE, None) == 0  # keeps the next mount from others
         and libc.mount(b"tmpfs", at, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=1777") == 0
     )
 

@@ -153,7 +153,7 @@ def check_buffers(context: Context, group: str, options: dict[str, Any]) -> None
     model = Counting()
     model.steps.fill_(context.rank + 100)
     ps = make(context, model, group=group_of(context, group), **options)
-    assert int(model.steps) == 100  # the server's, at first
+    assert int(model.steps) == 100  # rank 0, the server, sends its buffers first
 
     def work(worker: int, workers: int) -> None:
         model.steps.fill_(context.rank)
