@@ -198,7 +198,10 @@ def _row(threshold: Threshold, thresholds: list[Threshold]) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Return the text with the constants' names in backticks. A table can break a line in code."""
+    """Return the text with the constants' names in backticks.
+
+    The page's tables can break a line within code, but not within a plain word.
+    """
     return CONSTANT.sub(r"`\g<0>`", text)
 
 

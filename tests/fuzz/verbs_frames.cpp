@@ -1,4 +1,4 @@
-// A libFuzzer target: an end of an RDMA connection that sends arbitrary bytes to the other, without
+// A libFuzzer target: one end of an RDMA connection sends arbitrary bytes to the other end, without
 // a device.
 //
 // The first byte of the input selects the mode. Bits 0 and 1: 0, connection requests to a box; 1,

@@ -1,4 +1,4 @@
-// The limits of control groups, in hierarchies made up of files.
+// The limits of control groups, read from files that the tests write in place of the kernel's.
 #include "memory/control_group.h"
 
 #include <gtest/gtest.h>

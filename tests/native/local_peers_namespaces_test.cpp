@@ -1,5 +1,5 @@
-// Ranks in namespaces of their own, as in containers, and the socket files that they meet
-// by.
+// Ranks in namespaces of their own, as in containers, and the socket files by which they
+// meet.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>

@@ -1,4 +1,4 @@
-// The MPI worlds that fit a group, and the ranks that MPI takes as sharing a node.
+// The MPI worlds that fit a group, and the ranks that share a node for MPI.
 #include "communicator/mpi/connect.h"
 
 #include <gtest/gtest.h>

@@ -415,7 +415,7 @@ TEST(NodeTransfers, WithoutRoomToStageFailAlone) {
       return;
     }
     expect_error(ErrorKind::kExhausted, {"no room"}, [&] { send(rank, data, 1); });
-    // A send that is cancelled after it could not begin fails alone, too.
+    // A send that could not begin, and is then cancelled, fails without failing the group, too.
     const OperationPtr late =
         rank.collectives->send({data.data(), data.size()}, Dtype::kFloat32, 1, kTag);
     expect_error(ErrorKind::kExhausted, {"no room"}, [&] { late->begin(); });

@@ -66,7 +66,8 @@ TEST_P(SmbConformance, AccumulateConverts) {
   std::iota(floats.begin(), floats.end(), 0.0f);
   client->write(wide, 0, bytes_of(doubles), kCount * sizeof(double));
   client->write(narrow, 0, bytes_of(floats), kCount * sizeof(float));
-  // Adds elements of `narrow` from 1 on to elements of `wide` from 3 on, and then back.
+  // Adds three times the elements of `narrow` from index 1 on to those of `wide` from index 3 on.
+  // Then assigns twice each element of `wide` to `narrow`.
   client->accumulate(wide, narrow,
                      {.dtype = Dtype::kFloat64,
                       .source_dtype = Dtype::kFloat32,

@@ -169,8 +169,8 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
       while (!stop) {
         client.accumulate(total, ones, {.dtype = Dtype::kInt64, .bytes = 8 * kNumbers});
         client.fetch_add(total, 8 * kNumbers, 1);
-        // Changes the sign of every half, by a conversion to float64 and back. So the sign shows a
-        // request that was repeated or lost.
+        // Changes the sign of every element of `halves`, by a conversion to float64 and back. So a
+        // repeated or lost request shows as a wrong sign.
         client.accumulate(copy, halves,
                           {.dtype = Dtype::kFloat64,
                            .source_dtype = Dtype::kFloat32,

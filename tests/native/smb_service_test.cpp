@@ -125,7 +125,8 @@ TEST(Service, RangesOfTwoTypes) {
   EXPECT_EQ(call(2, 1, kNarrow, kWide, 48, 0, 0), Status::kOk);
   EXPECT_EQ(call(1, 2, kWide, kNarrow, 96, 0, 2), Status::kRange);
   EXPECT_EQ(call(2, 1, kNarrow, kWide, 44, 4, 12), Status::kRange);
-  // Each offset must be a multiple of the element size on its own side.
+  // The target's offset must be a multiple of the target's element size, the source's offset of the
+  // source's.
   EXPECT_EQ(call(1, 2, kWide, kNarrow, 8, 4, 2), Status::kOk);
   EXPECT_EQ(call(1, 2, kWide, kNarrow, 8, 2, 4), Status::kRange);
   EXPECT_EQ(call(2, 1, kNarrow, kWide, 8, 4, 2), Status::kRange);

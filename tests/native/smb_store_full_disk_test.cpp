@@ -59,7 +59,8 @@ TEST_F(FullDisk, KilledBoxRestarts) {
   store->create(creation(9, 5000));
 }
 
-// Records for more sessions and operations than the previous box had would need more disk space.
+// A box with room for more sessions and operations needs more disk space for its records. On a full
+// disk it keeps the sizes of the previous box's records.
 TEST_F(FullDisk, BoxKeepsExistingRecordSizes) {
   const FilledStore filled(scratch.store());
   filled.copy_to(scratch / "copy");

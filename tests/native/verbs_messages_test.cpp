@@ -325,7 +325,8 @@ TEST(VerbsChallenges, AdmitEachQueuePairOnceAndInOrder) {
   expect_refused(Status::kMalformed, challenges, call(challenges.issue(), 0, 5));
 }
 
-// The box has reserved room for the queue pairs that the first call announced.
+// The first call announces a number of queue pairs, for which the box reserves room. A later call
+// must not announce another number.
 TEST(VerbsChallenges, AClientKeepsToItsNumberOfQueuePairs) {
   server::Challenges challenges("", /*seal=*/true, /*max_queue_pairs=*/16);
   const common::ChallengeMessage challenge = challenges.issue();

@@ -46,7 +46,7 @@ TEST(SpinBudget, IsSpentAfterLosingTheProcessor) {
 TEST(SpinBudget, LaterWaitsSleepImmediatelyForAWhile) {
   wait_until_it_pays();
   bool pays = true;
-  // If the thread loses its processor again before the question, spinning may pay again: retry.
+  // If the thread loses its processor again before the call of pays(), that may be true: retry.
   for (int attempt = 0; attempt < 10 && pays; ++attempt) {
     SpinBudget budget;
     lose_the_processor(budget, milliseconds(20));

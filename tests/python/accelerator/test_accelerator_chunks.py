@@ -222,7 +222,7 @@ def check_order_after_an_error(context: Context, async_op: bool) -> None:
         assert work is not None
         work.wait()
     tensor.fill_(7.0)
-    time.sleep(0.05)  # a stream that does not wait would write now
+    time.sleep(0.05)  # a late result would overwrite the tensor now
     delayed.allow_copies(delayed.Direction.TO_DEVICE, -1)
     delayed.allow_copies(delayed.Direction.TO_HOST, -1)
     torch.accelerator.synchronize()

@@ -174,7 +174,7 @@ def test_passes(delayed_pool: Pool) -> None:
 
 
 def check_sums(context: Context) -> None:
-    """Check sums, also sums beyond float32."""
+    """Check sums, also sums beyond float32's largest number."""
     for size in (1.0, 1e38):
         given = [size * torch.randn(count, generator=context.generator) for count in (300, 0, 70)]
         found = passes.sums_of([each.clamp(-3e38, 3e38).to(context.device) for each in given])

@@ -38,7 +38,7 @@ def asynchronous() -> dist.AllreduceOptions:
 def random_sparse(
     context: Context, elements: int, dense: Dense = (), dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Return a tensor of [ROWS, 30, *dense] on the CPU, some of whose indices come repeatedly, and
+    """Return a tensor of [ROWS, 30, *dense] on the CPU, some of whose indices occur repeatedly, and
     whose values are small integers: sums are exact in any order."""
     indices = torch.stack(
         [torch.randint(0, size, (elements,), generator=context.generator) for size in (ROWS, 30)]

@@ -267,7 +267,7 @@ assert dist.is_backend_available("hbm")
 @pytest.mark.full
 @beyond_gloo
 def test_import_torch_loads_only_small_modules_besides() -> None:
-    """The modules load quickly: they add no library, thread or package."""
+    """hbm's modules that `import torch` loads add no library, thread or other package."""
     finished = run_code(
         """
 import os, sys, threading

@@ -16,7 +16,7 @@ pytestmark = beyond_gloo
 
 
 def check_waits_for_another(context: Context) -> None:
-    """A callback of the first operation waits for the second, which is issued before."""
+    """A callback of the first operation waits for the second, which is in flight or done."""
     first, second = torch.ones(1_000_000), torch.ones(1_000_000)
     first_work = dist.all_reduce(first, async_op=True)
     later = dist.all_reduce(second, async_op=True).get_future()

@@ -128,7 +128,7 @@ def test_death_in_the_middle(size: int, call: Call) -> None:
     ),
 )
 def test_the_error_has_the_number(ranks: int, victim: int, call: Call) -> None:
-    """If a rank dies before its 30th operation, the errors have the number 30."""
+    """If a rank dies before its 30th operation, the errors name operation 30."""
     survivors = Job(ranks).run(call, Fate(victim, turn=30))
     assert_notified(survivors, victim, SOON_ON_THE_NODE, r"allreduce #30 \(SUM\)")
     assert len({survivor.text for survivor in survivors}) == 1, survivors

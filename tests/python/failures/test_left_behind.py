@@ -43,7 +43,7 @@ def be_killed_in_the_middle(context: Context, zero_copy: bool) -> None:
     try:
         while True:
             dist.all_reduce(data)
-    except dist.DistBackendError:  # other ranks went first
+    except dist.DistBackendError:  # another rank was killed before this one
         time.sleep(30)
 
 

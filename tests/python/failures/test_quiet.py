@@ -117,7 +117,7 @@ def test_training_says_nothing(way: str, processes: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("stays", [False, True])
 def test_the_rank_that_serves_the_store_may_leave_first(stays: bool) -> None:
-    """Rank 0 serves the store and leaves first. Rank 1, on another node, must not ask it then."""
+    """Rank 0 serves the store and leaves first. Rank 1, on another node, then needs no store."""
     finished = run_code(LEAVES.format(port=free_port(), stays=stays))
     assert finished.code == 0, finished.output
     code, *error = finished.output.splitlines()

@@ -138,7 +138,7 @@ def make(
 ) -> SyncParameterServer:
     """Make a parameter server, with an optimizer on the server's rank alone.
 
-    options: SyncParameterServer's.
+    options: the options of SyncParameterServer.
     """
     optimizer = optimize(model.parameters()) if context.rank == options.get("server", 0) else None
     with buckets_of(bucket_bytes):

@@ -249,4 +249,4 @@ def test_bytes_follow_the_ratio() -> None:
         reference.step([Layered().give_random(generator) for generator in generators])
     everything = steps * reference.all_bytes
     assert all(pushed < 0.35 * everything for pushed in reference.pushed)
-    assert all(pulled < 0.75 * everything for pulled in reference.pulled)  # sent by three workers
+    assert all(pulled < 0.75 * everything for pulled in reference.pulled)  # sent by any of three

@@ -79,7 +79,7 @@ def wait_for_ever(context: Context) -> Outcome:
 
 
 def keep_what_was_sent(context: Context) -> Outcome:
-    """Take nothing out of the residuals, so that gradients come again and again."""
+    """Take nothing out of the residuals, so that gradients are sent again and again."""
     take_out = BucketFactors.take_out
 
     def copy_out(factors: BucketFactors, wire: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 
 SHAPES = [*[(32, 48)] * 8, (48,)]  # eight matrices: errors in their measured sizes average out
 STEPS = 60
-SEED = 1  # a run repeats these gradients, and the hook's own numbers have fixed seeds
+SEED = 1  # fixes the gradients; the hook's own random numbers have fixed seeds
 
 KINDS: list[dict[str, Any]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 

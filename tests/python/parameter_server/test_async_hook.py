@@ -280,7 +280,7 @@ def mix(context: Context, urls: list[str], options: Any) -> None:
 
 @pytest.mark.parametrize("options", [{}, STATIC], ids=["plain", "static"])
 def test_mixed_dtypes(pool: Pool, boxes: list[str], options: Any) -> None:
-    """With a static graph DDP gives no numbers to buckets of the first iteration."""
+    """In the first iteration of a static graph each bucket has index 0."""
     pool.run(mix, boxes, options)
 
 

@@ -100,7 +100,7 @@ def test_a_rank_that_dies(bare_pool: Pool, boxes: list[str], tmp_path: Path) -> 
 
 
 def checkpoint(context: Context, urls: list[str], path: str) -> int:
-    """Save on the last rank when the others have trained for longer. Returns the seed."""
+    """Train, and save on the last rank, which takes the fewest steps. Returns the seed."""
     form(context)
     source = context.size - 1
     with hooked(urls) as (model, ddp, optimizer, state):

@@ -175,7 +175,7 @@ def test_memory_formats(pool: Pool) -> None:
 
 
 def check_missing_gradients(context: Context) -> None:
-    """[0] has a gradient everywhere, [1] on the last rank alone, [2] nowhere."""
+    """Parameter 0 has a gradient on every rank, 1 on the last rank alone, 2 on none."""
     model = nn.ParameterList([torch.ones(3), torch.ones(4), torch.ones(5)])
     expected = nn.ParameterList(copy.deepcopy(list(model)))
     ps = make(context, model, momentum)

@@ -73,7 +73,7 @@ def on_pages() -> set[str]:
 
 
 def has_entry(module: str, name: str, pages: set[str]) -> bool:
-    # A name may be on a page as the package's, or as the native module's that defines it.
+    # A page may name its module, the package, or the native module that defines it.
     places = [module, PACKAGE, f"{PACKAGE}._C", f"{PACKAGE}._smb"]
     return any(f"{place}.{name}" in pages for place in places)
 
