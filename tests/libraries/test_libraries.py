@@ -21,7 +21,7 @@ import torch
 from harness.jobs import Finished, run
 
 surroundings.settle()
-# DeepSpeed keeps its compiled operators there.
+# DeepSpeed keeps its compiled operators in this folder.
 os.environ["TORCH_EXTENSIONS_DIR"] = str(Path(sys.prefix, "torch_extensions"))
 
 HERE = Path(__file__).parent

@@ -179,7 +179,7 @@ def shapes_of_all_gather(context: Context) -> Any:
 
 
 def shapes_of_sparse(context: Context) -> Any:
-    """All indices are within every rank's shape."""
+    """The ranks' shapes differ. All indices are within each of the shapes."""
     index = torch.zeros(1, 1, dtype=torch.int64)
     return dist.all_reduce(torch.sparse_coo_tensor(index, ones(1), (4 + context.rank,)))
 

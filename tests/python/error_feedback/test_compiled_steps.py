@@ -56,7 +56,7 @@ def momentum(parameters: Any) -> Optimizer:
 
 
 def adam(parameters: Any) -> Optimizer:
-    # With these factors the compiled step's float32 has the exact bias corrections.
+    # With these betas the bias corrections are exact in the compiled step's float32.
     return torch.optim.AdamW(parameters, lr=0.1, betas=(0.5, 0.75))
 
 

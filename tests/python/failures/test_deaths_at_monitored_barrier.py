@@ -40,7 +40,7 @@ def url(tmp_path: Path) -> str:
 
 
 def meet_at_barrier(pipe: Connection, rank: int, size: int, url: str, timeouts: list[float]) -> str:
-    """Call a barrier after a message, send its error, and return it.
+    """Wait for a message, call a barrier, send its error, and return the error.
 
     After another message, check that the group still works.
     """

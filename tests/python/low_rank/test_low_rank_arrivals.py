@@ -73,7 +73,7 @@ def follow(context: Context) -> Outcome:
 
 
 def wait_for_ever(context: Context) -> Outcome:
-    """Give every matrix rank 0."""
+    """Choose the rank 0 for every matrix's approximation, so that its gradients wait."""
     with mock.patch.object(LowRankRule, "rank", return_value=0):
         return follow(context)
 

@@ -116,7 +116,7 @@ def test_momentum_is_damped_in_the_step_that_uses_it(wrapped_in: Any, found_inf:
 
 
 def test_momentum_of_kernels_is_damped() -> None:
-    """The matrix has its elements in another order than the momentum."""
+    """A kernel's matrix has its elements in another order than the kernel's momentum."""
     weight = torch.nn.Parameter(torch.zeros(8, 8, 3, 3))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5)
     weight.grad = torch.randn(8, 8, 3, 3)

@@ -389,7 +389,7 @@ def run_rank(pipe: Connection, setup: RankSetup) -> None:
     try:
         Rank(pipe, setup).run()
     finally:
-        atexit._run_exitfuncs()  # processes of multiprocessing skip them
+        atexit._run_exitfuncs()  # children of multiprocessing skip exit handlers
 
 
 def run_client(pipe: Connection, box: str) -> None:
