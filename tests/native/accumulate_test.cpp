@@ -103,7 +103,7 @@ class AccumulateTest : public testing::TestWithParam<Case> {
   static constexpr std::byte kGuard{0xA5};
 
   // Returns elements of random bits. For real types about half of them are numbers between -2 and
-  // 2, whose sums are often rounded and never infinite.
+  // 2, whose sums are often rounded, and infinite only with a large scale.
   Bytes random_elements(size_t count, Dtype dtype) {
     Bytes bytes(count * element_size(dtype));
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());

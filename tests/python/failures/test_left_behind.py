@@ -135,7 +135,7 @@ def settled(pool: Pool) -> list[dict[str, int]]:
 def test_groups_that_are_destroyed_leave_nothing(
     bare_pool: Pool, cycles: int, nothing_left: None
 ) -> None:
-    """Serve the store in this process, as torchrun's agent does: it keeps the groups' keys.
+    """This process serves the store, which keeps the groups' keys, as torchrun's agent does.
 
     A FileStore would keep a copy of every key in each rank, which PyTorch never frees: about 1.6 KB
     for a group. test_few_keys counts the keys.

@@ -14,7 +14,7 @@ The ranks are plain forks of one process that has imported torch, and they end b
 own shutdown: children of multiprocessing leave by os._exit, which skips the shutdown. Rank 0
 brings its group into the state and leaves; rank 1 returns from its main module once rank 0 has
 ended. A run is right if rank 0 has the exit code of its way (WAYS), rank 1 has the code 0, and
-/dev/shm is as before.
+/dev/shm is as before. Only a process that ends within MPI_Init may leave names there.
 """
 
 from __future__ import annotations
