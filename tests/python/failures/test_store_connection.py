@@ -72,7 +72,7 @@ def test_new_group_after_the_death_of_the_stores_host(layout: str) -> None:
             assert said.at - start < SOON, said
 
 
-# A store that is gone while the group lives.
+# The store ends, and the group continues.
 
 
 def leave_without_store(pipe: Connection, rank: int, url: str, port: int) -> list[str]:

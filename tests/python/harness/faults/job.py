@@ -267,14 +267,14 @@ class FaultJob:
     # After the fault.
 
     def _hear_all(self, word: str) -> None:
-        """Hear the ranks until each has said the word."""
+        """Receive messages until each rank has sent one that begins with `word`."""
         while not all(word in member.said for member in self._ranks):
             self._hear_one(self._ranks)
             for member in self._ranks:
                 assert not member.ended, f"rank {member.rank} has ended:\n{self._output(member)}"
 
     def _watch(self) -> list[Outcome]:
-        """Hear all ranks to their end, except a victim that is stopped."""
+        """Receive messages until all ranks have ended, except a victim that is stopped."""
         while living := [member for member in self._ranks if self._lives(member)]:
             self._hear_one(living)
         for member in self._ranks:
