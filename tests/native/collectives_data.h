@@ -81,8 +81,9 @@ inline constexpr std::array kSpokenOps = {ReduceOp::kSum, ReduceOp::kAvg, Reduce
                                           ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kBand,
                                           ReduceOp::kBor, ReduceOp::kBxor};
 
-// Returns random elements. For float32 and float64 they are numbers between 0.5 and 2, whose sums
-// and products round differently in another order. For other types they have any bits.
+// Returns random elements. Real and complex types of float32 and float64 get numbers with absolute
+// values between 0.5 and 2, whose sums and products round differently in another order. The
+// elements of other types have any bits.
 inline Bytes pattern(uint64_t seed, size_t count, Dtype dtype) {
   uint64_t state = seed * 0x9E3779B97F4A7C15 + 1;
   const auto next = [&state] {  // splitmix64

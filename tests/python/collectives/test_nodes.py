@@ -26,8 +26,8 @@ pytestmark = beyond_gloo
 
 LAYOUTS = ["ab", "aabb", "aaab", "abcc", "abab"]
 KIB = 1 << 10
-# Elements of float32. Up to 64 KiB one leader exchanges a block. A leader's part of a block has at
-# most 2 MiB, so the largest sizes have several blocks at 1 and at 2 leaders.
+# Elements of float32. Up to 64 KiB (kOneLeaderBytes) one leader of a node exchanges all data. The
+# largest sizes have several blocks, with one leader and with two.
 SIZES = [0, 1, 2, 7, 1021, 16 * KIB - 1, 16 * KIB, 16 * KIB + 1, 30_011, 65_537, 300_007, 2_500_009]
 ONE_LEADER_SIZES = [0, 1, 17, 1021]
 PAST_ONE_LEADER = 64 * KIB + 1  # bytes
