@@ -1,4 +1,5 @@
-// The log: one line a message to standard error, from any thread, without Python's lock.
+// The log: writes one line for each message to standard error, from any thread, without Python's
+// lock.
 // HBMCOMM_LOG chooses the lowest level shown: error, warn (the default), info or debug.
 #pragma once
 

@@ -1,4 +1,5 @@
-// A step of group formation that finds the facts which hold on all ranks.
+// A step of group formation that finds the facts which hold on all ranks. A fact is, for example,
+// that the rank has mapped the segments of all ranks of its machine.
 //
 // The step uses one key of the store, a counter, to which each rank adds. The last rank to add
 // learns the result from the store's answer to its addition; the other ranks read the counter. A

@@ -4,9 +4,9 @@
 // The order guarantees bit-identical results. An element becomes ((s0 op s1) op s2) ... for every
 // count, vector width and processor, so every rank that reduces the same sources gets the same
 // bits.
-// - Types narrower than 32 bits of floating point (float16, bfloat16, the float8 types, complex32)
-//   accumulate in float32 and are rounded once, to nearest even. Overflow and NaN are as in
-//   PyTorch's conversion from float32.
+// - Floating-point types narrower than 32 bits (float16, bfloat16, the float8 types, and the parts
+//   of complex32) accumulate in float32 and are rounded once, to nearest even. Overflow and NaN are
+//   as in PyTorch's conversion from float32.
 // - A NaN result is the canonical one (positive, quiet, no payload), because processors pass on
 //   different operands' NaNs.
 // - AVG divides the sum by `divisor`. A mean of integers is exact, truncated toward zero: integers

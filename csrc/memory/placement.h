@@ -31,8 +31,8 @@ void place_on(const std::vector<int>& nodes, Policy policy, void* base, size_t b
 // the kernel refuses the query.
 std::vector<int> block_nodes(const void* block);
 
-// Returns, for each NUMA node, the bytes of [address, address + bytes) on it; a page counts the
-// bytes that are in the range. Only written pages have a location. Untouched pages, and pages that
+// Returns, for each NUMA node, the bytes of [address, address + bytes) on it. Of a page, only the
+// bytes in the range count. Only written pages have a location. Untouched pages, and pages that
 // were only read, do not count, so the sum may be less than `bytes`. A page of shared memory counts
 // if any process has written it. The result is a snapshot: the kernel may move pages at any time.
 //

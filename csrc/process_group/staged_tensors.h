@@ -3,7 +3,7 @@
 // A contiguous tensor is used in place. Any other tensor gets a contiguous copy, filled just before
 // the operation begins and copied back when it is complete. So operations issued one after the
 // other on the same strided tensor see each other's results. A tensor on an accelerator has its
-// copy on the host (process_group/device_transfer.h copies).
+// copy on the host; process_group/device_transfer.h fills it and copies it back.
 //
 // Threads: built by the issuing thread; the hooks run on the progress thread.
 #pragma once

@@ -5,11 +5,11 @@
 // whose PrefixStores are in the same store share the connection.
 //
 // While a group is being formed, calls go over PyTorch's own connection, as PyTorch's own calls do
-// then. Later calls go over a clone of a TCPStore, because other code may block the original. The
-// first such call opens the clone and waits for it, as long as the original answers. A job on one
-// node makes few such calls, and mostly needs no second connection. That is an advantage because
-// each connection can stall the whole store: PyTorch's server resolves the client's name, and
-// blocks on a silent name server.
+// then. Later calls to a TCPStore go over a second connection, a clone, because other code may
+// block the original. The first such call opens the clone and waits for it, as long as the original
+// answers. A job on one node makes few such calls, and mostly needs no second connection. That is
+// an advantage because each connection can stall the whole store: PyTorch's server resolves the
+// client's name, and blocks on a silent name server.
 //
 // Threads: all functions may be called from any thread. A forked child must open its own store.
 #pragma once
