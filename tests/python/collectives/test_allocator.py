@@ -21,7 +21,7 @@ from torch_hbmcomm import memory
 
 pytestmark = beyond_gloo
 
-LARGE = 64 << 10  # bytes; csrc/process_group/segment_allocator.h
+LARGE = 64 << 10  # bytes: kSegmentTensorBytes in csrc/process_group/tuning.h
 WHERE = """
 import torch
 from torch_hbmcomm import memory
