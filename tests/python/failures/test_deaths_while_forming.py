@@ -39,7 +39,7 @@ def await_true(condition: Callable[[], bool]) -> None:
 
 
 def await_introduced(store: Path, count: int) -> None:
-    """Wait until the first `count` ranks have introduced themselves, and could find each other."""
+    """Wait until the first `count` ranks have introduced themselves, and half a second longer."""
 
     def has_introduced_itself(rank: int) -> bool:
         return f"rendezvous1/rendezvous/{rank}".encode() in store.read_bytes()
