@@ -70,7 +70,7 @@ def wait_for_child(pid: int) -> int:
 
 
 def check_child_that_allocates(context: Context) -> None:
-    """Check that the parent's data stay when a child allocates, writes and frees tensors."""
+    """Check that a child's allocations, writes and frees do not change the parent's data."""
     data = torch.full((100_000,), float(context.rank))
     dist.all_reduce(data)
     before = data.clone()
