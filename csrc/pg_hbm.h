@@ -176,7 +176,7 @@ class ProcessGroupHbm final : public BackendBase {
   std::shared_ptr<GroupResource> resource() const;  // null: none; the group may have ended
 
  private:
-  // The part of a call's arguments that all operations have, collectives and messages.
+  // The arguments that collectives and messages have in common, and the peer of a message.
   struct Call {
     const OperationKind* kind;
     std::vector<at::Tensor> inputs;

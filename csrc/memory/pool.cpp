@@ -144,7 +144,7 @@ Pool::Pool(const PoolOptions& options)
       buddy_(space_, options.smallest_block, options.largest_block) {}
 
 Pool::~Pool() {
-  // A child may have mapped other memory between the reserved pages.
+  // A forked child does not have the blocks, and may have mapped other memory at their addresses.
   if (!fork_.in_child()) munmap(base_, space_);
 }
 

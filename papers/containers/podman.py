@@ -148,7 +148,7 @@ def started(
 
 
 def _entering(name: str, meeting: bool, folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
-    """Yield the words before a command that run it in a container."""
+    """Yield the words to put before a command so that podman runs it in a container."""
     yield from (*PODMAN, "run", "--rm", f"--name={name}", *LIMITS)
     yield f"--network={'none' if meeting else 'podman'}"
     yield f"--volume={folder}:{folder}"

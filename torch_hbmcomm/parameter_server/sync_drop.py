@@ -72,9 +72,10 @@ class SyncLayerDrop:
         return [total != 0 for total in self._sums]
 
     def packer(self, indices: Sequence[int]) -> Callable[[Bucket, torch.Tensor], None]:
-        """Return a function that packs a bucket: it moves chosen residuals into the message `wire`.
+        """Return a function that packs a bucket into the message `wire`. It moves residuals there,
+        or copies gradients that are sent without residuals.
 
-        indices: the parameters; indices[i] is the one that is tensor i in the buckets
+        indices: the parameters in the buckets: tensor i of a bucket is the parameter indices[i]
         """
         direct = self._direct
         if direct is not None:

@@ -412,7 +412,9 @@ class SyncParameterServer:
         self._parameters[:], self._buffers[:] = tensors[:count], tensors[count:]
 
     def _changed(self, everything: bool = False) -> str | None:
-        """Find the model's tensors. Returns the error, for all ranks, if the model has changed."""
+        """Find the model's tensors. Returns the error that all ranks will raise, if the model has
+        changed.
+        """
         try:
             self._find(everything)
         except RuntimeError as error:

@@ -225,10 +225,10 @@ class LeaderReduction final : public LeaderOperation {
   Scratch wide_;     // for this rank's widened input for the block in node_in()
 };
 
-// reduce_scatter. node_in: the ranks of a node reduce. Each leader gets the node's result for the
-// ranks, on all nodes, whose local rank is its own plus a multiple of the number of leaders.
-// inter_node: the leaders of a rail exchange and reduce these results. node_out: a leader passes on
-// the results that are for other ranks.
+// reduce_scatter. node_in: the ranks of a node reduce. Leader i gets the node's partial results for
+// local ranks i, i + leaders_, i + 2 * leaders_ and so on of every node. inter_node: the leaders of
+// a rail exchange and reduce these results. node_out: a leader passes on the results that are for
+// other ranks.
 class LeaderReduceScatter final : public LeaderOperation {
  public:
   LeaderReduceScatter(std::shared_ptr<const NodeLayout> layout, const Signature& signature,

@@ -66,7 +66,8 @@ class World {
   // world: see form().
   const std::string& id() const noexcept { return id_; }
 
-  // Wakes threads that wait for messages over TCP; null in a world that was taken over.
+  // Returns the object by which threads sleep until a message arrives over TCP. Null in a world
+  // that was taken over.
   const std::shared_ptr<Arrivals>& arrivals() const noexcept { return arrivals_; }
 
  private:

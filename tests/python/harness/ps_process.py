@@ -67,7 +67,7 @@ class WorkerProcess(ABC):
 
     @property
     def errors(self) -> str:
-        """Return the process's error output; "" if it ended before it could print."""
+        """Return the output of the process so far; "" while it has not opened its log."""
         if not self._log.exists():
             return ""
         return self._log.read_text(errors="replace")

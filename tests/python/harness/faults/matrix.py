@@ -175,7 +175,7 @@ RULES = [
     Rule(
         _cells(LINK, places=Place.ONE_NODE, modes=_WITH_GROUP),
         Verdict.IMPOSSIBLE,
-        "A node has no link.",
+        "One node needs no link.",
     ),
     Rule(_cells(Fault.SLOW), Verdict.CONTINUES, "A slow link costs time and nothing else."),
     Rule(_cells(Fault.CLIENT_KILLED), Verdict.CONTINUES, "A client's death harms no other client."),
