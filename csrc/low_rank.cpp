@@ -92,7 +92,8 @@ void share_out(const std::vector<Portion>& portions, Work work) {
 
 using Part = void (*)(const kernels::TallSkinnyProduct& product, size_t begin, size_t end);
 
-// Shares products by rows, or by columns, of the matrices.
+// Divides the products among threads, by rows or by columns of the matrices. Calls `part` for each
+// run of rows or columns.
 void share_out(const std::vector<kernels::TallSkinnyProduct>& products, bool by_rows, Part part) {
   std::vector<Portion> portions;
   for (size_t index = 0; index < products.size(); ++index) {

@@ -1,4 +1,4 @@
-// Reports a rank that fails before its rendezvous.
+// Tells the other ranks that a rank failed before its rendezvous.
 //
 // Threads: all functions may be called from any thread.
 #pragma once

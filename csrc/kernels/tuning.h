@@ -42,7 +42,7 @@ inline constexpr size_t kMemcpyPartBytes = size_t{128} << 10;
 // to 64 MiB took 0.75 to 0.9 of the time without prefetching.
 // Unit: bytes
 // Below: a smaller value waits for memory.
-// Above: a larger value was slower when two ranks copied: a whole page.
+// Above: a larger value is slower while two ranks copy: measured with a whole page.
 inline constexpr size_t kPrefetchAheadBytes = 1024;
 
 // -- Copies to a peer, which share a choice between cached and non-temporal stores

@@ -126,7 +126,7 @@ std::string why_unavailable_or_throw(Policy policy) {
 void named_by_user(Policy policy) {
   if (policy != Policy::kPreferred) return;
   preferred_was_named.store(true, std::memory_order_relaxed);
-  // Warns now of absent HBM if it was only logged at level info. memkind does not decide again.
+  // If absent HBM was logged only at level info, this call warns of it.
   if (said_absent.load(std::memory_order_relaxed)) comes_from_hbm(policy);
 }
 

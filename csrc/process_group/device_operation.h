@@ -50,7 +50,7 @@ class SendOrder {
 
 class DeviceOperation final : public progress::Operation {
  public:
-  // Makes a chunk's operation when the operation of the previous chunk is done.
+  // Makes the operation of chunk `index`. Called when the operation of the previous chunk is done.
   using MakeChunk = std::function<communicator::OperationPtr(size_t index)>;
 
   // Makes a message. `transfer` is null for a send from host memory, which only waits for earlier

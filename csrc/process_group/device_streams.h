@@ -2,8 +2,8 @@
 // Uses PyTorch's device-neutral interfaces; nothing here knows CUDA.
 //
 // One stream copies to the host and another to the device, so that the bus carries both directions
-// together. The caller's stream continues to compute during the copies. Only if PyTorch's pool has
-// given the same stream to the caller, copies and computation wait for each other.
+// together. The caller's stream continues to compute during the copies. Copies and computation wait
+// for each other only if PyTorch's pool has given the caller one of these two streams.
 //
 // Threads: every member may be called from any thread.
 #pragma once
