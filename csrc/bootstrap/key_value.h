@@ -66,7 +66,8 @@ class KeyValue {
 // Calls `found` repeatedly until it returns true; returns false at the deadline. `found` asks a
 // store, and throws if the store does not answer by `answer_by`: the latest of `deadline`, `answer`
 // and a second after the question. Runs `check` between the calls. An exception of `check` ends the
-// wait; if it is an Error, only after one more call of `found`, which may return true.
+// wait; if it is an Error, only after one more call of `found`, which may return true. Ctrl-C also
+// ends a long wait.
 bool await_answer(const std::function<bool(KeyValue::Deadline answer_by)>& found,
                   KeyValue::Deadline deadline, const std::function<void()>& check = {},
                   KeyValue::Deadline answer = {});

@@ -18,7 +18,7 @@
 namespace hbm::bootstrap {
 
 // Returns 128 random bits in hexadecimal: 32 characters, unique among all processes of all
-// machines.
+// machines. Throws Error(kUnavailable) if the kernel gives no random number.
 std::string random_id();
 
 // Returns the random_id() of this process, the same on every call. A forked child has its own.

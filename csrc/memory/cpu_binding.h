@@ -1,9 +1,8 @@
 // Binds each rank of a machine to CPUs of its own, and so to the nearest memory.
 //
 // Binding assumes that each process uses one NUMA node: its cores, its DDR, and the closest HBM
-// node.
-// Only CPUs are bound, and memory follows. The kernel allocates ordinary pages on the node of the
-// thread that touches them first. memkind allocates HBM on the node closest to the allocating
+// node. Only CPUs are bound, and memory follows. The kernel allocates ordinary pages on the node of
+// the thread that touches them first. memkind allocates HBM on the node closest to the allocating
 // thread. If that node is full, the kernel and memkind take memory of other nodes, as the policy
 // allows. With a hard memory binding, the kernel would kill the process instead.
 //

@@ -36,7 +36,8 @@ class MonitoredBarrier {
   // Returns when all ranks have arrived. Otherwise every rank that has arrived throws an error that
   // names a missing rank. A rank that has died, or has destroyed the group, is named immediately. A
   // rank that is late is named at the first deadline of a rank that has arrived. When the late rank
-  // arrives, it throws the same error immediately.
+  // arrives, it throws the same error immediately. The error is Error(kDeath) if a missing rank has
+  // died, else Error(kTimeout) if one is late, else Error(kPeer).
   //
   // With wait_all_ranks the error names all missing ranks, and rank 0 waits until every rank has
   // arrived, died or left, at most until the deadline. Throws Error(kNetwork) if the store is gone,

@@ -28,7 +28,8 @@ std::shared_ptr<c10::Allocator> segment_allocator(
 
 // Makes PyTorch's CPU allocator place blocks of at least kSegmentTensorBytes in the segment of
 // `policy`. The previous allocator handles other blocks, and all blocks in a forked child.
-// Idempotent. Throws Error(kUnavailable) if another library has replaced the allocator.
+// Idempotent. Throws Error(kUnavailable) if another library has replaced the allocator, and as
+// memory::process_segment().
 void install_cpu_allocator(memory::Policy policy);
 
 }  // namespace hbm::process_group

@@ -19,6 +19,8 @@ void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& 
 
 // Makes the operation. It calls `own` at the beginning for this rank's coalesced tensor on the
 // host, and `take` at the end with the coalesced sum. Ranks may have different numbers of indices.
+// The operation fails with Error(kMismatch) if the ranks' tensors differ in shape or in the number
+// of sparse dimensions.
 communicator::OperationPtr make_sparse_allreduce(
     std::shared_ptr<communicator::Communicator> communicator, int ranks, uint64_t sequence,
     std::function<at::Tensor()> own, std::function<void(const at::Tensor& sum)> take);

@@ -13,10 +13,11 @@ namespace hbm::process_group {
 // Throws Error(kUnsupported) for a type that hbm does not move.
 Dtype to_dtype(at::ScalarType type);
 
-// Throws Error(kUnsupported) when `op` has no meaning for `dtype`.
+// Throws Error(kUnsupported) if `op` has no meaning for `dtype`, Error(kInvalid) if hbm does not
+// know `op`.
 ReduceOp to_reduce_op(const c10d::ReduceOp& op, Dtype dtype);
 
-// Returns the factor of a PREMUL_SUM.
+// Returns the factor of a PREMUL_SUM. Throws Error(kInvalid) if `op` has none.
 double premul_factor(const c10d::ReduceOp& op);
 
 // Converts an Error to PyTorch's ValueError, DistBackendError, DistNetworkError or

@@ -137,7 +137,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
                                    std::chrono::milliseconds timeout, StagingHooks staging);
 
   // Starts an enqueued operation. In Mode::kSync the request is done on return. An error of the
-  // operation is left in the request.
+  // operation is left in the request. In Mode::kAsync, throws Error(kExhausted) if the queue needs
+  // a worker and no thread can be started.
   void launch(const std::shared_ptr<Request>& request, Mode mode);
 
   // The fast path of a synchronous operation on an idle queue, without a request and without
@@ -161,7 +162,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
   // Calls `callback` once the request is done: in this call, if the request is done now or after a
   // short poll; else on a worker. No other function of the queue runs `callback`, so callers of the
-  // others may hold locks that it takes. When the process ends, waits for the request first.
+  // others may hold locks that it takes. When the process ends, waits for the request first. Throws
+  // Error(kUnsupported) in a forked child, unless the request is done; Error(kExhausted) as
+  // launch().
   void when_done(const std::shared_ptr<Request>& request, std::function<void()> callback);
 
   // Fails everything pending with Error(kAborted, reason), and breaks the queue.
