@@ -22,7 +22,7 @@ namespace hbm::kernels {
 namespace {
 #include "kernels/codecs.inc"
 #include "kernels/reduce.inc"
-// The following files use the two above.
+// The next files use codecs.inc and reduce.inc.
 #include "kernels/accumulate.inc"
 #include "kernels/error_feedback_passes.inc"
 #include "kernels/tall_skinny_products.inc"

@@ -42,10 +42,10 @@ void reduce_to(void* const* dsts, size_t m, const void* const* srcs, size_t n, s
                Dtype dtype, ReduceOp op, size_t divisor);
 
 // dst[i] = src[i] * factor, for PREMUL_SUM. `dst` may equal `src`. float64 and complex128 multiply
-// in float64, other floats in float32 by the factor rounded to float32. Integers multiply in
-// float64. Integers beyond 2^53, which a float64 cannot hold, multiply exactly. The product is
-// truncated towards zero and clamped to the range of the type; NaN becomes 0. REQUIRES:
-// reduce_unsupported(dtype, ReduceOp::kPremulSum) == nullptr.
+// in float64, other floats in float32 by the factor rounded to float32. Integers up to 2^53
+// multiply in float64. Larger integers, some of which a float64 cannot hold, multiply exactly. The
+// product of an integer is truncated towards zero and clamped to the range of the type; NaN becomes
+// 0. REQUIRES: reduce_unsupported(dtype, ReduceOp::kPremulSum) == nullptr.
 void scale(void* dst, const void* src, size_t count, Dtype dtype, double factor);
 
 // Returns the instruction set of the kernels in use: "avx512", "avx2", "neon" or "baseline". It is

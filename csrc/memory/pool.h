@@ -95,8 +95,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::shared_ptr<PoolBlock> allocate(uint64_t bytes);
 
   // Returns a block with the contents of `file`, which is open for reading and writing. Throws as
-  // allocate(), and Error(kInvalid) if the file is shorter, Error(kUnsupported) under kBind and
-  // kInterleave.
+  // allocate(), and Error(kInvalid) if the file is shorter or not a regular file,
+  // Error(kUnsupported) under kBind and kInterleave.
   std::shared_ptr<PoolBlock> map(Descriptor file, uint64_t bytes);
 
   PoolStats stats() const;

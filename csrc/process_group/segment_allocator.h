@@ -17,8 +17,9 @@
 
 namespace hbm::process_group {
 
-// Returns an uninitialised, contiguous CPU tensor. Throws Error(kExhausted). REQUIRES, also for
-// segment_allocator(): `segment` is never destroyed. Segments from process_segment() never are.
+// Returns an uninitialised, contiguous CPU tensor. Throws as SharedSegment::allocate(). REQUIRES,
+// also for segment_allocator(): `segment` is never destroyed. Segments from process_segment() never
+// are.
 at::Tensor tensor_in(const std::shared_ptr<memory::SharedSegment>& segment, at::IntArrayRef shape,
                      at::ScalarType type);
 

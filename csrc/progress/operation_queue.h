@@ -154,7 +154,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   void unclaim();
 
   // Drives or waits until the request is done. Returns false at `deadline`; the operation
-  // continues.
+  // continues. Throws Error(kUnsupported) in a forked child, unless the request is done. Throws the
+  // exception of Ctrl-C on the main thread.
   bool wait(const std::shared_ptr<Request>& request, Clock::time_point deadline);
 
   // Drives once, without waiting. Returns true if the request is done.
