@@ -1,6 +1,5 @@
-// A rank's claim: names the process that takes part in a group formation as that rank. The claim is
-// the head of the rank's record in the store, so a second process that comes as the same rank finds
-// it.
+// A rank's claim names the process that forms the group as that rank. The claim is the head of the
+// rank's record in the store, so a second process with the same rank finds it.
 //
 // Threads: all functions may be called from any thread.
 #pragma once

@@ -33,10 +33,10 @@ class RankWatch {
   // 0 (pid 4711 on host) has died". Empty if no rank has died. Waits briefly for proof.
   virtual std::string deaths() = 0;
 
-  // Reports to the processes of a group, which may have been formed, that a second process has come
-  // as one of its ranks. `first` is the process_id() of the group's rank 0, `prefix` the prefix of
-  // the group's keys. `mailboxes` has the mailbox_id() of each of its ranks. `why` is the text of
-  // the error that these ranks then throw. Waits 200 ms at most. Never throws.
+  // Reports to the processes of a group, which may have been formed, that a second process has
+  // tried to form it as one of its ranks. `first` is the process_id() of the group's rank 0,
+  // `prefix` the prefix of the group's keys. `mailboxes` has the mailbox_id() of each of its ranks.
+  // `why` is the text of the error that these ranks then throw. Waits 200 ms at most. Never throws.
   virtual void tell_claimed_twice(const std::string& /*first*/, const std::string& /*prefix*/,
                                   const std::vector<std::string>& /*mailboxes*/,
                                   const std::string& /*why*/) noexcept {}

@@ -1,5 +1,5 @@
 // The rendezvous of a new group's ranks in the store. Each rank publishes a record of itself and
-// waits for the records of the others. The rendezvous comes before any call that could hang, so an
+// waits for the records of the others. The rendezvous ends before any call that could hang, so an
 // error can name the missing ranks.
 //
 // Threads: meet() is called once per group, by the thread that creates the group. All other
@@ -101,7 +101,7 @@ struct Rendezvous {
 // ranks' numbers in the job; if empty, they equal the ranks.
 //
 // Throws Error(kTimeout) naming the missing ranks. Throws Error(kMismatch) if fields differ that
-// must be equal, or another process has come as this rank.
+// must be equal, or another process has claimed this rank.
 Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
                 KeyValue::Deadline deadline, const std::function<Member()>& self,
                 std::shared_ptr<RankWatch> watch = nullptr,

@@ -20,8 +20,8 @@ inline constexpr std::chrono::seconds kStoreAnswerTimeout{1};
 
 // The first pause between two questions of a wait. Each further pause is 1.5 times as long as the
 // pause before it.
-// Below: a smaller value asks more questions before the other ranks can have come.
-// Above: a larger value delays the formation of a group whose ranks come together.
+// Below: a smaller value asks more questions before the other ranks can have arrived.
+// Above: a larger value delays the formation of a group whose ranks arrive together.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr std::chrono::microseconds kFirstQuestionPause{50};
 
@@ -83,7 +83,7 @@ inline constexpr size_t kRecordsPerCheck = 64;
 
 // The period in which a waiting rank asks for unread records.
 // Below: a smaller value burdens the store.
-// Above: with a larger value, the rank begins later to watch the ranks that have come.
+// Above: with a larger value, the rank begins later to watch the ranks that have arrived.
 // Measure: `rendezvous_test --gtest_filter=Rendezvous.ReportsEachArrivalOnceAndEarlyOnesSoon`
 inline constexpr std::chrono::milliseconds kRecordCheckPeriod{20};
 

@@ -81,20 +81,20 @@ inline constexpr uint32_t kFirstTrialPeerCopies = 4;
 inline constexpr int kAgreeingTrials = 2;
 
 // The time of the cached copy, relative to the non-temporal copy of its trial, above which the
-// trial speaks for non-temporal stores. Only writing is timed. A peer reads sooner from a cache
+// trial counts for non-temporal stores. Only writing is timed. A peer reads sooner from a cache
 // that it shares, so non-temporal stores have to be twice as fast.
 // Unit: percent
-// Below: up to and including the value, the trial does not speak for non-temporal stores.
-// Above: the trial speaks for them.
+// Below: up to and including the value, the trial does not count for non-temporal stores.
+// Above: the trial counts for them.
 // Measure: `copy_test --gtest_filter=Copy.PrefersAKindOnceTwoPairsAgree`
 inline constexpr int kNonTemporalAbovePercent = 200;
 
 // The time of the cached copy, relative to the non-temporal copy of its trial, below which the
-// trial speaks for cached stores. From this value up to kNonTemporalAbovePercent, it speaks for
+// trial counts for cached stores. From this value up to kNonTemporalAbovePercent, it counts for
 // neither kind.
 // Unit: percent
-// Below: the trial speaks for cached stores.
-// Above: from the value on, the trial does not speak for them.
+// Below: the trial counts for cached stores.
+// Above: from the value on, the trial does not count for them.
 // Measure: `copy_test --gtest_filter=Copy.PrefersAKindOnceTwoPairsAgree`
 inline constexpr int kCachedBelowPercent = 150;
 

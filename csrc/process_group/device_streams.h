@@ -1,5 +1,5 @@
 // The streams of one accelerator on which a group copies between tensors and the host's memory.
-// Uses PyTorch's device-neutral interfaces; nothing here knows CUDA.
+// Uses PyTorch's device-neutral interfaces; nothing here depends on CUDA.
 //
 // One stream copies to the host and another to the device, so that the bus carries both directions
 // together. The caller's stream continues to compute during the copies. Copies and computation wait

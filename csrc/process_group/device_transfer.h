@@ -4,7 +4,7 @@
 //   issue          an event of the caller's current stream, for which all copies wait
 //   to the host    on a stream of the group, after that event
 //   operation      on the host copies, once they have arrived (process_group/device_operation.h)
-//   to the device  on another stream of the group, with an event behind the last copy
+//   to the device  on another stream of the group, with an event after the last copy
 //   wait()         makes the caller's current stream wait for that event
 //
 // A large collective is cut into chunks (process_group/chunks.h), each with its copies, its
@@ -81,7 +81,7 @@ class DeviceResult {
 
   const c10::Stream stream_;
   std::vector<AddressRange> written_;
-  std::optional<c10::Event> event_;  // behind the copies to the device; empty: none are queued
+  std::optional<c10::Event> event_;  // after the copies to the device; empty: none are queued
   std::vector<at::Tensor> allocated_;
   std::atomic<bool> ended_{false};  // release in end(), after event_; acquire in finished()
 };
@@ -95,9 +95,9 @@ class DeviceTransfer {
   // chunk that has arrived.
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to_host, Copies to_device,
                  Prepare prepare, Chunks chunks);
-  // Makes the copies late: calls `to_host` when the operation begins, and `to_device` when it is
-  // done. The copies of `to_device` write to tensors that were allocated on the stream of the
-  // copies to the device.
+  // For copies whose sizes are not known at issue: calls `to_host` when the operation begins, and
+  // `to_device` when it is done. The copies of `to_device` write to tensors that were allocated on
+  // the stream of the copies to the device.
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, MakeCopies to_host, MakeCopies to_device);
   ~DeviceTransfer() { release(); }
 
@@ -118,7 +118,7 @@ class DeviceTransfer {
   // still to write. REQUIRES: collectives call it in the order of issue.
   void issue();
 
-  // Queues the copies to the host, behind the results that the group has queued so far. Does
+  // Queues the copies to the host, after the results that the group has queued so far. Does
   // nothing if the copies have started.
   void start_to_host();
 
@@ -152,10 +152,10 @@ class DeviceTransfer {
   Copies to_host_;
   Copies to_device_;
   bool started_ = false;               // the copies to the host have started
-  std::vector<c10::Event> arriving_;   // behind the copies of each chunk to the host
-  std::optional<c10::Event> leaving_;  // behind the copies to the device
+  std::vector<c10::Event> arriving_;   // after the copies of each chunk to the host
+  std::optional<c10::Event> leaving_;  // after the copies to the device
   std::exception_ptr failed_;          // the error of the copies at issue
-  bool in_doubt_ = false;              // copies were queued without an event behind them
+  bool in_doubt_ = false;              // copies may be queued that have no event after them
 };
 
 }  // namespace hbm::process_group

@@ -1,6 +1,6 @@
 // The operations of a c10d process group, one row each, with all their names. The names are not in
 // messages: a message header names the executing algorithm by an OpCode (communicator/message.h,
-// which does not know PyTorch).
+// which does not depend on PyTorch).
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>

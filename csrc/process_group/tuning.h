@@ -29,8 +29,8 @@ inline constexpr size_t kPinnedHostCopyBytes = size_t{64} << 10;
 
 // The chunk of a collective on device tensors, unless HBMCOMM_DEVICE_CHUNK_BYTES names another. The
 // copy of a chunk takes 0.16 ms on PCIe 4.0 x16 (25 GB/s). It costs another 10 to 20 us to queue a
-// copy, to see its event and to meet the other ranks. The pipeline takes the time of one chunk to
-// fill, and of one chunk to drain.
+// copy, to see its event and to wait for the other ranks. The pipeline takes the time of one chunk
+// to fill, and of one chunk to drain.
 // Unit: bytes
 // Below: under two chunks, the collective is not cut.
 // Above: the collective is cut: the copies of a chunk overlap with the reduction of the next.
