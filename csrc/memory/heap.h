@@ -1,6 +1,6 @@
 // A heap of private memory under one policy: memkind's memory, and mappings of its own.
 //
-// A shortage of memory never kills the process. If the policy's nodes lack free memory, a request
+// A shortage of HBM never kills the process. If the policy's nodes lack free memory, a request
 // throws Error(kExhausted) (kBind, kInterleave) or spills to DDR (kPreferred), before a page is
 // touched. If the nodes fill up while a request touches its pages, the request frees them and
 // throws. Under kBind and kInterleave the pages of a block are resident when allocate() returns, so

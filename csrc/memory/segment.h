@@ -6,7 +6,7 @@
 // The guarantees of Heap hold (heap.h). Under kBind and kInterleave a request beyond the room of
 // the policy's nodes throws Error(kExhausted), and pages are resident when allocate() returns.
 // Under kPreferred such a request spills to DDR, page by page as pages are first touched. A
-// shortage of memory never kills the process. The nodes are closest to the thread that made the
+// shortage of HBM never kills the process. The nodes are chosen for the thread that made the
 // segment, and never change.
 //
 // memkind's records are outside of the segment, so a stray write of a peer can corrupt contents but

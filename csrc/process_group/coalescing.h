@@ -23,8 +23,8 @@ namespace hbm::process_group {
 // Threads: as c10d::Work, from any.
 class BatchedWork final : public c10d::Work {
  public:
-  // `begin` begins the message of `work`. It is called once, by the end of the batch or an earlier
-  // wait().
+  // `begin` begins the message of `work`. It is called at most once: at the end of the batch, or by
+  // an earlier wait(), result() or getFuture().
   BatchedWork(c10::intrusive_ptr<WorkHbm> work, int rank, c10d::OpType type,
               std::function<void()> begin);
   BatchedWork(int rank, const std::exception_ptr& refusal);

@@ -1,4 +1,4 @@
-// A communication operation. The queue drives it, and it never blocks.
+// A communication operation, which the queue drives. Its begin() and poll() never block.
 //
 // An operation is a state machine. begin() posts everything that needs no peer. Each poll() then
 // advances as far as the peers' messages allow. So any thread with time can drive it: the caller, a
