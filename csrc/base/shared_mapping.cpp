@@ -30,7 +30,7 @@ SharedMapping::SharedMapping(int descriptor, size_t bytes, bool writable, const 
 }
 
 SharedMapping::~SharedMapping() {
-  // A child may have mapped other memory at this address.
+  // A forked child does not have the mapping, and may have mapped other memory at its addresses.
   if (!fork_.in_child()) munmap(base_, size_);
 }
 

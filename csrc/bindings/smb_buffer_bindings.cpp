@@ -116,7 +116,7 @@ PythonMemory buffer_memory(const py::object& object, bool writable) {
   HeldBuffer held;
   if (!get_view(object, writable, held.view)) {
     const py::error_already_set error;
-    // NumPy provides no buffer of extension types such as bfloat16, but a buffer of their bytes.
+    // An array of an extension type, such as bfloat16, has no buffer. A view of its bytes has one.
     const bool array = py::hasattr(object, "__array_interface__") &&
                        object.attr("flags").attr("c_contiguous").cast<bool>();
     if (!array || !get_view(object.attr("view")("uint8"), writable, held.view)) {

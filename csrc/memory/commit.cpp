@@ -95,7 +95,7 @@ std::vector<int> hbm_nodes(Policy policy) {
 uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes) {
   const uint64_t hbm = commit_hbm(block, bytes, policy, nodes);
   if (hbm == bytes) return hbm;
-  // This room includes HBM, which is part of the machine.
+  // The machine's room includes the room on HBM nodes.
   const uint64_t room = shared_room(bytes);
   if (bytes > room) {
     throw Error(ErrorKind::kExhausted,

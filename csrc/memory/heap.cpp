@@ -54,7 +54,8 @@ void* Heap::allocate_hbm(size_t bytes) {
   OwnedBlock block = take_unmapped(kind_of(policy_), bytes);
   const std::vector<int> nodes = block ? block_nodes(block.get()) : hbm_nodes(policy_);
   if (!block) {
-    // Checks first: the kernel may refuse a mapping larger than the nodes for another reason.
+    // Checks the room before it maps. For a mapping larger than the nodes, the kernel may give
+    // another reason.
     require_room(bytes, nodes, room_on(nodes, policy_ == Policy::kInterleave));
     block = map_block(bytes, policy_, nodes);
   }

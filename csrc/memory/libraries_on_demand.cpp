@@ -10,8 +10,8 @@ namespace hbm::memory {
 namespace {
 
 const Libraries& open_libraries() {
-  // The module _C for each release of PyTorch is in a directory of its own. The library, which all
-  // of them use, is in the directory above.
+  // There is a module _C for each release of PyTorch, in a directory of its own. All of them use
+  // libhbm_memkind.so in the directory above.
   const std::string folder = directory_of_this_module();
   if (folder.empty()) {
     throw Error(ErrorKind::kUnavailable,

@@ -50,7 +50,7 @@ bool is_number(const std::string& text) {
 // memkind's text for MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE, without loading memkind.
 constexpr const char* kNoSuchKind = "<memkind> Requested memory type is not available";
 
-// An empty variable names nothing. memkind reads an empty variable as a list of no nodes.
+// Returns false also for an empty variable. memkind would read it as a list of no nodes.
 bool is_set(const char* name) {
   const char* const value = std::getenv(name);
   return value != nullptr && *value != '\0';

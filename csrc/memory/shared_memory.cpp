@@ -61,7 +61,7 @@ Descriptor make_shared_file(const std::string& name) {
 }
 
 void set_size(const Descriptor& file, uint64_t bytes) {
-  // The kernel would send SIGXFSZ, so this checks first.
+  // Beyond the limit ftruncate() would end the process by SIGXFSZ.
   if (bytes > soft_limit(RLIMIT_FSIZE)) refuse_size(bytes, "ftruncate", EFBIG);
   if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
     refuse_size(bytes, "ftruncate", errno);

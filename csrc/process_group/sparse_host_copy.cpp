@@ -11,8 +11,8 @@
 namespace hbm::process_group {
 namespace {
 
-// Returns the implementation of the tensor, which has its indices and values. The operators that
-// return these exist for some devices only.
+// Returns the implementation of the tensor, which has its indices and values. PyTorch's operators
+// that return indices and values exist for some devices only.
 at::SparseTensorImpl& impl_of(const at::Tensor& tensor) {
   return *static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
