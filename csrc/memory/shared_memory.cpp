@@ -38,7 +38,8 @@ uint64_t default_segment_bytes() {
   const bool unlimited = space == std::numeric_limits<uint64_t>::max();
   const uint64_t allowed =
       std::min(unlimited ? space : space / kAddressLimitDivisor, soft_limit(RLIMIT_FSIZE));
-  // The kernel refuses a file that is larger than RLIMIT_FSIZE.
+  // The kernel refuses a file that is larger than RLIMIT_FSIZE, so a low limit lowers the least
+  // size.
   const uint64_t smallest =
       std::clamp(soft_limit(RLIMIT_FSIZE), kLeastLimitedSegmentBytes, kLeastDefaultSegmentBytes);
   return std::max(std::min(wanted, allowed), smallest);

@@ -495,7 +495,8 @@ void OperationQueue::stop() {
   stopping_ = true;
   work_.notify_all();
   follow_.notify_all();
-  // A worker that calls this from a callback ends after the callback.
+  // A worker that calls this from a callback ends after the callback, so it does not wait for
+  // itself.
   const int self = worker_of == this ? 1 : 0;
   changed_.wait(lock, [&] { return workers_ <= self || process_ends(); });
   if (must_park()) park_without(lock);
