@@ -28,7 +28,8 @@
 // only in when_done().
 //
 // Threads: every member may be called from any thread. Lock order: mutex_ only. Hooks, operations,
-// prologues, epilogues and callbacks are called without it.
+// prologues, epilogues and callbacks are called without it, except Hooks::wake at the end of the
+// process.
 #pragma once
 
 #include <atomic>
@@ -112,7 +113,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
     // Returns the cause of an error, or the error itself. May wait briefly.
     std::function<std::exception_ptr(const Operation& operation, const std::exception_ptr& error)>
         explain;
-    // Called with the error of each failed operation.
+    // Called with the error of each operation that failed while it was driven, or was interrupted
+    // by Ctrl-C. Not called for queued operations that are cancelled because the queue is broken.
     std::function<void(const std::exception_ptr& error)> failed;
     // Wakes a sleeping progress thread (Operation::sleep).
     std::function<void()> wake;
@@ -240,7 +242,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   Clock::time_point last_message_;  // issue of the last message that awaits its peer
   std::exception_ptr broken_;
   std::deque<std::function<void()>> ready_;        // callbacks of done requests
-  int workers_ = 0;                                // threads in work()
+  int workers_ = 0;                                // threads in work(), or about to enter it
   int followers_ = 0;                              // workers that wait to lead
   bool leading_ = false;                           // a worker leads
   bool starting_ = false;                          // a new thread has not entered work() yet
