@@ -70,10 +70,10 @@ class StagingBuffer {
   bool overflow_ = false;  // beyond the budget: ordinary memory, never cached
 };
 
-// Keeps the blocks that the calling thread releases, and gives them to the thread's next requests.
-// So no other thread takes the memory between two parts of an operation, if the next part needs no
-// more than the last one. Remaining blocks return to their pools when this object is destroyed, or
-// when the budget of a pool is used up.
+// Keeps up to kHeldStagingBlocks blocks that the calling thread releases, and gives them to the
+// thread's next requests. So no other thread takes the memory between two parts of an operation, if
+// the next part needs no more than the last one. Remaining blocks return to their pools when this
+// object is destroyed, or when a request of the thread finds the budget of its pool used up.
 //
 // Threads: made and destroyed by one thread; a thread has at most one.
 class StagingHold {

@@ -67,7 +67,7 @@ enum class Mode {
 // The steps around an operation that copy tensors in and out. They run on the progress thread.
 struct StagingHooks {
   std::function<void()> prologue;  // just before begin(): gathers strided input
-  std::function<void()> epilogue;  // after the last poll(), before the request is done
+  std::function<void()> epilogue;  // after the poll() that completes the operation, if one does
 };
 
 // A submitted operation, shared by the queue and the threads that wait for it.
@@ -234,7 +234,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   std::condition_variable follow_;                // there is no leader, or there are callbacks
   std::deque<std::shared_ptr<Request>> pending_;  // in order of issue
   bool driving_ = false;
-  const std::atomic<bool>* progress_thread_ = nullptr;      // its parked_here(), while driving_
+  const std::atomic<bool>* progress_thread_ = nullptr;      // parked_here() of the progress thread
   Clock::time_point watch_due_ = Clock::time_point::max();  // used by the progress thread alone
   std::chrono::microseconds check_period_ = kNever;  // of the leading worker, while it is idle
   bool stopping_ = false;
