@@ -24,8 +24,8 @@ class ThreadPool {
 
   // Calls part(0) .. part(parts - 1), each once, on the calling thread and on idle helpers. Returns
   // when all calls have returned. A single part takes no lock and wakes no thread. If parts throw,
-  // run() throws the first of these exceptions after all parts have ended. Threads: any, several
-  // together.
+  // run() throws the first of these exceptions after all parts have ended. REQUIRES: parts >= 1.
+  // Threads: any, several together.
   void run(uint32_t parts, const std::function<void(uint32_t)>& part);
 
  private:

@@ -22,8 +22,8 @@
 
 namespace hbm::kernels {
 
-// Chooses cached or non-temporal stores from timed pairs of copies. Two pairs must agree, because
-// preemption may have distorted one.
+// Chooses cached or non-temporal stores from timed pairs of copies. Two pairs must agree before a
+// choice changes that other pairs have confirmed, because preemption may have distorted one.
 class CachePreference {
  public:
   void record(std::chrono::nanoseconds cached, std::chrono::nanoseconds non_temporal) noexcept;

@@ -72,8 +72,8 @@ inline constexpr uint32_t kPeerCopiesPerTrial = 32;
 // Above: from the value on, one pair in each kPeerCopiesPerTrial copies is timed.
 inline constexpr uint32_t kFirstTrialPeerCopies = 4;
 
-// The trials that have to agree before the choice changes. The thread may have been preempted in
-// one of them.
+// The trials that have to agree before a choice changes that other trials have confirmed. The
+// thread may have been preempted in one of them.
 // Unit: trials
 // Below: the choice stays.
 // Above: from the value on, copies use the other kind of store.

@@ -62,7 +62,7 @@ std::vector<int> hbm_nodes(Policy policy);
 // Under kBind and kInterleave the block is on the nodes, and its pages are resident on return.
 // Under kPreferred and kDdr it may be anywhere. Returns the bytes that the nodes take; fewer than
 // all are logged. Throws Error(kExhausted) if the nodes (kBind, kInterleave) or the machine lack
-// memory for the block; then no page of the block is resident.
+// memory for the block; then no page stays that was touched here.
 uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes);
 
 }  // namespace hbm::memory
