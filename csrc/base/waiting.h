@@ -29,8 +29,9 @@ inline void relax() noexcept {
 // yielding thread waits out the other threads' time slices; a sleeping thread runs soon after its
 // wake-up. So a wait that lost the processor for kPreemptedAfter or longer sleeps immediately. So
 // do all waits of the process that begin within a multiple of the lost time (kSleepPerPreemption).
-// Then the next wait spins again; if it soon loses the processor again, the sleeping time doubles.
-// This costs little both under a lasting and under a brief shortage of processors.
+// Then the next wait spins again. If it soon loses the processor again, waits sleep for at least
+// twice as long, but at most kLongestTimeWithoutPolls. This costs little both under a lasting and
+// under a brief shortage of processors.
 class SpinBudget {
  public:
   using Clock = std::chrono::steady_clock;
