@@ -50,7 +50,8 @@ class SendOrder {
 
 class DeviceOperation final : public progress::Operation {
  public:
-  // Makes the operation of chunk `index`. Called when the operation of the previous chunk is done.
+  // Makes the operation of chunk `index`. Called by the constructor for the first chunk, and for
+  // each further chunk when the operation of the previous one is done.
   using MakeChunk = std::function<communicator::OperationPtr(size_t index)>;
 
   // Makes a message. `transfer` is null for a send from host memory, which only waits for earlier
