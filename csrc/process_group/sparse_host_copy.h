@@ -32,8 +32,8 @@ class SparseHostCopy {
   // Sets the sum, a coalesced tensor on the host.
   void set_sum(at::Tensor sum) { sum_ = std::move(sum); }
 
-  // Allocates memory of the sum's size for the tensor. Returns the copies into it. REQUIRES:
-  // set_sum() was called.
+  // Gives the tensor new memory on the device, of the sum's size. Returns the copies into it.
+  // REQUIRES: set_sum() was called.
   Copies to_device();
 
  private:
