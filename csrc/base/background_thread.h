@@ -14,7 +14,7 @@ class BackgroundThread {
   // Runs `body` on a new thread, with the process' signals blocked. `interrupt` makes `body` return
   // soon. stop() calls `interrupt`, and so does the thread that ends the process, so `interrupt`
   // may be called twice. Both functions must own the objects that they use, because a `body` that
-  // hangs outlives this object.
+  // hangs outlives this object. Throws as start_thread().
   BackgroundThread(std::function<void()> body, std::function<void()> interrupt);
   ~BackgroundThread() { stop(); }
   BackgroundThread(const BackgroundThread&) = delete;

@@ -19,7 +19,7 @@ namespace hbm {
 
 namespace process_end {
 
-// True once end_process() was called in this process, or in one that it was forked from.
+// True once the end of this process has begun, or of a process that it was forked from.
 // Sequentially consistent: see ShortSection.
 extern std::atomic<bool> begun;
 
@@ -28,7 +28,8 @@ bool elsewhere() noexcept;
 
 }  // namespace process_end
 
-// Returns true once end_process() was called in this process.
+// Returns true once the end of this process has begun, by end_process() or
+// end_process_of_main_thread().
 inline bool process_ends() noexcept { return process_end::begun.load() && process_end::here(); }
 
 // Returns true if the process ends and another thread ends it.

@@ -35,7 +35,7 @@ class SignalsHeldOff {
 // on a new thread and waits for it. Returns true if the call has returned; its exception is
 // rethrown. Returns false at the deadline: the thread then continues alone, so `call` must own all
 // objects that it uses. Calls `check` a hundred times a second during the wait; an exception of
-// `check` ends the wait.
+// `check` ends the wait. Throws as start_thread() if no thread can be started.
 bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time_point deadline,
                      const std::function<void()>& check = {});
 
