@@ -22,7 +22,7 @@ void check_tensor(const at::Tensor& tensor, const char* argument);
 // Calls check_tensor() for each tensor. Requires that all have one type and are on one device.
 void check_tensors(const std::vector<at::Tensor>& tensors, const char* argument);
 
-// Returns the tensor of a list that must have exactly one.
+// Requires exactly one tensor in the list, calls check_tensor() for it, and returns it.
 const at::Tensor& single(const std::vector<at::Tensor>& tensors, const char* argument);
 
 // Requires that no two elements of `tensor`, an output, share memory.

@@ -1,9 +1,10 @@
 // The tensors of one operation, as contiguous buffers for the communicator.
 //
-// A contiguous tensor is used in place. Any other tensor gets a contiguous copy, filled just before
-// the operation begins and copied back when it is complete. So operations issued one after the
-// other on the same strided tensor see each other's results. A tensor on an accelerator has its
-// copy on the host; process_group/device_transfer.h fills it and copies it back.
+// A contiguous tensor on the host is used in place, unless it is lazily conjugated or negated. Any
+// other tensor gets a contiguous copy, filled just before the operation begins and copied back when
+// it is complete. So operations issued one after the other on the same strided tensor see each
+// other's results. A tensor on an accelerator has its copy on the host;
+// process_group/device_transfer.h fills it and copies it back.
 //
 // Threads: built by the issuing thread; the hooks run on the progress thread.
 #pragma once
@@ -27,7 +28,7 @@ class StagedTensors {
   explicit StagedTensors(std::shared_ptr<DeviceStreams> streams = nullptr)
       : streams_(std::move(streams)) {}
 
-  // Returns true if a tensor is used in place.
+  // Returns true if the tensor is used in place.
   static bool usable(const at::Tensor& tensor);
 
   communicator::Source input(const at::Tensor& tensor);
