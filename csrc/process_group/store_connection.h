@@ -1,8 +1,8 @@
 // The connection of this process to a c10d store, shared by all of its groups.
 //
-// One thread makes every call, one after another. So a store that does not answer (a stopped
-// process, a broken link) delays no caller past its deadline; no call waits in the store. Groups
-// whose PrefixStores are in the same store share the connection.
+// One thread makes the calls of all groups, one after another. So a store that does not answer (a
+// stopped process, a broken link) delays no caller past its deadline; no call waits in the store.
+// Groups whose PrefixStores are in the same store share the connection.
 //
 // While a group is being formed, calls go over PyTorch's own connection, as PyTorch's own calls do
 // then. Later calls to a TCPStore go over a second connection, a clone, because other code may
@@ -32,7 +32,8 @@ struct GroupStore {
 };
 
 // Returns without asking the store. Calls of the result throw StoreError(kNetwork) if the store is
-// gone, StoreError(kTimeout) if it does not answer before the deadline.
+// gone, StoreError(kTimeout) if it does not answer before the deadline, Error(kAborted) if the
+// process ends.
 GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store);
 
 // Returns the keys of the group, for a process that may be unable to start a thread. The caller's
