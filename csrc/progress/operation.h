@@ -38,8 +38,8 @@ class Operation {
   // Advances as far as possible without waiting. Not called again after kDone.
   virtual Progress poll() = 0;
 
-  // Returns the operation for an error's text: allreduce #7 (SUM) of 1000 float32 on rank 0 of
-  // group "0"
+  // Returns a description of the operation for errors, as in: allreduce #7 (SUM) of 1000 float32
+  // on rank 0 of group "0"
   virtual std::string describe() const = 0;
 
   // Returns the group ranks that this operation waits for; a timeout names them.
@@ -53,8 +53,9 @@ class Operation {
   // Sleeps until poll() may make progress, at most until `until`. The progress thread calls it
   // after a poll() that was kIdle, first with `polled` false: the operation may spin before it
   // sleeps. If this first call returned kNoWakeup, the progress thread polls further. After long
-  // polling without progress, it calls sleep() with `polled` true: the operation does not spin. An
-  // operation over MPI progresses only in polls, so it sleeps only in calls with `polled` true.
+  // polling without progress, it calls sleep() with `polled` true: the operation does not spin. MPI
+  // makes progress only in polls. So an operation that waits for MPI does not sleep in a call with
+  // `polled` false.
   //
   // A call with an `until` in the past does not sleep. It only tells whether anything would wake
   // the sleeper; kNoWakeup means that nothing would. The progress thread of several operations
@@ -64,17 +65,17 @@ class Operation {
   //
   // No wake-up is lost. The sleeper announces itself, then checks that nothing has arrived since
   // its poll(). A peer stores its data for the sleeper, then checks whether a sleeper has announced
-  // itself. All four steps are sequentially consistent, so at least one side sees the other
-  // (docs/design/shared-memory.md, "Memory order"). Transfers within a node compare their
-  // doorbell's count of rings with the count at the start of their last poll(). Each ring counts,
-  // whichever transfer it is for, so the first transfer, which is polled before the others, sleeps
-  // for all. Data of a TCP connection stays readable until MPI reads it, so it also ends a sleep
-  // that begins later. Changes of the queue's own state, such as an abort, arrive by
-  // Communicator::wake(). A sleeper that misses such a wake-up wakes within 10 ms, because the
-  // queue limits `until`.
+  // itself. Sequentially consistent accesses and fences keep both orders. So the sleeper sees the
+  // data, or the peer sees the sleeper (docs/design/shared-memory.md, "Memory order"). Messages
+  // within a node compare the rank's count of rings with the count at the start of their last
+  // poll(). Rings for all messages raise this count. The first message is polled before the others,
+  // so its sleep misses no ring for them. Data of a TCP connection stays readable until MPI reads
+  // it, so it also ends a sleep that begins later. Changes of the queue's own state, such as an
+  // abort, arrive by Communicator::wake(). A sleeper that misses such a wake-up wakes within 10 ms,
+  // because the queue limits `until`.
   //
-  // With `polled` false, throws Error(kDeath) if a rank that it waits for is known to be dead,
-  // Error(kPeer) if such a rank has reported a failure.
+  // With `polled` false, may throw Error(kDeath) if a rank for which the operation waits is dead,
+  // and Error(kPeer) if such a rank has left, or if a rank has reported a failure.
   virtual Slept sleep(std::chrono::steady_clock::time_point /*until*/, bool /*polled*/) {
     return Slept::kNoWakeup;
   }

@@ -201,7 +201,7 @@ void OperationQueue::launch(const std::shared_ptr<Request>& request, Mode mode) 
   if (mode == Mode::kSync) {
     try {
       drive(lock, request.get(), Clock::time_point::max());
-    } catch (...) {  // an interruption: errors are in the request
+    } catch (...) {  // Ctrl-C, or the process ends; an error of the operation is in the request
       lock.unlock();
       abort("a synchronous operation was interrupted by Ctrl-C");
       if (hooks_.failed) hooks_.failed(broken_);
@@ -283,7 +283,8 @@ std::exception_ptr OperationQueue::broken() const {
 }
 
 // Drives the active requests until `target` is done or `deadline` has passed; without a target,
-// until nothing is pending. With a deadline in the past, polls once.
+// until nothing is pending. With a deadline in the past, polls once. `leading`: also ends if there
+// are callbacks to run.
 void OperationQueue::drive(Lock& lock, const Request* target, Clock::time_point deadline,
                            bool leading) {
   do {
@@ -530,7 +531,7 @@ void OperationQueue::start_worker() {
   } catch (const std::system_error& error) {
     throw Error(ErrorKind::kExhausted, error.what());
   }
-  starting_ = true;  // the lock is held, so the thread has not read it yet
+  starting_ = true;  // the lock is held, so the thread has not cleared it yet
   ++workers_;
 }
 

@@ -8,16 +8,18 @@
 // operations that were begun at issue, and takes over each that is not done after its takeover
 // delay. So progress never depends on a call of wait().
 //
-// Callbacks run on workers. Of several workers one leads, which means that it drives operations. It
-// stops leading before it runs callbacks, and another worker then leads, so a callback may wait for
-// operations of the same queue.
+// A callback runs in the call of when_done() if the operation is done by then, else on a worker. Of
+// several workers one leads, which means that it drives operations. It stops leading before it runs
+// callbacks, and another worker then leads, so a callback may wait for operations of the same
+// queue.
 //
 // At most one thread drives at a time, the progress thread (driving_). It holds no lock while it
 // polls. The wait of any other thread is ended by a notification of the progress thread, or by
 // checks of the waiting thread. So abort() and stop() reach every thread.
 //
-// An error in an ordered queue breaks it: queued operations fail with the error, and so does every
-// later enqueue(). In an unordered queue only the operation itself fails.
+// An error of an operation breaks an ordered queue. Queued operations then fail with an
+// Error(kAborted) that quotes the error, and every later enqueue() throws such an error. In an
+// unordered queue only the operation itself fails.
 //
 // Ctrl-C ends a wait of the main thread (base/interruption.h). A synchronous operation is
 // cancelled, as by abort(); an asynchronous one continues.
@@ -27,9 +29,9 @@
 // the queue: it drives the operations that it waits for. No worker starts then, so callbacks run
 // only in when_done().
 //
-// Threads: every member may be called from any thread. Lock order: mutex_ only. Hooks, operations,
-// prologues, epilogues and callbacks are called without it, except Hooks::wake at the end of the
-// process.
+// Threads: every member may be called from any thread. mutex_ is the only lock. Hooks, operations,
+// prologues, epilogues and callbacks are called without it, except the hook `wake` at the end of
+// the process.
 #pragma once
 
 #include <atomic>
@@ -51,8 +53,8 @@
 
 namespace hbm::progress {
 
-// Returns the text that PyTorch's own backends use for a timeout. Programs search for it, so the
-// error of every timeout ends with it.
+// Returns the text that PyTorch's own backends use for a timeout. Programs search for this text, so
+// the errors of an operation's timeout and of the timeout of a wait() end with it.
 inline std::string torch_timeout_words(std::chrono::milliseconds timeout) {
   return "; Timed out waiting " + std::to_string(timeout.count()) + "ms for it to complete";
 }
@@ -61,10 +63,11 @@ using Clock = std::chrono::steady_clock;
 
 enum class Mode {
   kSync,   // the caller waits, and drives the operation if the queue is idle
-  kAsync,  // the caller begins it if it may stay undriven, else a worker drives it
+  kAsync,  // the caller begins it if the queue is idle, and does not wait
 };
 
-// The steps around an operation that copy tensors in and out. They run on the progress thread.
+// The steps around an operation that copy tensors in and out. They run on the progress thread. In
+// an unordered queue the prologue runs in enqueue().
 struct StagingHooks {
   std::function<void()> prologue;  // just before begin(): gathers strided input
   std::function<void()> epilogue;  // after the poll() that completes the operation, if one does
@@ -133,17 +136,18 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   void require_owner(const char* operation) const;
 
   // Appends the operation to the queue; never waits. An unordered queue also begins it, so that
-  // messages leave in the order of issue. Throws Error(kAborted) on a broken queue,
-  // Error(kUnsupported) in a forked child, and any exception of begin().
+  // messages leave in the order of issue, and throws any exception of the prologue or of begin().
+  // Throws Error(kAborted) on a broken queue, and Error(kUnsupported) in a forked child.
   std::shared_ptr<Request> enqueue(std::unique_ptr<Operation> operation,
                                    std::chrono::milliseconds timeout, StagingHooks staging);
 
   // Starts an enqueued operation. In Mode::kSync the request is done on return. An error of the
-  // operation is left in the request. In Mode::kAsync, throws Error(kExhausted) if the queue needs
-  // a worker and no thread can be started.
+  // operation is left in the request. Ctrl-C in Mode::kSync aborts the queue and is thrown.
+  // Throws Error(kExhausted) in Mode::kAsync if the queue needs a worker and no thread can be
+  // started.
   void launch(const std::shared_ptr<Request>& request, Mode mode);
 
-  // The fast path of a synchronous operation on an idle queue, without a request and without
+  // The fast path of a synchronous operation on an idle queue, without a shared Request and without
   // allocating memory.
   //
   // try_claim() puts the caller in front of all operations that are enqueued later. It returns
@@ -160,14 +164,14 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // exception of Ctrl-C on the main thread.
   bool wait(const std::shared_ptr<Request>& request, Clock::time_point deadline);
 
-  // Drives once, without waiting. Returns true if the request is done.
+  // Polls once, unless another thread drives. Does not wait. Returns true if the request is done.
   bool test(const std::shared_ptr<Request>& request);
 
   // Calls `callback` once the request is done: in this call, if the request is done now or after a
-  // short poll; else on a worker. No other function of the queue runs `callback`, so callers of the
-  // others may hold locks that it takes. When the process ends, waits for the request first. Throws
-  // Error(kUnsupported) in a forked child, unless the request is done; Error(kExhausted) as
-  // launch().
+  // short poll; else on a worker. No other function of the queue runs `callback`, so a caller of
+  // another function may hold locks that `callback` takes. When the process ends, waits for the
+  // request first. Throws Error(kUnsupported) in a forked child, unless the request is done;
+  // Error(kExhausted) as launch().
   void when_done(const std::shared_ptr<Request>& request, std::function<void()> callback);
 
   // Fails everything pending with Error(kAborted, reason), and breaks the queue.
@@ -229,7 +233,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   const Hooks hooks_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;               // a request is done, or driving_ has become false
+  // A request is done, driving_ has become false, a worker has ended, or the process ends.
+  std::condition_variable changed_;
   std::condition_variable work_;                  // the leading worker has something to do
   std::condition_variable follow_;                // there is no leader, or there are callbacks
   std::deque<std::shared_ptr<Request>> pending_;  // in order of issue

@@ -50,22 +50,22 @@ inline constexpr std::chrono::milliseconds kAbortRetryPeriod{1};
 
 // The takeover delay of a self-sufficient operation: the time for which the worker leaves it to the
 // thread that issued it. Such an operation keeps no peer waiting.
-// Below: only a thread that waits for the operation drives it.
+// Below: the worker leaves the operation to threads that issue, test or wait.
 // Above: from the value on, the worker drives it.
 // Measure: `queue_test --gtest_filter=QueueTest.WorkerTakesOverUnawaitedOperations`
 inline constexpr std::chrono::milliseconds kTakeoverDelay{50};
 
 // The takeover delay of a message that waits for its peer.
-// Below: only a thread that waits for the message drives it.
+// Below: the worker leaves the message to threads that issue, test or wait.
 // Above: from the value on, the worker drives it.
 // Measure: `queue_test
 // --gtest_filter=UnorderedQueueTest.WorkerTakesOverUnawaitedMessages`
 inline constexpr std::chrono::microseconds kMessageTakeoverDelay{200};
 
-// The time since the last issue for which an idle worker checks periodically, so that issuing needs
-// no wake-up.
-// Below: the leading worker checks for operations each kTakeoverDelay; another one waits to lead.
-// Above: from the value on, the leading worker sleeps until it is woken; another worker ends.
+// The time since the last issue for which an idle leading worker checks periodically, so that
+// issuing needs no wake-up. Another worker waits to lead for as long, and then ends.
+// Below: the leading worker checks for operations each kTakeoverDelay; others wait to lead.
+// Above: from the value on, the leading worker sleeps until it is woken; the others end.
 inline constexpr std::chrono::seconds kWorkerLingerTime{1};
 
 // The time since the last issue of a message that waits for its peer, for which an idle worker
@@ -82,7 +82,7 @@ inline constexpr std::chrono::milliseconds kFollowerCheckPeriod{20};
 
 // -- The backoff of a polling progress thread
 
-// Polls before a wait yields the processor: about 15 us of polling MPI. There are none if
+// The number of polls before a wait yields the processor: about 15 us of polling MPI. It is 0 if
 // the ranks outnumber the processors.
 // Unit: polls
 // Below: the wait polls again.
@@ -90,22 +90,22 @@ inline constexpr std::chrono::milliseconds kFollowerCheckPeriod{20};
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-mpi`
 inline constexpr uint32_t kPollsBeforeYield = 64;
 
-// Yields before a wait sleeps, if nothing ends its sleep early.
+// The number of yields before a wait sleeps, if nothing ends its sleep early.
 // Unit: yields
 // Below: the wait yields and polls again, and so notices a message soon.
 // Above: from the value on, the wait sleeps between polls.
 // Measure: `queue_test --gtest_filter=Backoff.SleepsAloneIfNothingEndsASleep`
 inline constexpr uint32_t kYieldsBeforeSleep = 2000;
 
-// Yields before a wait sleeps, if messages end its sleep early.
+// The number of yields before a wait sleeps, if messages end its sleep early.
 // Unit: yields
 // Below: the wait yields and polls again.
 // Above: from the value on, the wait sleeps until a message comes.
 // Measure: `queue_test --gtest_filter=Backoff.PollsLessAfterWaitsThatSlept`
 inline constexpr uint32_t kYieldsBeforeWakeableSleep = 100;
 
-// The most halvings of the polls and yields before a sleep that messages end. Each wait that slept
-// adds one halving.
+// How often the number of polls and yields before a sleep is halved at most, if messages end the
+// sleep early. Each wait that slept adds one halving.
 // Unit: halvings
 // Below: the next wait polls half as often before it sleeps.
 // Above: at the value, the number of polls stays.
