@@ -130,7 +130,8 @@ class Communicator {
     return nullptr;
   }
 
-  // Wakes the threads of this process that wait in Operation::sleep().
+  // Wakes the threads of this process that sleep in shared memory in Operation::sleep(). A thread
+  // that sleeps until a message arrives over TCP wakes by itself, within 10 ms.
   virtual void wake() noexcept {}
 
   // Called when the group has failed. Messages of its cancelled operations may still arrive. So

@@ -37,8 +37,9 @@ class Peers {
                                      const std::exception_ptr& error) = 0;
 
   // Publishes an error that has broken the group here: ranks that wait end with Error(kPeer). An
-  // Error(kPeer) is the report of another rank, so this rank passes it only to the ranks of its
-  // node, which may not have the report. Waits up to 200 ms for the store.
+  // Error(kPeer) shows what another rank has done or reported, and ranks on other nodes get this
+  // from the store themselves. So this rank passes it only to the ranks of its node. Waits up to
+  // 200 ms for the store.
   virtual void report_failure(const std::exception& error) = 0;
 
   // Returns true if an Error(kPeer) of a send or receive means that the whole group has failed.

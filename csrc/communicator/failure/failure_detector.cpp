@@ -221,8 +221,8 @@ void FailureDetector::report_failure(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   const std::string report = "rank " + std::to_string(group_->rank) + ": " + error.what();
   if (ours != nullptr && ours->kind() == ErrorKind::kPeer) {
-    // The text of another rank's report names that rank. The text of this rank's own finding calls
-    // it "this one", so its number is put in front.
+    // The text of another rank's report names that rank. The text of an error that this rank found
+    // may call this rank "this one", so the report begins with the number of this rank.
     const bool is_relayed =
         std::string_view(error.what()).find(" has failed: ") != std::string::npos;
     if (shm_group_) shm_group_->report(is_relayed ? error.what() : report, /*death=*/false);

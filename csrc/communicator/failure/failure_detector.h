@@ -51,8 +51,8 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
                           const std::vector<std::string>& mailboxes,
                           const std::string& why) noexcept override;
 
-  // Declares that all ranks have met. Stops listening for liveness connections if no group has
-  // ranks on another node.
+  // Declares that all ranks have met. Stops listening for liveness connections unless this group or
+  // another needs the listener.
   void all_met() { monitor_.all_met(*group_); }
 
   // Declares that the group is formed, under the key prefix `prefix`. `shm_group`: the ranks on

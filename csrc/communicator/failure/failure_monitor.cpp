@@ -159,7 +159,7 @@ void FailureMonitor::mark_ended(const std::string& process) {
       if (group->is_monitored()) {
         group->undecided.emplace(static_cast<int>(rank), Clock::now());
       } else if (group->spans_nodes || group->state == GroupState::kMeeting) {
-        // A rank of another node may come later, and then reads of the death.
+        // A rank of another node may come later, and then finds the death in the failure log.
         try {
           open_store(*group);
           publish_death(*group, static_cast<int>(rank));

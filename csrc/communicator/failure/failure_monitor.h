@@ -7,12 +7,13 @@
 // receives reports of second claims: another process has come as one of a group's ranks. For groups
 // of several nodes, or without shared memory, the thread also detects the ends of processes on
 // other nodes by LivenessConnections. The thread exchanges entries of the failure log through the
-// store: four times a second, or immediately when a connection or a process ends. So a process
-// reports a death even while its rank computes, and a store that does not answer delays no caller.
+// store at least four times a second. It does so immediately when a connection or a process ends,
+// or when an entry is to be published. So a process reports a death even while its rank computes.
+// If the store does not answer, a caller waits for at most the `timeout` of the call.
 //
 // Threads: any thread may call every member. mutex_ is never held during a request to the store.
-// Only tend() makes such requests, in the monitor's thread (store_round.cpp). Only that thread uses
-// the connections.
+// Only tend() makes such requests, in the monitor's thread (store_round.cpp). Once this thread has
+// started, only it uses the connections.
 #pragma once
 
 #include <chrono>
@@ -80,8 +81,8 @@ class FailureMonitor {
   void all_met(MonitoredGroup& group);
 
   // Returns the names of the ranks in `ranks` whose process is known to have ended. Called while
-  // the group is formed. The process of a rank that has not come yet is known if another group has
-  // a rank with the same global rank.
+  // the group is formed. The process of a rank that has not come yet is known if another group with
+  // the same job_store has a rank with the same global rank.
   std::vector<std::string> ended(const MonitoredGroup& group, const std::vector<int>& ranks);
 
   // Returns the names of all ended processes, of all groups that have not been removed.
@@ -92,11 +93,13 @@ class FailureMonitor {
   void await_published(const MonitoredGroup& group, std::chrono::milliseconds timeout);
 
   // Waits until the group's rank 0, if that is on another node, would detect the end of this
-  // process.
+  // process. Also returns if this process cannot connect to rank 0, if rank 0 has ended, or at the
+  // deadline.
   void await_greeting(const MonitoredGroup& group, bootstrap::KeyValue::Deadline deadline);
 
   // Waits until this process has its liveness connection to the group's rank 0, if rank 0 is on
-  // another node. Returns also if the connection cannot be made, and then logs one warning.
+  // another node. Returns also if the connection cannot be made, and then the monitor logs one
+  // warning.
   void await_connections(const MonitoredGroup& group, bootstrap::KeyValue::Deadline deadline);
 
   // Declares that the group is formed, under the key prefix `prefix`. From this call on, the
@@ -199,7 +202,8 @@ class FailureMonitor {
   std::vector<std::shared_ptr<MonitoredGroup>> groups_of(const JobStore& store) const;
   void apply(const FailureEntry& entry);
 
-  std::mutex mutex_;  // guards all below, MonitoredGroup and JobStore
+  // Guards the members below, MonitoredGroup and JobStore, except where a comment says otherwise.
+  std::mutex mutex_;
   std::condition_variable changed_;
   std::set<std::shared_ptr<MonitoredGroup>> groups_;
   std::map<std::string, WatchedProcess> processes_;  // processes of these groups
@@ -213,8 +217,8 @@ class FailureMonitor {
   // Used only by the thread after it has started.
   std::unique_ptr<LivenessConnections> connections_;
   std::optional<ClaimMailbox> mailbox_;  // open from the first group on
-  // The groups in which another process has come as one of the ranks, by their keys, with the
-  // description of the second claim. The report may arrive before the group is formed.
+  // The text of each second claim that was reported, by the key of the claimed group. This group
+  // may not be formed yet.
   std::map<std::string, std::string> claimed_twice_;
   std::string where_;            // address of the listener; empty: not listening
   bool wants_listener_ = false;  // the thread is to listen

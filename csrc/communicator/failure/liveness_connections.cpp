@@ -28,7 +28,7 @@ constexpr std::string_view kHello = "hbm link ";
 constexpr std::string_view kReply = "hbm link up";
 constexpr size_t kIdLength = 32;
 
-// The connections that a forked child closes.
+// The descriptors that a forked child closes: of the connections and of the listener.
 class Inheritance {
  public:
   static void add(int descriptor) {
@@ -80,7 +80,8 @@ std::string addresses() {
   return text;
 }
 
-// Makes the kernel probe the other machine every second, for a day at least.
+// Makes the kernel probe the other machine every second, until that machine has been silent for a
+// day.
 void keep_asking(int socket) {
   const int on = 1;
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);

@@ -39,8 +39,9 @@ class LivenessConnections {
   // they would lead to this process's own machine.
   void call(const std::string& process, const std::string& where, bool near);
 
-  // connected(): the connection is up. calling(): connecting, or waiting for the reply. greeted():
-  // this process has identified itself, so the other process detects its end.
+  // connected() returns true if the connection to `process` is up. calling() returns true while
+  // this process connects, or waits for the reply. greeted() returns true once this process has
+  // identified itself, so that `process` detects the end of this process.
   bool connected(const std::string& process) const;
   bool calling(const std::string& process) const;
   bool greeted(const std::string& process) const;

@@ -5,7 +5,7 @@
 // that fails. So the serving rank publishes an entry when it leaves its last group of the store.
 // Then it waits until the other ranks have counted themselves, that is, have added 1 to a key of
 // the group. Each does so when it leaves the group, or when it reads the entry. A counted rank asks
-// the store no more.
+// the store no more about this group.
 //
 // Keys: once all ranks of a group have counted themselves, the serving rank removes the group's
 // keys below left_prefix. If no rank serves the store, the rank that counts itself last removes
@@ -187,8 +187,8 @@ bool FailureMonitor::asks_no_more(const JobStore& store) const {
                              [](const auto& group) { return group->state == GroupState::kLeft; });
 }
 
-// Returns true if this process has left all its other groups that use the store. REQUIRES: mutex_
-// is held.
+// Returns true if this process has left all its other monitored groups that use the store.
+// REQUIRES: mutex_ is held.
 bool FailureMonitor::is_last(const JobStore& store, const MonitoredGroup& group) const {
   const auto groups = groups_of(store);
   return std::ranges::all_of(groups, [&](const auto& other) {
