@@ -78,10 +78,11 @@ size_t LeaderOperation::block_of(size_t step) const {
 }
 
 // A blocking wait of MPI has no deadline, and no other rank of the node can end it. So a rank that
-// waits for other nodes polls for long before it sleeps. No call waits for both the node and the
-// other nodes. If MPI uses TCP, a rank that waits for both sleeps until its node wakes it, for at
-// most kLongestSleepForNode. During this sleep the kernel keeps data that arrives from other nodes,
-// and further blocks are in flight. Over other transports the rank does not sleep, because MPI
+// waits for other nodes polls for long before it sleeps. If MPI uses TCP, a rank that waits only
+// for other nodes then sleeps until a message arrives. No call waits for both the node and the
+// other nodes. A rank that waits for both sleeps until its node wakes it, for at most
+// kLongestSleepForNode. During this sleep the kernel keeps data that arrives from other nodes, and
+// further blocks are in flight. Over other transports nothing would wake the rank, because MPI
 // makes progress only while it is polled.
 progress::Slept LeaderOperation::sleep(std::chrono::steady_clock::time_point until, bool polled) {
   if (in_node_ && !inter_node_in_flight()) return in_node_->sleep(until, polled);

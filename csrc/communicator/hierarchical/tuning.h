@@ -40,8 +40,8 @@ inline constexpr size_t kUnpacedBytes = 64 << 10;
 inline constexpr size_t kLongestTurnMessageBytes = 128 << 10;
 
 // The bytes of a broadcast, for each leader of each other node, from which the data goes along a
-// chain of nodes. From this size on there are at least 64 blocks; with two other nodes at least 32,
-// with three at least 48. Many blocks matter, because the last link waits for one block of each
+// chain of nodes. From this size on there are at least 32 blocks with two other nodes, 48 with
+// three, and 64 with more. Many blocks matter, because the last link waits for one block of each
 // link before it.
 // Unit: bytes
 // Below: the root's node sends to each other node.
@@ -52,7 +52,7 @@ inline constexpr size_t kChainBytesPerLeader = 256 << 10;
 
 // -- Blocks
 
-// The longest message between two leaders in a block.
+// The longest message between two leaders in a block, unless the chunk of messages is less.
 // Unit: bytes
 // Below: a smaller value costs more processor time for large tensors.
 // Above: a larger value fills the queue of a slow link.
@@ -64,7 +64,8 @@ inline constexpr size_t kLongestBlockMessageBytes = 256 << 10;
 // longer, and cost less processor time.
 // Unit: blocks
 // Below: an operation has fewer blocks only if its messages would be under kCoarseMessageBytes.
-// Above: an operation has more blocks only if its messages would exceed kLongestBlockMessageBytes.
+// Above: an operation has more blocks only if its messages would be longer than
+// kLongestBlockMessageBytes or the chunk of messages.
 inline constexpr size_t kCoarseBlocks = 64;
 
 // The least message between two leaders in an operation that is cut into kCoarseBlocks blocks.
@@ -78,7 +79,8 @@ inline constexpr size_t kCoarseMessageBytes = 64 << 10;
 // without a chain. Such a link is idle for the first blocks.
 // Unit: blocks
 // Below: an operation has fewer blocks only if its messages would be under kFineMessageBytes.
-// Above: an operation has more blocks only if its messages would exceed kLongestBlockMessageBytes.
+// Above: an operation has more blocks only if its messages would be longer than
+// kLongestBlockMessageBytes or the chunk of messages.
 inline constexpr size_t kFineBlocks = 32;
 
 // The least message between two leaders in an operation that is cut into kFineBlocks blocks.
@@ -91,7 +93,8 @@ inline constexpr size_t kFineMessageBytes = 16 << 10;
 // a block of each link before it.
 // Unit: blocks
 // Below: an operation has fewer blocks only if its messages would be under kChainMessageBytes.
-// Above: an operation has more blocks only if its messages would exceed kLongestBlockMessageBytes.
+// Above: an operation has more blocks only if its messages would be longer than
+// kLongestBlockMessageBytes or the chunk of messages.
 inline constexpr size_t kChainBlocks = 64;
 
 // The least message between two leaders in a broadcast along a chain.

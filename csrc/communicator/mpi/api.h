@@ -101,8 +101,8 @@ class Api {
   virtual bool truncated(int code) const = 0;
 };
 
-// Detects the ABI of the library, and returns its implementation. Throws Error(kUnavailable) if the
-// library has neither ABI, or lacks a function; the error names the library and suitable ones.
+// Detects the ABI of the library, and returns its implementation. Throws Error(kUnavailable) with
+// the library's path if the library has neither ABI, or lacks a function.
 std::unique_ptr<const Api> make_api(const SharedObject& library);
 
 }  // namespace hbm::communicator::mpi

@@ -3,9 +3,9 @@
 // readable while a connection has data to receive, or has room again for data to send.
 //
 // This class reads nothing from these descriptors and does not change them. They become readable
-// for messages over TCP. They do not for messages through shared memory, or for messages that
-// another thread, polling MPI, has received already. If MPI has opened a device, such as an RDMA
-// card, messages may bypass TCP: collect() then uses no descriptor.
+// for messages over TCP. Messages through shared memory, and messages that another thread has
+// received already by polling MPI, do not make them readable. If MPI has opened a device, such as
+// an RDMA card, messages may bypass TCP: collect() then uses no descriptor.
 //
 // Threads: one thread calls the constructor and collect(), before other threads use the object. Any
 // thread may call connected() and sleep().

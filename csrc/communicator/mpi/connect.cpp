@@ -77,7 +77,8 @@ int creation_tag(const bootstrap::Participant& participant) {
   return static_cast<int>(std::hash<std::string>{}(participant.group) & 0x3fff);
 }
 
-// Checks, on every rank, that MPI_Init will neither end the process nor print errors.
+// Ensures, on every rank, that MPI_Init will neither end the process nor print errors. Checks the
+// preconditions, and excludes shared memory of UCX that a rank could not open.
 void require_preconditions(const bootstrap::Participant& participant,
                            const std::vector<MpiState>& ranks) {
   std::vector<SharingFacts> facts;

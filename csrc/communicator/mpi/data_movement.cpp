@@ -12,8 +12,9 @@
 namespace hbm::communicator::mpi {
 namespace {
 
-// Moves one transfer from each rank to each other rank, in rounds of at most one chunk to each
-// peer, two rounds in flight. allgather, gather, scatter, alltoall and barrier are this operation.
+// Moves at most one transfer from each rank to each other rank, in rounds of at most one chunk to
+// each peer. Two rounds are in flight. The collectives allgather, gather, scatter, alltoall, barrier
+// and the broadcast of a short tensor are this operation.
 class PairwiseExchange final : public Pipeline {
  public:
   PairwiseExchange(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
@@ -138,9 +139,9 @@ std::vector<int> all_but(int rank, int size) {
 }
 
 // A broadcast of a longer tensor, block by block. The root sends a shard to each other rank (first
-// phase), and each of these sends its shard to the other ranks (second phase). No link carries the
-// data more than once in either direction. This is Van de Geijn's algorithm, except that the root
-// keeps no shard.
+// phase). Each of these ranks sends its shard to the other ranks except the root (second phase). No
+// link carries the data more than once in either direction. This is Van de Geijn's algorithm,
+// except that the root keeps no shard.
 class BlockBroadcast final : public TwoPhase {
  public:
   BlockBroadcast(std::shared_ptr<Channel> channel, const Signature& signature, void* data,

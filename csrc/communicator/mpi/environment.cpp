@@ -32,7 +32,8 @@ constexpr std::array kOverrides = {
 constexpr std::array<std::string_view, 9> kRiskyPrefixes = {
     "FI_", "HFI_", "I_MPI_", "MPICH_", "MPIR_CVAR_", "MPIR_PARAM_", "PSM2_", "PSM3_", "UCX_"};
 
-// Values that work on every machine. hbm sets the first two, and recommends the third.
+// Values that work on every machine. hbm sets the first two, and recommends the third, which means
+// the same as the fourth.
 constexpr std::array<std::string_view, 4> kHarmless = {"UCX_TLS=^cma", "UCX_TLS=^sm",
                                                        "UCX_TLS=tcp,self", "UCX_TLS=self,tcp"};
 

@@ -20,7 +20,7 @@ using Sonames = std::vector<const char*>;
 
 // Best first: MPICH's ABI (upstream's name, Debian's name), then the standard ABI.
 const Sonames kSonames = {"libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1"};
-// Open MPI 4 and 5: found only for the error that names it.
+// Open MPI 4 and 5: found only so that an error can name the library.
 const Sonames kForeignSonames = {"libmpi.so.40"};
 
 std::mutex search_mutex;

@@ -1,7 +1,7 @@
 // A trial of MPI_Init in a process of its own. MPI ends a process in which MPI_Init fails, for
-// example because a variable names an absent network device. If a variable chooses devices or
-// transports (environment.h), each rank first starts a program that calls MPI_Init as the rank
-// would. If MPI_Init ends the program, the rank throws.
+// example because a variable names an absent network device. If a variable chooses devices,
+// transports or algorithms (environment.h), each rank first starts a program that calls MPI_Init as
+// the rank would. If MPI_Init ends the program, the rank throws.
 //
 // Threads: as World::form(), the only caller.
 #pragma once

@@ -206,8 +206,7 @@ World& World::launched(Deadline deadline) {
   const bool ours = !is_initialised(mpi);
   if (ours) {
     require_launcher(found);
-    // The number of ranks is not known yet, so the check is for one rank. All ranks of a machine
-    // get the same result.
+    // The number of ranks is not known yet, so the check is for one rank.
     require_start(1, 1);
   }
   if (!ours) {

@@ -30,7 +30,8 @@ class World {
  public:
   // Returns the world of this process; null if there is none. Takes over a world that other code
   // has initialised (mpi4py), without waiting for other ranks. Throws Error(kUnavailable) in a
-  // forked child of the process that owns the world.
+  // forked child of the process that owns the world, and if the other code has finalised MPI or has
+  // initialised it without MPI_THREAD_MULTIPLE.
   static World* current();
 
   // Forms a world of `size` processes through the PMI responder (pmi.h) and `store`. All `size`
@@ -38,13 +39,16 @@ class World {
   // the node of each rank, as in process_mapping(). `risks`: equal on all; the variables because of
   // which MPI_Init is tried first (trial.h), empty if there are none. Calls `check` while it waits,
   // and passes on its exceptions, which name a rank that cannot come. Throws Error(kTimeout) at the
-  // deadline, and Error(kUnavailable) without a library.
+  // deadline. Throws Error(kUnavailable) without a library that speaks PMI-1, or if the trial
+  // fails.
   static World& form(std::shared_ptr<bootstrap::KeyValue> store, const std::string& id, int rank,
                      int size, const std::vector<int>& node_of, Deadline deadline,
                      const std::function<void()>& check = {}, const std::string& risks = "");
 
   // Initialises MPI through the launcher that started this process (mpiexec, srun), unless MPI is
   // initialised already. Throws Error(kTimeout) if another rank does not come before the deadline.
+  // Throws Error(kUnavailable) without a library that fits the launcher, or if a precondition fails
+  // (preconditions.h).
   static World& launched(Deadline deadline);
 
   // Makes a communicator of the given world ranks, in that order. Only these ranks call it, after
