@@ -150,8 +150,8 @@ class Exploration {
     return all;
   }
 
-  // Calls the ranks of this machine if none of them is known. Returns the facts that are true on
-  // all ranks.
+  // Calls the higher ranks of this machine if no other rank of the machine is known. Returns the
+  // facts that are true on all ranks.
   unsigned find_expected() {
     unsigned facts = kAllKnown | kAllCalled;
     for (const int rank : machine_) {

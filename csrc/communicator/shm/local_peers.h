@@ -52,8 +52,9 @@ LocalPeers apart(int size);
 // `chunk_bytes`: the bytes that an operation of the group stages at a time.
 //
 // An error of one rank is thrown on that rank, and reaches all ranks as in bootstrap::gather().
-// Throws Error(kTimeout) naming ranks that did not come, and Error(kPeer) naming ranks that have
-// ended.
+// Throws Error(kTimeout) naming ranks that did not come, and Error(kDeath) naming ranks that have
+// died. Throws Error(kPeer) naming ranks whose connections have ended, and Error(kUnavailable) if
+// the kernel refuses a descriptor.
 LocalPeers explore(const bootstrap::Rendezvous& rendezvous, PeerListener& listener,
                    const std::shared_ptr<memory::SharedSegment>& segment, size_t chunk_bytes);
 

@@ -1,6 +1,6 @@
 // The mailboxes of a ShmGroup, as one process uses them. Posts the envelopes to one rank in the
-// order in which their sends began. Matches the envelopes that arrive with receives, as MPI does:
-// of the messages from one rank with one tag, the first sent goes to the first matching receive.
+// order in which their sends began. Matches messages with receives as MPI does: the messages that
+// one rank sends with one tag go to the matching receives in the order of both.
 //
 // Threads: any thread may call every member. mutex_ is the only lock, and no thread waits while it
 // holds mutex_.
@@ -54,8 +54,8 @@ class MessageMatcher {
   // Returns a new block: a MessageTransfer and `staging` bytes after it. Throws Error(kExhausted).
   MessageTransfer* open_transfer(size_t staging);
   void close_transfer(MessageTransfer* transfer);
-  // Frees the block if the receiver has ended the transfer. Otherwise a later call of this function
-  // or of open_transfer(), or the destructor, frees it.
+  // Frees the block if the receiver has ended the transfer. Otherwise later calls of this function
+  // and of open_transfer(), and the destructor, check again.
   void close_when_ended(MessageTransfer* transfer);
 
   // Queues a send to local rank `to`. Returns the send's position among the sends to that rank.

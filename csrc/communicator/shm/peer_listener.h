@@ -27,8 +27,8 @@ class PeerListener {
   void open_to_other_networks();
   void close_to_other_networks();  // callers stay connected
 
-  // Returns the connections of callers that this function has not returned before, except of
-  // processes of other users.
+  // Returns the connections that callers have made since the last call of this function. Closes
+  // connections of other users' processes.
   std::vector<Descriptor> callers();
 
   // Calls another rank. Returns no descriptor if the rank cannot be reached, or is a process of

@@ -50,14 +50,15 @@ enum class Delivery { kDone, kLater, kGone };
 Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>& descriptors);
 
 // Receives one packet of exactly `bytes`, and its descriptors. Returns kLater if no packet has
-// arrived, and kGone if none will arrive. Throws Error(kExhausted) if this process cannot hold the
-// descriptors.
+// arrived. Returns kGone if no packet will arrive, or if the packet has another size. Throws
+// Error(kExhausted) if this process cannot hold the descriptors.
 Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& descriptors);
 
 class SocketFile {
  public:
   // Listens at a file in `directory`. Also removes the files of killed listeners there. Throws
-  // Error(kUnavailable) if it cannot make the file.
+  // Error(kUnavailable) if the kernel refuses the file, and Error(kInvalid) if the path is too
+  // long.
   SocketFile(const std::string& directory, const std::string& name);
   ~SocketFile();  // removes the file
   SocketFile(const SocketFile&) = delete;

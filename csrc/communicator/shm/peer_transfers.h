@@ -150,10 +150,10 @@ class PeerExchange : public PeerTransfers {
   size_t own_copied_ = 0;  // bytes
 };
 
-// A multicast of scatter/gather lists. Does not copy this rank's transfer to itself.
+// A multicast of scatter/gather lists to the other local ranks.
 class ScatterGatherExchange final : public PeerExchange {
  public:
-  // `outgoing`: the transfer to every other rank. `incoming`: by local rank.
+  // `outgoing`: the transfer to every other rank. `incoming`: by local rank; empty for this rank.
   ScatterGatherExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
                         size_t count, Sources outgoing, std::vector<Sinks> incoming);
 

@@ -66,7 +66,7 @@ class ShmReduction final : public PhasedOperation {
   bool takes_result() const;
 
   const ReductionBuffers buffers_;
-  const bool one_shot_;  // the tensor is one chunk, and is not cut into shares
+  const bool one_shot_;  // the tensor is one chunk, of at most one_shot_bytes()
   const size_t chunk_;   // elements
   const size_t chunks_;
   bool zero_copy_ = false;  // other ranks may read and write this rank's buffer

@@ -1,19 +1,19 @@
 // The ranks of a group that share this node's memory, and their synchronisation.
 //
-// The clock of a ShmGroup is the phase. In each phase every rank publishes one slot of its control
-// region, then waits until all have published. A region has two slots, which alternate: a rank uses
-// the slot of phase t again in phase t + 2. By then no rank reads phase t any more. A rank
-// publishes phase t + 1 only after it has read the slots of phase t, and phase t + 2 begins after
-// every rank has published t + 1. All collectives are sequences of phases
-// (communicator/shm/phased_operation.h). Each collective continues the count of phases of the one
-// before it, so no state has to be cleared between them.
+// A ShmGroup counts phases. In each phase every rank publishes one slot of its control region, then
+// waits until all have published. A region has two slots, which alternate: a rank uses the slot of
+// phase t again in phase t + 2. By then no rank reads phase t any more. A rank publishes phase t +
+// 1 only after it has read the slots of phase t, and phase t + 2 begins after every rank has
+// published t + 1. All collectives are sequences of phases (communicator/shm/phased_operation.h). A
+// collective continues the count of phases of the previous collective, so no state has to be
+// cleared between them.
 //
 // Memory order: publish() releases the slot by its store of `phase`; all_here() acquires the slot.
 // A fence after that store, the loads in all_here() and the doorbell's `asleep` are sequentially
 // consistent. So either a sleeper sees the phase of the last rank before it sleeps, or the last
-// rank sees the sleeper and rings. (The store itself is not sequentially consistent: it would wait
-// for the stores before it, and often fetch the cache line again from a reader.) Messages use the
-// bell's count in place of the phase. docs/design/shared-memory.md has the whole argument.
+// rank sees the sleeper and rings. (A sequentially consistent store would wait for the stores
+// before it, and often fetch the cache line again from a reader.) Messages use the bell's count in
+// place of the phase. docs/design/shared-memory.md has the whole argument.
 //
 // Threads: several processes share the segments. In this process one thread at a time uses the
 // phases; any thread may call the other members.
@@ -137,7 +137,8 @@ class ShmGroup {
   std::vector<int> left() const;
 
   // Reports a failure to the ranks of the node, and wakes them. `death`: the failure is the death
-  // of another rank. Only the first report of the node counts; returns that report.
+  // of another rank. Only the first report of the node counts. Returns that report, or `failure` if
+  // its writer has died.
   std::string report(const std::string& failure, bool death) noexcept;
   bool failed() const noexcept;
 
