@@ -31,7 +31,7 @@ class Operation {
  public:
   virtual ~Operation() = default;
 
-  // Copies the input in and posts everything that needs no peer. Called once, before the first
+  // Posts everything that needs no peer, such as copies of the input. Called once, before the first
   // poll().
   virtual void begin() = 0;
 
@@ -74,8 +74,8 @@ class Operation {
   // abort, arrive by Communicator::wake(). A sleeper that misses such a wake-up wakes within 10 ms,
   // because the queue limits `until`.
   //
-  // With `polled` false, may throw Error(kDeath) if a rank for which the operation waits is dead,
-  // and Error(kPeer) if such a rank has left, or if a rank has reported a failure.
+  // With `polled` false, may throw. Error(kDeath): a rank for which the operation waits is dead.
+  // Error(kPeer): such a rank has left, or a rank has reported a failure.
   virtual Slept sleep(std::chrono::steady_clock::time_point /*until*/, bool /*polled*/) {
     return Slept::kNoWakeup;
   }

@@ -99,7 +99,7 @@ class Request {
   std::chrono::milliseconds timeout_{};                        // counted from driven_since_
   Clock::time_point submitted_at_;
   bool self_sufficient_ = false;
-  // The time after the issue from which the worker takes the operation over. Guarded by
+  // The worker takes the operation over when this time has passed since the issue. Guarded by
   // OperationQueue::mutex_.
   std::chrono::microseconds takeover_delay_;
   std::vector<std::function<void()>> callbacks_;  // guarded by OperationQueue::mutex_

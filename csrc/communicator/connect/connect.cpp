@@ -44,7 +44,7 @@ void bind_once(int local_rank, int local_size) {
   });
 }
 
-// Takes memory for the group, on the nodes closest to the CPU that this thread runs on.
+// Takes memory for the group, on the NUMA nodes closest to the CPU that this thread runs on.
 void take_memory(const GroupSetup& setup, GroupConnection& made) {
   made.staging = memory::process_staging(setup.policy, setup.staging_bytes);
   made.segment = memory::process_segment(setup.policy);
@@ -94,8 +94,9 @@ void require_one_node(const GroupSetup& setup, const std::vector<int>& node_of,
                   "HBMCOMM_NODE); HBMCOMM_LOG=info says why ranks of one machine share no memory");
 }
 
-// Chooses and makes the communicator. Calls detector.formed() before make_node_layout(), in which
-// leaders wait for one another: from formed() on, the detector reads deaths in the failure log.
+// Chooses and makes the communicator. Leaders wait for one another in make_node_layout(). So
+// detector.formed() is called before: from then on, at the latest, the detector reads deaths in the
+// failure log.
 void join_ranks(const GroupSetup& setup, const shm::LocalPeers& local_peers, size_t slot_chunk,
                 size_t threads, failure::FailureDetector& detector, GroupConnection& made) {
   const std::vector<int>& node_of = local_peers.node_of;

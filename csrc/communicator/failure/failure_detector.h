@@ -7,7 +7,7 @@
 //
 // Threads: one thread forms the group, up to formed(). Other threads of the group get the detector
 // after that, and may call every member of Peers. A forked child cannot reach the monitor of its
-// parent: there the monitor's part of an answer is empty, and nothing is published.
+// parent: there the monitor's part of an answer is empty, and nothing is published in the store.
 #pragma once
 
 #include <chrono>

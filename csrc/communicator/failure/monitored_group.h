@@ -76,9 +76,11 @@ struct MonitoredGroup : GroupFacts {
   // Guarded by the monitor's mutex.
   GroupState state = GroupState::kMeeting;
   std::optional<bootstrap::Member> self;
-  std::string key;          // names the group in the log; empty: being formed, or has one rank
-  std::string left_prefix;  // prefix of keys in `store`; + rank: the rank has left;
-                            // + "count": the number of ranks that ask the store no more
+  std::string key;  // names the group in the log; empty: being formed, or has one rank
+  // The prefix of two kinds of keys in `store`. A rank that leaves sets the key that ends in its
+  // number. The key that ends in "count" has the number of ranks that ask the store no more about
+  // this group.
+  std::string left_prefix;
   bool spans_nodes = false;
   bool listens = false;       // the group needs this process's listener for liveness connections
   bool store_closes = false;  // the rank that serves the store has published that it leaves

@@ -68,7 +68,8 @@ inline constexpr size_t kLongestLetterBytes = 4096;
 
 // -- Liveness connections
 
-// The time in which a process must have a liveness connection to rank 0 of another node.
+// The time in which a process must have a liveness connection to its group's rank 0, if rank 0 is
+// on another node.
 // Below: the process tries to connect to the listener of rank 0, again after each failure.
 // Above: the process continues without the connection.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
@@ -164,7 +165,8 @@ inline constexpr std::chrono::milliseconds kDeathSightTimeout{700};
 // test_a_timeout_names_the_rank_that_others_wait_for`
 inline constexpr std::chrono::milliseconds kLocalPeerReportTimeout{500};
 
-// The wait for the report of the sender of an oversized message, which knows both operations.
+// The wait for the report of the sender of an oversized message. The sender mostly knows both
+// operations.
 // Below: the rank waits for the report.
 // Above: the error has only this rank's operation.
 // Measure: `pytest tests/python/failures/test_oversized_message.py`

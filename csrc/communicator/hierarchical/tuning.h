@@ -15,7 +15,7 @@ namespace hbm::communicator::hierarchical {
 
 // -- Leaders and turns
 
-// The bytes of an operation from which each node has several leaders.
+// The most bytes of an operation with one leader for each node.
 // Unit: bytes
 // Below: up to and including the value, each node has one leader: more leaders would only add
 // messages.

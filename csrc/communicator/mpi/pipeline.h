@@ -88,9 +88,9 @@ class Pipeline : public GroupOperation {
   std::vector<Round> rounds_;
 };
 
-// A collective that moves its data block by block, each block in two phases of one round. In the
-// first phase the ranks send each owner its shard of the block; in the second phase the owners send
-// their shards on. The owners are some or all ranks.
+// A collective that moves its data block by block. Each block takes two phases, and each phase is
+// one round. In the first phase the ranks send each owner its shard of the block. In the second
+// phase the owners send their shards on. The owners are some or all ranks.
 class TwoPhase : public GroupOperation {
  public:
   void begin() override;
@@ -107,7 +107,8 @@ class TwoPhase : public GroupOperation {
   };
 
   // Moves `count` elements; errors and headers have `reported`. A block has a chunk for each of the
-  // `owners`. `first`, `second`: the messages of this rank in a round of each phase.
+  // `owners`. `first`, `second`: the most messages that this rank sends and receives in a round of
+  // the first and of the second phase.
   TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
            size_t reported, std::vector<int> owners, Room first, Room second);
 

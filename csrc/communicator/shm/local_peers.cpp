@@ -60,8 +60,8 @@ Descriptor duplicate(int descriptor) {
               "cannot duplicate the segment's descriptor: " + remedied(errno, ""));
 }
 
-// This rank's introduction, and the bytes in its segment by which a local peer proves that it has
-// mapped the segment.
+// This rank's introduction, and the bytes in its segment by which a local peer checks that it has
+// mapped this segment.
 struct Own {
   Introduction introduction;
   std::shared_ptr<void> proof;

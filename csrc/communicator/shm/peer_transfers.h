@@ -1,9 +1,9 @@
 // The collectives within a node in which each rank has one transfer to each other rank. The sender
 // chooses, for each transfer, how its data moves, and records the choice in the TransferLocations
-// of its first slot. The receiver reads data directly if it is in the sender's segment. Other data
-// goes through the slots, chunk by chunk. The root of a gather may show destinations in its
-// segment. A sender whose data is in its segment then copies the data to the destination itself. So
-// the root does not copy the data of all ranks alone.
+// of its first slot. The receiver reads data of kZeroCopyBytes or more directly, if it is in the
+// sender's segment. Other data goes through the slots, chunk by chunk. The root of a gather may
+// show destinations in its segment. A sender whose data is in its segment then copies the data to
+// the destination itself. So the root does not copy the data of all ranks alone.
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once

@@ -1,9 +1,9 @@
 // The ranks of a group that share this node's memory, and their synchronisation.
 //
 // A ShmGroup counts phases. In each phase every rank publishes one slot of its control region, then
-// waits until all have published. A region has two slots, which alternate: a rank uses the slot of
-// phase t again in phase t + 2. By then no rank reads phase t any more. A rank publishes phase t +
-// 1 only after it has read the slots of phase t, and phase t + 2 begins after every rank has
+// waits until all have published. The two slots of a region alternate: a rank uses the slot of
+// phase t again in phase t + 2. By then no rank reads phase t any more. A rank publishes phase
+// t + 1 only after it has read the slots of phase t, and phase t + 2 begins after every rank has
 // published t + 1. All collectives are sequences of phases (communicator/shm/phased_operation.h). A
 // collective continues the count of phases of the previous collective, so no state has to be
 // cleared between them.

@@ -99,7 +99,7 @@ inline constexpr size_t kOwnCopySliceBytes = size_t{64} << 10;
 
 // -- Reductions
 
-// The ranks of a node up to which each rank reduces a whole chunk, in the processor's cache.
+// The most ranks of a node with which each rank reduces whole chunks, in the processor's cache.
 // Unit: ranks
 // Below: up to and including the value, each rank reduces all of each chunk, and a tensor of one
 // chunk takes one phase.
