@@ -48,15 +48,15 @@ inline constexpr std::chrono::milliseconds kAbortRetryPeriod{1};
 
 // -- Workers
 
-// The takeover delay of a self-sufficient operation: the time for which the worker leaves it to the
-// thread that issued it. Such an operation keeps no peer waiting.
-// Below: the worker leaves the operation to threads that issue, test or wait.
+// The takeover delay of a self-sufficient operation: the time from its issue until the worker may
+// drive it. Such an operation keeps no peer waiting.
+// Below: only threads that issue, test or wait for operations drive the operation.
 // Above: from the value on, the worker drives it.
 // Measure: `queue_test --gtest_filter=QueueTest.WorkerTakesOverUnawaitedOperations`
 inline constexpr std::chrono::milliseconds kTakeoverDelay{50};
 
 // The takeover delay of a message that waits for its peer.
-// Below: the worker leaves the message to threads that issue, test or wait.
+// Below: only threads that issue, test or wait for messages drive the message.
 // Above: from the value on, the worker drives it.
 // Measure: `queue_test
 // --gtest_filter=UnorderedQueueTest.WorkerTakesOverUnawaitedMessages`
@@ -104,8 +104,8 @@ inline constexpr uint32_t kYieldsBeforeSleep = 2000;
 // Measure: `queue_test --gtest_filter=Backoff.PollsLessAfterWaitsThatSlept`
 inline constexpr uint32_t kYieldsBeforeWakeableSleep = 100;
 
-// How often the number of polls and yields before a sleep is halved at most, if messages end the
-// sleep early. Each wait that slept adds one halving.
+// If messages end sleeps early, each wait that slept halves the number of polls and yields before
+// the next wait sleeps. This value is the most halvings.
 // Unit: halvings
 // Below: the next wait polls half as often before it sleeps.
 // Above: at the value, the number of polls stays.
