@@ -50,13 +50,13 @@ inline constexpr std::chrono::milliseconds kAbortRetryPeriod{1};
 
 // The takeover delay of a self-sufficient operation: the time from its issue until the worker may
 // drive it. Such an operation keeps no peer waiting.
-// Below: only threads that issue, test or wait for operations drive the operation.
+// Below: threads that issue, test or wait for operations drive the operation.
 // Above: from the value on, the worker drives it.
 // Measure: `queue_test --gtest_filter=QueueTest.WorkerTakesOverUnawaitedOperations`
 inline constexpr std::chrono::milliseconds kTakeoverDelay{50};
 
 // The takeover delay of a message that waits for its peer.
-// Below: only threads that issue, test or wait for messages drive the message.
+// Below: threads that issue, test or wait for messages drive the message.
 // Above: from the value on, the worker drives it.
 // Measure: `queue_test
 // --gtest_filter=UnorderedQueueTest.WorkerTakesOverUnawaitedMessages`

@@ -44,9 +44,9 @@ struct ProcessorDemand {
   bool oversubscribed() const noexcept { return static_cast<size_t>(ranks) > processors; }
 };
 
-// Returns the demand of the ranks `local` of one machine; it is the same on all of them. Counts the
-// ranks of the largest group that any of the ranks has been in, because ranks of other groups need
-// processors too.
+// Returns the demand of the ranks `local` of one machine; it is the same on all of them. Counts as
+// many ranks as the largest group of any of these ranks has had on the machine, because ranks of
+// other groups need processors too.
 ProcessorDemand processor_demand(const std::vector<int>& local,
                                  const std::vector<bootstrap::Member>& members);
 

@@ -5,11 +5,12 @@
 // A pidfd shows the end of a process of this node (the same kernel, PID namespace and
 // HBMCOMM_NODE_ID). From the first group of several ranks on, the monitor has a thread. The thread
 // receives reports of second claims: another process has come as one of a group's ranks. For groups
-// of several nodes, or without shared memory, the thread also detects the ends of processes on
-// other nodes by LivenessConnections. The thread exchanges entries of the failure log through the
-// store at least four times a second. It does so immediately when a connection or a process ends,
-// or when an entry is to be published. So a process reports a death even while its rank computes.
-// If the store does not answer, a caller waits for at most the `timeout` of the call.
+// of several nodes, the thread also detects the ends of processes on other nodes by
+// LivenessConnections. For these groups, and for groups without shared memory, it exchanges entries
+// of the failure log through the store at least four times a second. It does so immediately when a
+// connection or a process ends, or when an entry is to be published. So a process reports a death
+// even while its rank computes. If the store does not answer, a caller waits for at most the
+// `timeout` of the call.
 //
 // Threads: any thread may call every member. mutex_ is never held during a request to the store.
 // Only tend() makes such requests, in the monitor's thread (store_round.cpp). Once this thread has

@@ -59,9 +59,9 @@ inline constexpr size_t kChainBytesPerLeader = 256 << 10;
 inline constexpr size_t kLongestBlockMessageBytes = 256 << 10;
 
 // The number of blocks into which an operation is cut, if no link waits for the data of another
-// link. If one leader sends another up to 4 MiB, a message has the 64 KiB of kCoarseMessageBytes.
-// So the queue of a slow link has room for the messages in flight. For more bytes the messages are
-// longer, and cost less processor time.
+// link. If a leader sends up to 4 MiB to another leader, a message has the 64 KiB of
+// kCoarseMessageBytes. So the queue of a slow link has room for the messages in flight. For more
+// bytes the messages are longer, and cost less processor time.
 // Unit: blocks
 // Below: an operation has fewer blocks only if its messages would be under kCoarseMessageBytes.
 // Above: an operation has more blocks only if its messages would be longer than

@@ -65,7 +65,7 @@ LocalPeers explore(const bootstrap::Rendezvous& rendezvous, PeerListener& listen
 // Nodes are numbered in the order of their first ranks.
 std::vector<int> partition(const std::vector<std::string>& mapped);
 
-// Returns a name for the segment of a member that is unique among all processes.
+// Returns a name for the segment of a member. The name is unique among all processes.
 std::string local_peer_key(const bootstrap::Member& member);
 
 // Returns the local peer that was remembered under `key`. Returns null if there is none, or if no
