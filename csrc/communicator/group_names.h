@@ -1,6 +1,6 @@
-// Names of groups by their number, for errors. Every message over MPI carries the number of its
-// group. A message that no rank received may arrive in a later group of the same ranks; the error
-// then names the group that sent it.
+// Names of groups by their number, for errors. The header of a message over MPI has the number of
+// the message's group. A message that no rank received may arrive in a later group of the same
+// ranks; the error then names the group that sent the message.
 //
 // Threads: any thread may call both functions.
 #pragma once

@@ -151,9 +151,10 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // allocating memory.
   //
   // try_claim() puts the caller in front of all operations that are enqueued later. It returns
-  // false if the queue is not idle. A caller that has claimed the queue must call run_claimed() or
-  // unclaim() next. run_claimed() drives the operation, which stays the caller's, to its end, and
-  // throws the operation's error. try_claim() throws as enqueue() does; `what` names the operation.
+  // false if the queue is not idle, or if another thread ends the process. A caller that has
+  // claimed the queue must call run_claimed() or unclaim() next. run_claimed() drives the
+  // operation, which stays the caller's, to its end, and throws the operation's error. try_claim()
+  // throws as enqueue() does; `what` names the operation.
   bool try_claim(const char* what);
   void run_claimed(Operation& operation, std::chrono::milliseconds timeout,
                    StagingHooks staging = {});

@@ -70,7 +70,7 @@ inline constexpr size_t kCoarseBlocks = 64;
 
 // The least message between two leaders in an operation that is cut into kCoarseBlocks blocks.
 // Unit: bytes
-// Below: the operation has fewer blocks, so that messages have the value.
+// Below: the operation has fewer blocks, so that its messages are as long as the value.
 // Above: the operation has kCoarseBlocks blocks or more.
 inline constexpr size_t kCoarseMessageBytes = 64 << 10;
 
@@ -85,7 +85,7 @@ inline constexpr size_t kFineBlocks = 32;
 
 // The least message between two leaders in an operation that is cut into kFineBlocks blocks.
 // Unit: bytes
-// Below: the operation has fewer blocks, so that messages have the value.
+// Below: the operation has fewer blocks, so that its messages are as long as the value.
 // Above: the operation has kFineBlocks blocks or more.
 inline constexpr size_t kFineMessageBytes = 16 << 10;
 
@@ -99,7 +99,7 @@ inline constexpr size_t kChainBlocks = 64;
 
 // The least message between two leaders in a broadcast along a chain.
 // Unit: bytes
-// Below: the operation has fewer blocks, so that messages have the value.
+// Below: the operation has fewer blocks, so that its messages are as long as the value.
 // Above: the operation has kChainBlocks blocks or more.
 inline constexpr size_t kChainMessageBytes = 16 << 10;
 

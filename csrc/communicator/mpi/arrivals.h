@@ -1,5 +1,5 @@
 // Wakes threads that wait for messages over TCP. MPI has no wait that sleeps until a message or a
-// deadline comes, but UCX collects its connections in an epoll descriptor. That descriptor is
+// deadline comes, but UCX collects its connections in epoll descriptors. Such a descriptor is
 // readable while a connection has data to receive, or has room again for data to send.
 //
 // This class reads nothing from these descriptors and does not change them. They become readable

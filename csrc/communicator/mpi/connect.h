@@ -43,7 +43,7 @@ bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group)
 bool nodes_share_memory(const std::vector<MpiState>& ranks, const std::vector<int>& node_of,
                         size_t rank);
 
-// Returns the node of each rank, numbered by first rank.
+// Returns the node of each rank. Nodes are numbered in the order of their first ranks.
 std::vector<int> nodes_of(const std::vector<MpiState>& ranks);
 
 // Returns the variables that make a trial of MPI_Init necessary, as in "rank 1: UCX_TLS=rc";
