@@ -115,8 +115,8 @@ class PeerTransfers : public PhasedOperation {
   const std::byte* next_{};       // the next byte to copy to destination_
 };
 
-// Moves a transfer from each rank to each other rank. broadcast, allgather, gather, scatter,
-// alltoall and barrier are this operation.
+// Moves at most one transfer from each rank to each other rank. The collectives broadcast,
+// allgather, gather, scatter, alltoall and barrier are this operation.
 class PeerExchange : public PeerTransfers {
  public:
   // `outgoing` and `incoming`: by local rank. Copies this rank's transfer to itself in begin(), if

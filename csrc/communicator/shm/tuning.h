@@ -10,8 +10,8 @@ namespace hbm::communicator::shm {
 
 // -- Waits
 
-// The time for which a waiting rank polls without yielding. There is none if
-// the ranks outnumber the processors.
+// The time for which a waiting rank polls without yielding. It is 0 if the ranks outnumber the
+// processors.
 // Below: the rank polls, and keeps its processor.
 // Above: from the value on, the rank yields its processor between polls.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
