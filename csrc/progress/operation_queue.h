@@ -24,10 +24,10 @@
 // Ctrl-C ends a wait of the main thread (base/interruption.h). A synchronous operation is
 // cancelled, as by abort(); an asynchronous one continues.
 //
-// At the end of the process (base/process_end.h) every thread parks that drives an operation,
-// waits, or calls the queue, workers included. Only the thread that ends the process may still use
-// the queue: it drives the operations that it waits for. No worker starts then, so callbacks run
-// only in when_done().
+// At the end of the process (base/process_end.h) every thread that drives an operation, waits, or
+// calls the queue parks, workers included. Only the thread that ends the process may still use the
+// queue: it drives the operations that it waits for. No worker starts then, so callbacks run only
+// in when_done().
 //
 // Threads: every member may be called from any thread. mutex_ is the only lock. Hooks, operations,
 // prologues, epilogues and callbacks are called without it, except the hook `wake` at the end of

@@ -62,8 +62,8 @@ std::vector<Partners> turns_of(const NodeLayout& layout) {
 }
 
 // allgather. node_in: the ranks of a node exchange their inputs. inter_node: the leaders of a rail
-// exchange them; each leader handles the ranks whose local rank is its own plus a multiple of the
-// number of leaders. node_out: the leaders pass the received inputs to their node. Above
+// exchange inputs of their nodes. Leader i sends the inputs of local ranks i, i + leaders_,
+// i + 2 * leaders_ and so on. node_out: the leaders pass the received inputs to their node. Above
 // kUnpacedBytes a node sends to one other node and receives from one, round-robin, so that a link
 // carries one transfer of a rail at a time.
 class LeaderAllgather final : public LeaderOperation {

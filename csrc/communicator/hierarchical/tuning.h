@@ -103,8 +103,8 @@ inline constexpr size_t kChainBlocks = 64;
 // Above: the operation has kChainBlocks blocks or more.
 inline constexpr size_t kChainMessageBytes = 16 << 10;
 
-// The blocks that may have completed node_in() before node_out() of the first one begins. These are
-// more blocks than the link has in flight, so the node works while the link is busy.
+// The most blocks that have completed node_in() before node_out() of the first block begins. The
+// link has fewer blocks in flight, so the node works while the link is busy.
 // Unit: blocks
 // Below: the node runs node_in() of the next block.
 // Above: from the value on, the node runs node_out() of a block before node_in() of the next one.

@@ -54,7 +54,7 @@ inline constexpr size_t kLargestChunkBytes = 512 << 10;
 // Measure: `python -m benchmarks.scaling`
 inline constexpr uint64_t kMostOperationBytes = 16 << 20;
 
-// The requests that one MPI_Testsome tests.
+// The most requests that one MPI_Testsome tests.
 // Unit: requests
 // Below: one call tests the requests of a round.
 // Above: the round takes a further call for each multiple.

@@ -43,7 +43,7 @@ inline constexpr int kPollsPerClockReading = 32;
 inline constexpr std::chrono::milliseconds kPeerCheckPeriod{10};
 
 // The time in which a rank that has begun to write the failure report must end it.
-// Below: the other ranks wait for its text.
+// Below: the other ranks wait for the text of the report.
 // Above: from the value on, the writer counts as dead, and each rank raises its own finding.
 // Measure: `shm_failure_test --gtest_filter=NodeDeath.IsReportedToAllWaitersPromptly`
 inline constexpr std::chrono::milliseconds kReportWriteTimeout{50};
@@ -67,7 +67,8 @@ inline constexpr size_t kSlotTransferBytes = size_t{512} << 10;
 // Measure: `shm_collectives_test`
 inline constexpr size_t kZeroCopyBytes = 16 * 1024;
 
-// The bytes that one poll of an operation copies, or reduces of each source.
+// The most bytes that one poll of an operation copies. In a reduce_scatter: the most bytes of each
+// source that one poll reduces.
 // Unit: bytes
 // Below: up to and including the value, one poll takes all of the data.
 // Above: the rest follows in further polls, with a check for timeouts and aborts in between.
@@ -109,7 +110,7 @@ inline constexpr size_t kOwnCopySliceBytes = size_t{64} << 10;
 inline constexpr size_t kWholeChunkRanks = 3;
 
 // The most bytes, of all ranks' tensors together, that more than kWholeChunkRanks ranks reduce in
-// one phase. The tensors together may also have at most the bytes of two chunks of a slot.
+// one phase. If two chunks of a slot have fewer bytes, these bytes are the limit.
 // Unit: bytes
 // Below: up to and including the value, each rank reduces all of the tensor in one phase.
 // Above: each rank reduces a share of each chunk.
