@@ -117,8 +117,8 @@ inline constexpr std::chrono::milliseconds kAcceptPause{200};
 // Measure: `python -m benchmarks.scaling`
 inline constexpr size_t kMostUnknownCallers = 64;
 
-// The most connections that a forked child closes, so that they do not stay open after the death of its
-// parent.
+// The most connections that a forked child closes, so that they do not stay open after the death of
+// its parent.
 // Unit: connections
 // Below: up to and including the value, the child closes all connections.
 // Above: the child keeps the other connections.

@@ -1,5 +1,5 @@
 // The mailboxes of a ShmGroup, as one process uses them. Posts the envelopes to one rank in the
-// order in which their sends began. Matches messages with receives as MPI does: the first message
+// order in which their sends began. Matches messages with receives as MPI does. The first message
 // that a rank sends with a tag goes to the first matching receive, the next message to the next.
 //
 // Threads: any thread may call every member. mutex_ is the only lock, and no thread waits while it
