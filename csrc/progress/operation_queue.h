@@ -8,9 +8,9 @@
 // operations that were begun at issue, and takes over each that is not done after its takeover
 // delay. So progress never depends on a call of wait().
 //
-// A callback runs in the call of when_done() if the operation is done by then, else on a worker. One
-// worker at a time leads, which means that it drives operations. It stops leading before it runs
-// callbacks, and another worker then leads, so a callback may wait for operations of the same
+// A callback runs in the call of when_done() if the operation is done by then, else on a worker.
+// One worker at a time leads, which means that it drives operations. It stops leading before it
+// runs callbacks, and another worker then leads, so a callback may wait for operations of the same
 // queue.
 //
 // At most one thread drives at a time, the progress thread (driving_). It holds no lock while it
