@@ -27,8 +27,9 @@ class Options:
         parameter_server: the group's memory boxes, which smb.all_of(group) returns. "auto": rank 0
             serves a box while the group lives, of HBMCOMM_BOX_MEMORY bytes (default: half of the
             machine's memory). "smb://host:port[,host:port...]" or "smb+unix:///path": boxes that
-            run already. "": no box. None: HBMCOMM_PARAMETER_SERVER, else "". A wrong value, or a
-            box that cannot be reached, is an error on every rank when the group is formed.
+            run already. "": no box. None: HBMCOMM_PARAMETER_SERVER, else "". Every rank names the
+            same boxes in the same order, or "auto". A wrong value, or a box that cannot be reached,
+            is an error on every rank when the group is formed.
         heartbeat_timeout: seconds, at least 3, after which another machine that does not answer
             counts as lost, with its ranks. The machine's kernel answers, also for a stopped
             process. The group's timeout is the upper bound. None: HBMCOMM_HEARTBEAT_TIMEOUT, else
@@ -72,7 +73,7 @@ class ProcessGroupHbm(Backend):
     ) -> torch.Tensor: ...
     def get_error(self) -> ErrorType: ...
     def drop_batch(self) -> None: ...
-    # For a resource of the group, such as its memory boxes: see csrc/pg_hbm.h.
+    # The next four are for a resource of the group, such as its memory boxes: see csrc/pg_hbm.h.
     def gather_texts(self, step: str, tell: Callable[[], str]) -> list[str]: ...
     def networks(self) -> list[str]: ...
     def attach(self, resource: _GroupResource) -> None: ...
@@ -107,8 +108,8 @@ def memory_empty(shape: list[int], dtype: torch.dtype, policy: str) -> torch.Ten
 def memory_where(address: int, bytes: int) -> dict[int, int]: ...
 def memory_bind(mode: str, local_rank: int, local_size: int) -> str: ...
 
-# Error feedback: csrc/error_feedback.h. Tensors are flat and contiguous. They are float32, bfloat16
-# or float16, or all float64.
+# Error feedback: csrc/error_feedback.h. Tensors are flat, contiguous and in the CPU's memory.
+# Gradients and residuals of a call are either all float64, or each float32, bfloat16 or float16.
 def error_feedback_accumulate(
     gradients: Sequence[torch.Tensor],
     before: Sequence[torch.Tensor | None],
@@ -127,5 +128,5 @@ def error_feedback_unpack(
 def layerdrop_threshold(scores: Sequence[float], sizes: Sequence[int], ratio: float) -> float: ...
 
 # Keeps the library's threads out of the interpreter from now on. Called before the interpreter is
-# finalised, by the calling thread (here=True) or by the main thread (here=False).
+# finalised. here=True: the calling thread finalises it. here=False: the main thread finalises it.
 def end_interpreter(here: bool) -> None: ...

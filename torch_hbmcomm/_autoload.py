@@ -23,8 +23,8 @@ from torch_hbmcomm.variables import value
 
 
 def register() -> None:
-    """Register the backend "hbm" and the init method "mpi://", once. Each call adds the accelerator
-    that PyTorch knows by now to hbm's devices."""
+    """Register the backend "hbm" and the init method "mpi://", once. Each call also sets hbm's
+    devices: the CPU, and the accelerator if PyTorch has found one by now."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
         return  # this PyTorch was built without torch.distributed
