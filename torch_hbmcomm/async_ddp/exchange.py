@@ -33,7 +33,8 @@ class BucketPlan:
     shards: Sequence[ShardPlan]
 
     def clear_not_finite(self, gradients: torch.Tensor) -> list[str]:
-        """Set gradients to zero that are not finite. Returns the names of their parameters."""
+        """Set the whole gradient of a parameter to zero if one of its elements is not finite.
+        Returns the names of these parameters."""
         cleared = []
         if not is_finite(gradients):
             for name, gradient in zip(self.names, self._gradients(gradients), strict=True):
@@ -54,7 +55,7 @@ class BucketPlan:
 class BucketExchange:
     """Adds buckets to the totals, and fills them from the totals, in the pipeline's thread.
 
-    Threads: one at a time, the one that trains.
+    Threads: only the training thread calls the methods.
     """
 
     def __init__(
@@ -156,8 +157,9 @@ class HostCopy:
     """The host copy of a bucket on an accelerator, in pinned memory if the device has any.
 
     fetch() queues a copy from the device on the current stream; wait(), in the pipeline's thread,
-    waits for that copy. giving() queues the copy back on its own stream, which is current inside
-    the block. A future completed inside the block makes its waiters wait for the copy.
+    waits for that copy. giving() queues the copy to the device on a stream of this object, which is
+    the current stream inside the block. So a future that is completed inside the block makes its
+    waiters wait for that copy.
     """
 
     def __init__(self, gradients: torch.Tensor) -> None:

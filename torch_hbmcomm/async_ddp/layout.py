@@ -43,7 +43,7 @@ class Run:
         return Run(self.at, self.inside, self.begin, self.count + other.count)
 
     def cut(self, most: int) -> Iterator[Run]:
-        """Yield parts of at most that many elements."""
+        """Yield parts of at most `most` elements."""
         for step in range(0, self.count, most):
             some = min(most, self.count - step)
             yield Run(self.at + step, self.inside + step, self.begin + step, some)

@@ -49,11 +49,11 @@ class Parameters:
     def check_bucket(
         self, names: Sequence[str], buffer: torch.Tensor, *, arranged_again: bool
     ) -> None:
-        """Raise ValueError if a parameter of a bucket has changed its order, or if the parameter's
-        part of the bucket has another order.
+        """Raise ValueError if a parameter of a bucket has changed its shape or memory order.
 
         Args:
-            arranged_again: the bucket is new, so check the orders of its parts, too
+            arranged_again: the bucket is new, so raise ValueError also if a parameter's part of the
+                bucket has another memory order than the parameter
         """
         at = 0
         for name in names:

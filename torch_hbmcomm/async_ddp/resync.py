@@ -59,8 +59,8 @@ class Publication:
         self._number.fetch_add(0, 1)
 
     def take(self) -> SourceVersion | None:
-        """Return the newest version. Returns None if there is none, if this reader has it, or while
-        it is being written. Waits."""
+        """Return the newest version. Returns None if there is none, if this reader has it already,
+        or if the source is writing a version during the call. Waits."""
         number = self._number.fetch_add(0, 0)
         if number == self._taken or number % 2:
             return None
@@ -78,9 +78,9 @@ class Resync:
     """Gives a version every `every` steps of the source; the other ranks take the newest one.
 
     Training does not wait: giving and fetching run in the pipeline, and a fetched version becomes
-    the reader's parameters when it begins a step.
+    the reader's parameters when the reader begins a step.
 
-    Threads: one at a time, the one that trains.
+    Threads: only the training thread calls the methods.
     """
 
     def __init__(
@@ -123,7 +123,8 @@ class Resync:
             self.settle()
 
     def end_backward(self) -> None:
-        """Start to poll for a new version, in the pipeline."""
+        """Start to poll for a new version in the pipeline. Does nothing on the source, or while a
+        poll's result has not been taken."""
         self._due = True
         if not self._is_source and self._poll is None:
             self._poll = self._pipeline.submit(lambda: None, lambda _: self._publication.take())
@@ -135,12 +136,13 @@ class Resync:
             self._adopt(poll.result())
 
     def align(self) -> None:
-        """Give a version now, on the source. Waits."""
+        """Give a version now and wait, on the source. Other ranks do nothing."""
         if self._is_source:
             self._pipeline.call(self._give)
 
     def take(self) -> bool:
-        """Take the newest version now. Returns True if this rank then has it. Waits."""
+        """Take the newest version now, and wait. Returns False if there is no version that is new
+        to this rank. The source takes nothing, and returns True."""
         return self._is_source or self._adopt(self._pipeline.call(self._publication.take))
 
     def _give(self) -> None:

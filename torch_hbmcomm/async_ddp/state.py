@@ -46,7 +46,7 @@ class AsyncState(HookState, Closeable):
     its own included, divided by the group's size. So every rank applies every gradient exactly
     once, and in training no rank waits for another. (DDP itself makes all ranks wait for each other
     twice: in its constructor, and at the beginning of the second iteration, to arrange its
-    buckets.) A thread of the state's own exchanges buckets with the boxes during backward().
+    buckets.) A background thread exchanges buckets with the boxes during backward().
 
     **Rules for the script**: apply the ``.grad`` of a backward() by one step of the optimizer
     before the model's next forward(), and clear it before the next backward(). To accumulate over
@@ -55,22 +55,24 @@ class AsyncState(HookState, Closeable):
 
     **Precision**: gradients are sent as float32 (float64 as float64, half types widened). Totals
     are float64, and are never set back to zero: that would need a time that all ranks agree on. If
-    all gradients have one size, an addition to a total of T gradients is off by at most 2**-53 * T
-    of one gradient. After 10**9 additions that is as much as float32 rounds each gradient. The
-    error of rounding a result to the gradient's dtype is corrected in the next result.
+    all gradients have one magnitude, an addition to a total of T gradients is off by at most
+    2**-53 * T of one gradient. After 10**9 additions that is as much as float32 rounds each
+    gradient. The error of rounding a result to the gradient's dtype is corrected in the next
+    result.
 
     **Drift**: ranks apply the same gradients at different times and in different sums. Under plain
     SGD the replicas still agree to rounding once each has applied everything. Under other rules, or
     when the learning rate changes, they drift apart. papers/async_sgd/hook_drift.py measured the
     distances between replicas, relative to the weights' norm, with 4 ranks, a network of 577
     parameters and 600 steps. They were 8e-7 with SGD, 3e-4 with momentum, 5e-5 with weight decay
-    and 3e-2 with Adam. When half of the ranks were half as fast, they were 8e-7, 3e-3, 1e-1 and
-    3e-1.
+    and 3e-2 with Adam. When half of the ranks took half as many steps, they were, in the same
+    order, 8e-7, 3e-3, 1e-1 and 3e-1.
 
     Every `resync_every` steps the source publishes its parameters with the totals applied in them.
     The other ranks take both at the beginning of a step, if there is a new version, without
     waiting. With resync_every=20 this kept Adam's replicas within 1e-2. A version is some steps old
-    when it is taken; so if there is hardly any drift, it adds drift. Buffers are each rank's own.
+    when it is taken; so if there is hardly any drift, it adds drift. Each rank keeps its own
+    buffers, such as BatchNorm's statistics.
 
     **Checkpoints** are saved by one rank, the source, after a step of its optimizer: the model's,
     the optimizer's and this state's state_dict(). On resuming every rank loads the same file; the
@@ -89,9 +91,9 @@ class AsyncState(HookState, Closeable):
         ddp: the model, with broadcast_buffers=False, no find_unused_parameters, and no other hook
         box: addresses or connections of the boxes, the same on every rank in the same order; None:
             the group's boxes (Options(parameter_server=...)). Together the boxes hold 8 bytes for
-            each element of a parameter, and 4 more for each rank; resync_every adds 12. For a
-            float64 element they hold 8 for each rank, and resync_every adds 16. Each box has an
-            equal share.
+            each element of a parameter, and 4 more for each rank (8 if it is float64). With
+            resync_every they hold 12 more for each element (16 if it is float64). Each box has
+            about an equal share.
         resync_every: steps of the source between two versions; only for parameters on the CPU.
             None: no versions.
         source: the rank, in the group, that publishes its parameters
@@ -128,7 +130,7 @@ class AsyncState(HookState, Closeable):
         self._steps = self._barriers = 0
         self._unapplied = False  # .grad may have results that no step has applied
         self._closed = False
-        self._came: set[int] = set()  # ids of the parameters that came in this backward()
+        self._came: set[int] = set()  # ids of the parameters in this backward()'s buckets so far
         with ExitStack() as resources:
             prepared = together(
                 self._group,
@@ -155,7 +157,7 @@ class AsyncState(HookState, Closeable):
         future = self._exchange.submit(bucket)
         ids = {id(parameter) for parameter in bucket.parameters()}
         if not ids.isdisjoint(self._came):
-            self._came.clear()  # a backward() before did not end
+            self._came.clear()  # the previous backward() did not end
         self._came |= ids
         # With static_graph=True, DDP marks none of the first iteration's several buckets as the
         # last.
@@ -177,8 +179,9 @@ class AsyncState(HookState, Closeable):
         has died or closed, they keep their own, and a RuntimeWarning says so.
 
         Raises:
-            ValueError, TypeError: the optimizers lack a parameter, or a step() needs a closure;
-                nothing has changed, and this rank may call again while others wait for it
+            ValueError, TypeError: the optimizers lack a parameter, a step() needs a closure, or a
+                parameter has another shape or memory order than at the start. Nothing has changed,
+                and this rank may call again while others wait for it
             TimeoutError: another rank did not come; the error names it
             Exception: an optimizer's own
         """
@@ -217,7 +220,8 @@ class AsyncState(HookState, Closeable):
         """Load a checkpoint, on every rank from the same file, before the first backward().
 
         The hook's first result includes the outstanding additions. Raises ValueError for the state
-        of another model, or an incomplete state; then nothing has changed.
+        of another model, or an incomplete state, and RuntimeError after a backward(). Then nothing
+        has changed.
         """
         if self._steps:
             raise RuntimeError("a checkpoint is loaded before the first backward()")
@@ -235,8 +239,9 @@ class AsyncState(HookState, Closeable):
         return self._exchange.refused
 
     def stats(self) -> dict[str, int]:
-        """Return counters: steps (of backward() with an exchange), refused gradients, resyncs
-        (versions of the source's that were taken), pushed_bytes and pulled_bytes."""
+        """Return counters: steps (backward() passes with an exchange), refused (gradients that were
+        not finite), resyncs (the source's versions that this rank took), pushed_bytes and
+        pulled_bytes."""
         return {
             "steps": self._steps,
             "refused": self.refused,
@@ -290,7 +295,8 @@ class AsyncState(HookState, Closeable):
         timeout: float,
         resources: ExitStack,
     ) -> None:
-        """Attach to the job's segments, and join its other ranks, until `resources` is closed."""
+        """Attach to the job's segments, and enter its membership table. Closing `resources` undoes
+        both."""
         parameters, totals = self._parameters, self._totals
         every = config.resync_every
         needs = parameters.bytes(published=every is not None)

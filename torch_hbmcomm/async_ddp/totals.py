@@ -29,8 +29,8 @@ class Totals:
     """The totals of the gradients of one dtype; half types are sent as float32.
 
     push() adds this worker's gradients to the totals in the boxes. take() puts into the bucket the
-    mean over `workers` of all additions since this worker took last. `applied` gets exactly the
-    values in the bucket, so the next take() includes the rounding errors of the gradients' dtype.
+    sum of all additions since this worker took last, divided by `workers`. It adds `workers` times
+    the rounded values of the bucket to `applied`, so the next take() corrects the rounding errors.
 
     Threads: one at a time.
     """
@@ -67,13 +67,14 @@ class Totals:
         ]
 
     def push(self, gradients: torch.Tensor, plan: Sequence[ShardPlan]) -> list[Arrival]:
-        """Add a bucket's gradients. Returns the argument of take()."""
+        """Start to add a bucket's gradients, and to fetch the totals. Returns the arrivals that
+        take() waits for."""
         return self._exchange.add(_filled(gradients, plan), _SCALES, fetch=True)
 
     def take(
         self, gradients: torch.Tensor, plan: Sequence[ShardPlan], arrivals: Sequence[Arrival]
     ) -> None:
-        """Fill the bucket, shard by shard as they arrive."""
+        """Fill the bucket, shard after shard, waiting for the arrival of each."""
         for each, arrival in zip(plan, arrivals, strict=True):
             arrival.wait()
             for run in each.runs:
