@@ -1,4 +1,7 @@
-"""The memory box on this machine: each operation by each transport, through the public client.
+"""Measures the memory box on this machine through the public client.
+
+Each section measures one thing: reads and writes over one transport, accumulates, latencies,
+several clients at a time, or a box with a store.
 
 Boxes and clients are processes of their own, which execute commands (peer.py). Nothing here needs
 PyTorch. Contenders other than memcpy are in benchmarks/box of the repository: loops below Python,
@@ -42,7 +45,7 @@ from torch_hbmcomm.sizes import KIB, MIB
 ROLE = "torch_hbmcomm.bench.box_peer"
 _SIZES = [64 * KIB * 4**power for power in range(7)]  # to 256 MiB
 # A box has memory for this number of segments of the largest size. Each of two clients has a
-# segment and a source. Two more may belong to clients that have disconnected.
+# segment, and a source for accumulates. Two more may belong to clients that have disconnected.
 _SEGMENTS = 6
 _DEVICES = Path("/sys/class/infiniband")
 
@@ -50,7 +53,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16", "int32")
 LATENCY_BYTES = 4 * KIB
 LATENCY_SAMPLES = 500  # at most in a turn of the section latency
 
-_CLIENT_SEGMENT = 16 * MIB  # all clients' segments together exceed the caches
+_CLIENT_SEGMENT = 16 * MIB  # large, so that the segments of many clients exceed the caches
 _CLIENT_CHUNK = MIB
 _CLIENT_ROUNDS = 3
 _CLIENT_OPERATIONS = {"read": ["read"], "write": ["write"], "read and write": ["read", "write"]}
@@ -91,8 +94,8 @@ class BoxPlan:
             raise ValueError("at least one client works at a time")
 
     def sizes(self, least: int, most: int = _SIZES[-1]) -> list[int]:
-        """Return the sizes from `least` up, each four times the one before. If `largest` is less
-        than `least`, return it alone."""
+        """Return the sizes of _SIZES from `least` up to `most`, without those above `largest`. If
+        that leaves none, return `largest` alone."""
         return [size for size in _SIZES if least <= size <= min(most, self.largest)] or [
             self.largest
         ]
@@ -241,7 +244,8 @@ def _accumulate(plan: BoxPlan, findings: Findings) -> None:
 
 
 def sums(plan: BoxPlan, dtype: str) -> list[int]:
-    """Return the sizes to measure: all for float32; for other types one, beyond every cache."""
+    """Return the sizes to measure: 1 to 64 MiB for float32, and 64 MiB alone for other types. A
+    plan with a smaller `largest` ends there."""
     return plan.sizes(MIB if dtype == "float32" else 64 * MIB, 64 * MIB)
 
 
@@ -307,7 +311,7 @@ def _together(
     clients: Sequence[Peer], transport: str, actions: Sequence[str], window: float
 ) -> list[int]:
     """Let all clients work at the same time. Returns the bytes of each. If a client gets the
-    command after the start, all try again, with twice the time before the start."""
+    command after the common start, all clients try again, with twice as long a lead."""
     lead = _LEAD
     while True:
         begin = time.monotonic() + lead

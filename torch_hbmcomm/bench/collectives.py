@@ -172,8 +172,8 @@ class CollectivesPlan:
 
 
 def chosen(kind: str, asked: str, known: Mapping[str, T]) -> list[T]:
-    """Return the entries of the names in `asked`, separated by commas, or all. Raises ValueError
-    for an unknown name."""
+    """Return the entries of `known` whose names are in the text `asked`, separated by commas; for
+    "all", every entry. Raises ValueError for an unknown name."""
     found = list(known) if asked == "all" else report.names(asked)
     check_names(kind, found, known)
     return [known[name] for name in found]

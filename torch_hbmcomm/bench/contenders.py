@@ -48,7 +48,8 @@ class Contender(ABC):
         return None
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
-        """Return True if the contender is measured in that row; by default in all collectives."""
+        """Return True if the contender is measured in that row. By default it is measured in all
+        collectives, with the types in `dtypes`."""
         return collective in COLLECTIVE_CALLS and dtype in self.dtypes
 
     @abstractmethod

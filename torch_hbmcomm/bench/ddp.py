@@ -85,7 +85,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class DdpPlan:
-    """A choice of contenders and models; the others are compared with the first contender.
+    """A choice of models and contenders. The first contender is compared with the others.
 
     Raises ValueError for a name that does not exist, or a count below its minimum.
     """

@@ -31,7 +31,8 @@ class Mpich(PythonContender):
 
     def open(self) -> None:
         group_of_all("hbm", OVER_MPI)
-        # After hbm has formed the world: mpi4py would form a world of this rank alone.
+        # Imported after hbm has formed the MPI world: before, mpi4py would initialise MPI itself,
+        # with a world of this rank alone.
         from mpi4py import MPI
 
         self._mpi = MPI

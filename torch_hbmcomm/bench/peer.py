@@ -21,11 +21,11 @@ from typing import IO, Any
 _START_SECONDS = 180  # importing PyTorch may take long; a failed start is noticed earlier
 _ANSWER_SECONDS = 180
 _END_SECONDS = 10
-_LEAVE_SECONDS = 2  # from the parent's end until a peer ends, even if the peer waits
+_LEAVE_SECONDS = 2  # from the end of the connection until a peer ends, even if the peer waits
 
 
 class PeerFailed(RuntimeError):
-    """A peer did not start, ended early, or a called method raised."""
+    """A peer did not start, ended early or gave no answer in time, or a called method raised."""
 
 
 class Peer:

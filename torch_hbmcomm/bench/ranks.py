@@ -74,8 +74,8 @@ def _of_first_rank(value: int) -> int:
 
 
 def slowest(of_ranks: Sequence[Samples]) -> Samples:
-    """Return, for each sample, the time of the slowest rank: a call is over when its last rank
-    is."""
+    """Return, for each sample, the time of the slowest rank: a call is over when it has returned on
+    all ranks."""
     return Samples(
         of_ranks[0].calls,
         [max(times) for times in zip(*(one.interleaved for one in of_ranks), strict=True)],

@@ -17,8 +17,8 @@ record keeps the statistics of the "n" samples (summary.py), not the samples. Th
 names. "p99_us" needs 200 samples. "alone_..." are the same statistics of rounds in which this
 contender ran without the others. "values" and "curves" are further findings; their names end in the
 unit. A reference is a contender that does only a part of the job, and shows what that part costs.
-"unavailable" names contenders, cells ("mpich, bfloat16") and sections. "torch" is null without
-PyTorch.
+"unavailable" has causes by the names of contenders, of a contender and a type ("mpich, bfloat16"),
+and of sections. "torch" is null without PyTorch.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Measurement:
 
     @property
     def disturbed(self) -> bool:
-        """True if the contender is slower in rounds with the others than alone."""
+        """True if the contender is slower in rounds with the others than alone, by more than a
+        tenth."""
         return self.alone is not None and self.median > _WORSE * self.alone.median
 
     def to_record(self) -> dict[str, Any]:
@@ -285,7 +286,8 @@ def left_out_if_it_fails(who: str, findings: Findings, ours: bool = False) -> It
 
 
 def check_names(kind: str, asked: Sequence[str], known: Iterable[str]) -> None:
-    """Raise ValueError for an unknown name, naming those that there are."""
+    """Raise ValueError if `asked` is empty or has an unknown name. The error lists all known
+    names."""
     unknown = [name for name in asked if name not in known]
     if unknown or not asked:
         found = ", ".join(map(repr, unknown)) or "was named"

@@ -214,5 +214,6 @@ def _segment_labels(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _fingerprint(secret: str) -> str:
-    """Name a key or a session by its hash: the secret itself would admit readers of the metrics."""
+    """Return a hash that names a key or a session. With the key or the session's number itself, a
+    reader of the metrics could use the segment or the session."""
     return hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()

@@ -1,8 +1,9 @@
 """Probes: each checks one thing, and returns its value, the source of the fact, and the remedy if
 the thing is absent.
 
-No probe needs a process group. A probe raises ImportError if it needs an extension that is absent,
-RuntimeError or ValueError if the library names a cause; run_probes() turns these into findings.
+No probe needs a process group. A probe may raise ImportError if it needs an extension that is
+absent, and RuntimeError or ValueError if the library names a cause. run_probes() turns these errors
+into findings.
 """
 
 import importlib
