@@ -16,7 +16,7 @@ class Averager:
 
     Gradients use the group itself. Decisions (agree()) use a second communicator of the same ranks,
     which lasts as long as the process's groups. In the group itself a decision would wait until
-    the gradients of the bucket before have been averaged, and nothing would overlap.
+    the previous bucket's gradients have been averaged, and nothing would overlap.
 
     Args:
         name: the second communicator's name, the same on every rank; no other group has it
@@ -39,9 +39,9 @@ class Averager:
     def start(
         self, gradients: torch.Tensor, on_decisions: bool = False
     ) -> torch.futures.Future[Any]:
-        """Start to average gradients, in place, which the caller has multiplied by factor().
+        """Start to average, in place, gradients that the caller has multiplied by factor().
 
-        on_decisions: use the communicator of the decisions
+        on_decisions: True: use the communicator of the decisions
         """
         op = dist.ReduceOp.AVG if self._divides(gradients.dtype) else dist.ReduceOp.SUM
         group = self._decisions if on_decisions else self._group
@@ -59,9 +59,10 @@ class Averager:
         return gradients if factor == 1 else gradients.mul_(factor)
 
     def _divides(self, dtype: torch.dtype) -> bool:
-        """Return True if the group averages (ReduceOp.AVG), False if it only sums.
+        """Return True if start() averages by ReduceOp.AVG, False if it sums.
 
-        Only some backends can average. Two-byte types are summed with every backend.
+        AVG is used with hbm only, because not every backend can average. Two-byte types are always
+        summed.
         """
         return self._is_hbm and dtype.itemsize >= 4
 

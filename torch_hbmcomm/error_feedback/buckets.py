@@ -1,4 +1,4 @@
-"""DDP's buckets, in the order in which they come, as layers of named parameters."""
+"""DDP's buckets, in the order in which DDP passes them to the hook, as layers of parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class BucketLayers:
     """The layers of one bucket.
 
-    shapes: the parameters' shapes, in the bucket's order, with sizes.
+    shapes: the parameters' shapes, in the bucket's order, with Shape.sizes.
     begins: the parameters' offsets in the bucket, in elements.
     wire: the dtype of gradients on the wire.
     device: the gradients' device.
@@ -133,7 +133,8 @@ class Buckets:
             self._orders.check(name, parameter)
 
     def check_ended(self) -> None:
-        """Raise RuntimeError in the middle of a backward()."""
+        """Raise RuntimeError if a backward() has begun and not ended. While buckets are unnumbered,
+        its end cannot be recognised, and nothing is raised."""
         if self._came != 0 and not self._unnumbered:
             raise RuntimeError(
                 "the last backward() did not end, and part of its gradients has been sent: "
@@ -149,7 +150,8 @@ class Buckets:
         """Raise RuntimeError if this is not the next bucket, ValueError under ddp.join().
 
         In the first iteration under static_graph=True, DDP gives every bucket index 0 and marks no
-        bucket as the last. Then the next backward() begins when a parameter comes again.
+        bucket as the last. Then the next backward() begins with the first bucket that has a
+        parameter of an earlier bucket.
         """
         again = not self._seen.isdisjoint(ids)
         if self._unnumbered and again:

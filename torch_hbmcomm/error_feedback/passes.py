@@ -1,6 +1,6 @@
 """The passes of error feedback over flat tensors. In the CPU's memory they are functions of
-csrc/error_feedback.h and, for transpose_blocks(), of csrc/low_rank.h. On other devices operations
-of PyTorch do the same.
+csrc/error_feedback.h. transpose_blocks() is a function of csrc/low_rank.h there, for float32 only.
+In all other cases operations of PyTorch do the same.
 
 Elements are rounded as csrc/error_feedback.h says. The last bits of sums may differ, because each
 device adds in an order of its own.

@@ -21,8 +21,9 @@ class Residuals:
     A step is accumulate() and pack() for each name, then commit().
 
     Args:
-        dtype: the residuals' dtype; None: float32. Gradients of float64 always have float64
-        recoverable: roll_back() can undo a step; takes twice the memory
+        dtype: the residuals' dtype; None: float32. Residuals of float64 gradients are always
+            float64
+        recoverable: True: roll_back() can undo a step; takes twice the memory
 
     Memory: one copy of the gradients. Threads: one at a time.
     """
@@ -196,7 +197,8 @@ def own_share(
     The saved states are distributed over the present ranks, so that the residuals' sum stays the
     same.
 
-    Raises ValueError for states of another model, rank or number of ranks.
+    Raises ValueError for incomplete states, and for states of another model, rank or number of
+    ranks.
     """
     states = [given] if isinstance(given, Mapping) else list(given)
     if not states:

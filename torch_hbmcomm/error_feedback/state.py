@@ -230,7 +230,8 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
 
     def _settle(self) -> None:
         """Count the last step, or undo it if the scaler skipped it. Raises RuntimeError in the
-        middle of a backward()."""
+        middle of a backward(), and ValueError if a parameter's shape or memory order has changed.
+        """
         self._buckets.check_ended()
         self._buckets.check_orders()
         if not self._undecided:
@@ -292,9 +293,9 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         """Continue from a checkpoint, between two iterations; all ranks call it.
 
         Args:
-            state: this rank's state; or a sequence of the states of all ranks that saved, also if
-                the number of ranks is another now. Their residuals are distributed and added up, so
-                that the sum over the ranks stays the same.
+            state: this rank's state; or a sequence of the states of all ranks that saved. The
+                sequence is needed if the number of ranks has changed. Its residuals are distributed
+                and added up, so that the sum over the ranks stays the same.
 
         Raises ValueError for the state of another hook, model, rank or number of ranks; then
         nothing has changed.
@@ -327,9 +328,10 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
 
         Since the start: `steps`; `gradient_bytes`, which DDP alone would have sent; `sent_bytes`,
         decisions included; `sent_share` of the gradients' elements; `refused_steps`, which the
-        scaler skipped. In the last step: `layers`, and `sent_layers`, which were sent whole. Now:
-        `waiting` parameters, their `mean_age` and `oldest_age` in steps, and `cache_norm`, the
-        residuals' L2 norm. With layer dropping: `threshold` (-1: none).
+        scaler skipped. In the last step: `layers`, and `sent_layers`, of which at least one
+        parameter was sent whole. Now: `waiting` parameters, their `mean_age` and `oldest_age` in
+        steps, and `cache_norm`, the residuals' L2 norm. With layer dropping: `threshold` (-1:
+        none).
         """
         self._settle()
         ages = self._encoder.waited.values()
@@ -364,7 +366,8 @@ def run_hook(
 
 
 def _enabled(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
-    """Return the scaler, or None if it is disabled. Raises TypeError."""
+    """Return the scaler; None if there is none or it is disabled. Raises TypeError for another
+    object."""
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
     return scaler if scaler is not None and scaler.is_enabled() else None

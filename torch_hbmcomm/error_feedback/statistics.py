@@ -63,7 +63,7 @@ class Statistics:
                 setattr(counts, name, getattr(counts, name) + value)
 
     def refuse_step(self) -> None:
-        """Leave out the step, which the scaler skipped."""
+        """Count a step that the scaler skipped. The totals do not get its counts."""
         self.refused_steps += 1
 
     def summary(self) -> dict[str, float]:

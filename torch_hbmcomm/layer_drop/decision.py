@@ -22,13 +22,15 @@ from torch_hbmcomm.layer_drop.config import LayerDrop
 
 NO_THRESHOLD = -1.0
 
-# The feedback on bytes, a PI controller of the threshold's logarithm. With ResNet-50's layers, even
-# when gradients shrink by 2.3 % a step, the mean over 200 steps stays within a point of 1 - R
-# (papers/layer_drop/feedback.py). Without the integral part the mean lags behind 1 - R. With larger
-# gains the bytes vary more from step to step.
+# The feedback on bytes, a PI controller of the threshold's logarithm. In a simulation with
+# ResNet-50's layers (papers/layer_drop/feedback.py), gradients shrank by 2.3 % a step. The mean
+# share that was sent in 200 steps was still within a percentage point of 1 - R. Without the
+# integral part the mean lags behind 1 - R. With larger gains the bytes vary more between steps.
 _PROPORTIONAL = 0.05
 _INTEGRAL = 0.005
-_MOST_DEBT = 10.0  # in budgets of a step; always-sent layers may exceed the budget in every step
+# The bound of the debt, in budgets of a step. Layers that are always sent may exceed the budget in
+# every step. Without a bound the debt would then grow for ever.
+_MOST_DEBT = 10.0
 
 
 def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
@@ -140,7 +142,7 @@ class DropRule:
         return layer_sum / layer.numel
 
     def end_step(self, overhead: int = 0) -> None:
-        """End the step, in which all layers have been decided, and set the next one's threshold.
+        """End the step, in which all layers have been decided, and set the next step's threshold.
 
         overhead: bytes that were sent besides the layers
         """
@@ -183,7 +185,8 @@ class DropRule:
         )
 
     def _follow(self, excess: float) -> None:
-        """Raise the threshold if more than the budget was sent, else lower it.
+        """Raise the threshold if more than the budget is sent, in this step or so far; lower it if
+        less is sent.
 
         A PI controller: `excess` is the proportional term, and _debt, its sum, the integral term.
         The threshold stays within a factor of 2 of the layers' scores, so that it returns to them

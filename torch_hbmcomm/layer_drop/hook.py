@@ -43,9 +43,9 @@ class LayerDropState(ErrorFeedbackState[LayerDrop]):
     gradients of several steps together.
 
     Arguments, memory, errors and threads are as in LowRankState, with LayerDrop for LowRank and the
-    logger torch_hbmcomm.layer_drop. With `optimizer`, layers that wait skip its step
-    (LayerDrop.skip_update), and step(closure) is refused. Without it, a step with a closure moves
-    waiting layers.
+    logger torch_hbmcomm.layer_drop. Layers that wait skip the optimizer's step, if
+    LayerDrop.skip_update says so. Then step(closure) of an optimizer that is given as `optimizer`
+    is refused. Without `optimizer`, a step with a closure also changes layers that wait.
     """
 
     hook_name = "layer_drop_hook"

@@ -19,11 +19,11 @@ from torch_hbmcomm.low_rank.rule import LowRankRule
 class BucketFactors:
     """The factors of one bucket's matrices, packed one after another, row by row.
 
-    The caller averages `lefts` over the ranks, and calls choose() and take_out(). It averages the
-    wire, and calls restore(). M, L, R, R' and w are as in rule.py.
+    The caller averages `lefts` over the ranks, and calls choose() and take_out(). Then the caller
+    averages the wire, and calls restore(). M, L, R, R' and w are as in rule.py.
 
     Args:
-        residuals: the bucket's gradients are already added to them
+        residuals: this rank's residuals, to which the bucket's gradients have been added
         factor: the number by which the values on the wire are multiplied
 
     lefts: factor * M R' of all matrices of a rank above 0.

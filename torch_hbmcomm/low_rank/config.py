@@ -24,8 +24,9 @@ class LowRank(EncoderConfig):
     Args:
         ratio: R, the part of the bytes that is not sent, in [0, 1); with 0 all is sent
         warmup: the number of first steps that send everything
-        min_numel: a parameter with fewer elements is always sent whole. So is one of fewer than two
-            dimensions, and one for which rank 1 saves no bytes, as with a single row
+        min_numel: a parameter with fewer elements is always sent whole. So is a parameter of fewer
+            than two dimensions, and a parameter for which rank 1 saves no bytes, such as a matrix
+            of one row
         cache_dtype: the residuals' dtype; None: float32, or float64 for gradients of float64. With
             bfloat16, each step loses the residuals' rounding errors
         wire_dtype: torch.bfloat16: gradients of float32 are sent as bfloat16, and the rounding
@@ -45,7 +46,7 @@ class LowRank(EncoderConfig):
     RuntimeError.
     """
 
-    min_numel: int = 64  # rank 1 is a quarter of an 8 x 8 matrix; less would save little
+    min_numel: int = 64  # rank 1 is a quarter of an 8 x 8 matrix; smaller ones save little
     relaxation: float | None = None
     damping: float | None = None
 

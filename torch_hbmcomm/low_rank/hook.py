@@ -33,12 +33,13 @@ class LowRankState(ErrorFeedbackState[LowRank]):
     rule.py). Nothing is lost: sent gradients and residuals add up to all gradients.
 
     A bucket takes three allreduces. The first two average the left factors, and the numbers that
-    choose the matrices' ranks. They use a communicator of this state's own, and the hook waits for
-    them. The third uses the model's group: it averages the right factors and the parameters that
-    are sent whole, packed at the bucket's beginning. Above R = 0.5 SGD's momentum is damped along
-    the directions that were sent.
-    Adam's second moment is corrected for gradients of several steps that arrive together. A matrix
-    is sent whole once too many of its gradients wait.
+    choose the matrices' ranks. They use a communicator that only this state uses, and the hook
+    waits for them. The third uses the model's group: it averages the right factors and the
+    parameters that are sent whole, packed at the bucket's beginning.
+
+    SGD's momentum is damped along the directions that were sent; by default only above R = 0.5
+    (LowRank.damping). Adam's second moment is corrected for gradients of several steps that arrive
+    together. A matrix is sent whole once too many of its gradients wait.
 
     Args:
         ddp: the model, without another hook. Its group may be of any CPU backend; parameters on an
@@ -54,8 +55,8 @@ class LowRankState(ErrorFeedbackState[LowRank]):
 
     Memory: the residuals are a copy of the gradients in config.cache_dtype, on their device.
 
-    A parameter whose gradient is zero on all ranks is not sent in that step, because DDP with
-    find_unused_parameters discards the average of a parameter that no rank used.
+    A parameter whose gradient is zero on all ranks is not sent in that step. The reason is that DDP
+    with find_unused_parameters discards the average of a parameter that no rank used.
 
     A gradient that is not finite is sent immediately, and is in .grad on all ranks as without the
     hook. Without a scaler, a RuntimeWarning names it.

@@ -62,9 +62,9 @@ class MomentumDamper:
 class SecondMomentCorrector:
     """Keeps Adam's second moment near its value without compression, before an optimizer steps.
 
-    Gradients of several steps arrive as one sum. The square of the sum is larger than the sum of
-    the gradients' squares, and Adam's steps would be too small. So only a part of the square of the
-    sum counts.
+    Gradients of several steps arrive as one sum. The square of the sum is usually larger than the
+    sum of the gradients' squares, and Adam's steps would be too small. So only a part of the square
+    of the sum counts.
     Optimizers with two `betas` that keep the moment as `exp_avg_sq`, such as AdamW, are corrected.
 
     optimizers: the watched optimizers; None: all of this process.
@@ -110,7 +110,8 @@ def _refuses(optimizer: Optimizer) -> bool:
 
 
 def _momentum(optimizer: Optimizer, parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return a parameter's momentum, flat, in its gradient's memory order; else None."""
+    """Return a parameter's momentum, flat, in the memory order of the parameter's gradient. Returns
+    None if the optimizer has no momentum of it, or has it in another order."""
     found = optimizer.state.get(parameter, {}).get("momentum_buffer")
     if (
         isinstance(found, torch.Tensor)

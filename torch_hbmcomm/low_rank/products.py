@@ -1,5 +1,5 @@
-"""Tall-skinny products: of matrices with the factors of their low-rank approximations, M ≈ L Rᵀ;
-and bases of the factors.
+"""Products of matrices with the narrow factors of their low-rank approximations, M ≈ L Rᵀ, and
+orthonormal bases of the factors.
 
 Lists have one contiguous tensor for every matrix, all of one dtype and device. Shapes: matrices
 [rows, columns]; `lefts`, which are L, [rows, rank]; `rights`, which are Rᵀ, [rank, columns].

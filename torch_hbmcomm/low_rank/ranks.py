@@ -26,7 +26,7 @@ class Matrix:
     """A parameter's gradient as a matrix.
 
     width: bytes of an element on the wire.
-    shape: the gradient's, its dimensions in the order of memory.
+    shape: the gradient's shape, with its dimensions in the order of memory; () if `order` is ().
     order: the dimensions of the rows, then the columns' dimensions; (): the order of memory.
     """
 
@@ -89,7 +89,8 @@ def read_matrices(matrices: Sequence[Matrix], flats: Sequence[torch.Tensor]) -> 
 def write_matrices(
     matrices: Sequence[Matrix], values: Sequence[torch.Tensor], flats: Sequence[torch.Tensor]
 ) -> None:
-    """Write matrices over the elements of gradients, unless they are these elements."""
+    """Write matrices over the elements of gradients. A matrix that is a view of its gradient has
+    these elements already."""
     blocks = []
     for matrix, one, flat in zip(matrices, values, flats, strict=True):
         if matrix.block:
@@ -104,7 +105,7 @@ def write_matrices(
 def matrix_of(name: str, shape: Sequence[int], width: int) -> Matrix | None:
     """Return a gradient of this shape as the matrix whose ranks cost least.
 
-    Returns None if even rank 1 has as many bytes as the whole. Rows and columns divide the
+    Returns None if even rank 1 has no fewer bytes than the whole. Rows and columns divide the
     dimensions between them, adjacent or not: with a convolution's 64 x 64 x 3 x 3, each side has
     64 x 3.
 
@@ -149,15 +150,16 @@ def next_ranks(
 ) -> dict[str, int]:
     """Change each rank by at most one, so that all last columns approach the same energy per byte.
 
-    The budget first gives rank 1 to matrices, in descending order of energy per byte. A matrix that
-    gets rank 0 waits.
+    Each matrix keeps its columns except the last. The rest of the budget pays for last columns and
+    for additional ones, at most one for a matrix. First columns come before all others; in both
+    groups the order is descending energy per byte. A matrix that gets rank 0 waits.
 
     Args:
         ranks: the ranks of the steps before. A missing matrix had rank 0, for example if the run
             that saved the checkpoint sent it whole
-        energies: the squared norm that each last column took out of its residual. For rank 0: the
-            expected energy of a first column, or math.inf after too long a wait, which gives it
-            rank 1 even beyond the budget
+        energies: the squared norm that each matrix's last column took out of its residual. For rank
+            0: the expected energy of a first column, or math.inf after too long a wait, which gives
+            the matrix rank 1 even beyond the budget
         budget: bytes for all together
     """
     planned: dict[str, int] = {}

@@ -32,8 +32,8 @@ from torch_hbmcomm.low_rank.measures import SKETCHED, Measures
 from torch_hbmcomm.low_rank.ranks import Matrix, first_ranks, matrix_of, next_ranks
 
 _REPAY_STEPS = 50
-"""The number of steps whose budgets together repay bytes that were sent beyond a budget. Each step
-repays at most a whole budget."""
+"""Each step's budget is smaller by 1 / _REPAY_STEPS of the bytes that were sent beyond the budgets
+so far. It becomes smaller by a whole budget at most."""
 
 _GRADIENT_DECAY = 0.9
 """The weight of all earlier steps in the running mean of a gradient's magnitude."""
@@ -109,8 +109,8 @@ class LowRankRule:
     def _share(self) -> float:
         """The part of all bytes that this step is to send.
 
-        Without `warmup`, the first 1 / (1 - R) steps together send the part R of all bytes in
-        addition, as much as sending the first step whole would add. The addition is spread because
+        Without `warmup`, the first 1 / (1 - R) steps together send the part R of one step's bytes
+        in addition. Sending the first step whole would add as much. The addition is spread because
         a learning rate that warms up hardly uses the first step. Spread over more steps, these
         bytes help less.
         """
@@ -164,7 +164,8 @@ class LowRankRule:
         return right if right.shape[0] == matrix.columns else none
 
     def size_part(self, matrix: Matrix) -> float:
-        """Return the squared norm of averaged gradients over that of applied updates; at most 1.
+        """Return the squared norm of averaged gradients divided by the squared norm of applied
+        updates; at least _LEAST_PART, at most 1.
 
         Both are running sums over the same earlier steps. The quotient is less than 1 because
         gradients of several steps are applied together.
@@ -385,7 +386,7 @@ def _approximated(shape: Shape, config: LowRank) -> Matrix | None:
 
 
 def _expected_energy(matrix: Matrix, residual_sum: float) -> float:
-    """Return the energy of a column, if all elements are of one size, and all directions of equal
+    """Return the energy of a column, if all elements have one magnitude, and all directions equal
     energy. residual_sum: the L1 sum of the matrix"""
     return residual_sum**2 / (matrix.rows * matrix.columns) / min(matrix.rows, matrix.columns)
 
