@@ -278,7 +278,8 @@ class ParameterServer:
         """Return what to save, on any one worker: "model", the box's weights as the model's own
         state_dict() has them; "steps"; with `drop`, "drop". Sends all unsent changes.
 
-        It does not include the optimizer, whose state is each worker's own: save that separately.
+        The result does not include the optimizer's state, which is each worker's own: save that
+        separately.
         """
         self._check("state_dict()")
         tensors = self._shared.find()
@@ -307,8 +308,9 @@ class ParameterServer:
         The number of workers may differ from the run that saved the state. The first worker that
         calls load_state_dict() writes the weights to the box, unless training has begun there.
 
-        Raises ValueError for a state of a SyncParameterServer or with weights that are not finite,
-        and RuntimeError for another model's state; then nothing is loaded.
+        Raises ValueError for an incomplete state, a state of a SyncParameterServer, or weights that
+        are not finite. Raises TypeError if the state or its model is no mapping, and RuntimeError
+        for another model's state. In these cases nothing is loaded.
         """
         self._check("load_state_dict()")
         if self._steps or self._loaded:
@@ -352,7 +354,7 @@ class ParameterServer:
         }
 
     def close(self) -> None:
-        """Send all unsent changes, and leave. The model keeps its values.
+        """Send all unsent changes, and leave the job. The model keeps its values.
 
         After an error it sends nothing, because part of the delta may be in the weights already.
         Does nothing the second time.
@@ -530,8 +532,8 @@ class ParameterServer:
 
 
 def _require_finite(model: nn.Module, weights: Any) -> None:
-    """Raise ValueError if a parameter's weights have a NaN or an infinity. Buffers may have them,
-    as masks do."""
+    """Raise ValueError if a parameter's weights have a NaN or an infinity, and TypeError if
+    `weights` is no mapping. Buffers may have infinities, as masks do."""
     if not isinstance(weights, Mapping):
         raise TypeError(f"the state's 'model' is a mapping, not {type(weights).__name__}")
     for name, _ in model.named_parameters():

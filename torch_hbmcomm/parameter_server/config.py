@@ -17,7 +17,8 @@ _BUFFERS = ("shared", "local")
 class AsyncConfig:
     """Arguments of ParameterServer, which explains them.
 
-    Raises TypeError, or ValueError for incompatible arguments.
+    Raises TypeError for an argument of another type, and ValueError for an argument that is out of
+    its range or incompatible with another one.
     """
 
     rule: Rule

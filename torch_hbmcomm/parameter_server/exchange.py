@@ -78,7 +78,8 @@ class LayerVersions:
 
 
 class Arrival(NamedTuple):
-    """A shard whose values are in flight to Exchange.fresh()."""
+    """A shard, and the operations on it that are in flight: the addition of its delta, the reading
+    of its values into the memory of Exchange.fresh(), or both."""
 
     shard: Shard
     futures: Sequence[smb.Future]
@@ -211,8 +212,8 @@ class BoundedExchange:
     """A worker's exchanges, and its clocks: how often it has pushed and pulled.
 
     An exchange pushes and pulls once each, in either order: start() and end(), or pull() and then
-    push(). With staleness 0 a worker pushes only after all have pulled, and pulls only after all
-    have pushed.
+    push(). With staleness 0 a worker pushes only after all workers have pulled, and pulls only
+    after all workers have pushed.
 
     Args:
         changing: the shards that are exchanged
@@ -238,8 +239,8 @@ class BoundedExchange:
         self._pushed = self._pulled = 0
 
     def count_from(self, clock: int) -> None:
-        """Set the clocks to `clock`, the foremost worker's, and wait for the workers that are too
-        far behind it."""
+        """Set both clocks to `clock`, and wait for the workers that are more than `staleness`
+        exchanges behind it."""
         self._pushed = self._pulled = clock
         if self._staleness is not None:
             self._membership.wait_pushed(clock - self._staleness)

@@ -2,8 +2,8 @@
 
 Tensors are packed into shards (packing.py), the unit in which deltas and weights are sent. Each box
 gets about an equal share of the bytes. All workers of a job compute the same layout from the same
-tensors, and compare its manifests. With layer dropping, the tensors of a layer share no shard with
-other layers.
+tensors. To check this, they compare manifests (Layout.manifest()). With layer dropping, the tensors
+of a layer share no shard with other layers.
 
 PyTorch is not needed.
 """

@@ -1,7 +1,8 @@
 """The packing of a model's tensors, for both parameter servers.
 
-TensorSpec describes a tensor. Spans, parts of tensors of one dtype, are packed into runs that are
-sent together. A run may have several tensors, and a tensor several runs.
+TensorSpec describes a tensor. A span is a part of a tensor. Spans of one dtype are packed into
+runs, which are sent as a unit. A run may have spans of several tensors, and a tensor's spans may be
+in several runs.
 
 PyTorch is not needed.
 """

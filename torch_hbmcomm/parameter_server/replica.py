@@ -20,8 +20,8 @@ from torch_hbmcomm.tensors import flat, is_finite
 class _Part:
     """The flat tensors of a shard, all of the shard's length.
 
-    base: the weights taken last. delta, fresh: in the box, or this process's copy. rest: rounding
-    errors of earlier deltas, if deltas are narrower than weights.
+    base: the weights taken last. delta, fresh: memory of the box (over shm), or this process's copy
+    of it. rest: rounding errors of earlier deltas, if deltas are narrower than weights.
     """
 
     base: torch.Tensor
@@ -106,7 +106,8 @@ class Replica:
         return self._compute(shard, part, self._scratch[: shard.count], workers).add_(part.rest)
 
     def fill_delta_buffer(self, shard: Shard, workers: int) -> None:
-        """Put a delta that is sent into its delta buffer, and keep the rounding error.
+        """Put a delta that is sent into its delta buffer, and keep the rounding error. A delta as
+        wide as the weights has been put there by delta() already.
 
         REQUIRES: delta() of this shard was computed since the model changed.
         """

@@ -1,9 +1,9 @@
 """The choice of the deltas that a worker sends: everything, or layers by the rule of layer
 dropping.
 
-Layer-wise dropping follows Lee et al. 2020. A worker's delta, its model minus the weights that it
-took last, is the sum of its unsent updates: the error-feedback residual, which the paper calls the
-cache (equation 1). So the unsent updates of a dropped layer stay in the worker's model, and need no
+Layer-wise dropping follows Lee et al. 2020. A worker's delta is its model minus the weights that it
+took last, so it is the sum of its unsent updates. That is the error-feedback residual, which the
+paper calls the cache (equation 1). So the unsent updates of a dropped layer stay in the worker's model, and need no
 memory for a separate residual. Each worker decides alone.
 """
 
@@ -53,7 +53,10 @@ class Selection(Protocol):
 
 
 class SendAll:
-    """The selection of a worker that drops nothing. changing: the layout's shards but constants."""
+    """The selection of a worker that drops nothing.
+
+    changing: the layout's shards, except constants.
+    """
 
     def __init__(self, changing: Sequence[Shard]) -> None:
         self._changing = changing
@@ -80,7 +83,8 @@ class SendAll:
 class AsyncLayerDrop:
     """The selection of a worker that drops layers.
 
-    layers: the result of layers_in(). changing: the layout's shards but constants.
+    layers: the result of layers_in().
+    changing: the layout's shards, except constants.
     """
 
     def __init__(self, drop: LayerDrop, layers: Sequence[Layer], changing: Sequence[Shard]) -> None:

@@ -26,7 +26,8 @@ def connect_boxes(boxes: Boxes, resources: ExitStack) -> list[smb.Box]:
 
     Their operations raise smb.OperationTimeout after 300 s, for example if the box is stopped.
 
-    Raises TypeError, or ValueError for an empty sequence; smb.BoxError.
+    Raises TypeError for another type of `boxes`, ValueError for an empty sequence, and the errors
+    of smb.connect().
     """
     if not isinstance(boxes, smb.Box | str | Sequence):
         raise TypeError(f"box is an address, a Box, or several of them, not {boxes!r}")
@@ -47,7 +48,7 @@ class JobSegments:
         name: the job's name, with which the segments' keys begin
         shared, own: the bytes that each box has to hold once (shared) and for each worker (own), in
             the order of `boxes`; only for the text of a MemoryError
-        temporary: the boxes delete the job's segments when the last worker leaves
+        temporary: True: the boxes delete the job's segments when the last worker leaves
 
     Threads: one at a time.
     """

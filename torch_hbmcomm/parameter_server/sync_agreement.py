@@ -149,7 +149,8 @@ def meet(group: dist.ProcessGroup, server: int, names: Sequence[str], offer: Off
 
     Raises, on every rank:
         TypeError: a gradient is sparse
-        RuntimeError: ranks call different methods, or a model has changed
+        RuntimeError: ranks call different methods, workers load without the server, or a model has
+            changed
     """
     # A row is the call and the numbers of the offer, then a flag for each parameter.
     changed = offer.changed is not None

@@ -2,8 +2,8 @@
 
 Tensors are cut into buckets, runs of elements of one dtype that are sent as one message. So the
 bytes in flight stay bounded. Buckets are sent by the group's gather and broadcast, or point to
-point if ranks send different tensors. While one bucket is in flight, the bucket before it is
-unpacked or averaged.
+point if ranks send different tensors. While one bucket is in flight, the previous one is unpacked
+or averaged.
 
 "Flat" tensors have one dimension.
 """
@@ -163,7 +163,7 @@ class SyncChannel:
         pack: Pack,
         receive: Callable[[Parts], None],
     ) -> int:
-        """Send to the server tensor i of each rank r with brings[r][i], and no others.
+        """Send tensor i of rank r to the server if brings[r][i] is true. Send no other tensors.
 
         pack(part, wire) puts this rank's part of a bucket into `wire`; it is called for the buckets
         in order. The server calls receive(parts) for each bucket, with the parts of all ranks that

@@ -199,7 +199,8 @@ def prepare_drop_state(
 ) -> Callable[[], None]:
     """Check a worker's state, and return the function that loads it.
 
-    Raises ValueError for a state of another model, or for residuals if this rank drops no layers.
+    Raises ValueError for states of another model, worker or number of workers, or for residuals if
+    this rank drops no layers.
     """
     if dropping is not None:
         return dropping.prepare(state)

@@ -128,7 +128,7 @@ class GradientGather:
         return self._chosen(agreed, gradients, self._dropping)
 
     def _all(self, agreed: SyncRound, gradients: Gradients) -> Gathered:
-        """Send all parameters that have a gradient on any worker."""
+        """Send the gradients of all parameters that have a gradient on any worker."""
         indices = agreed.parameters
         rooms = self._rooms(indices)
 
@@ -139,11 +139,11 @@ class GradientGather:
         return Gathered(indices, self._channel.gather(gradients.flats(indices), like, receive))
 
     def _chosen(self, agreed: SyncRound, gradients: Gradients, dropping: SyncLayerDrop) -> Gathered:
-        """Send the parameters that each worker has chosen for itself."""
+        """Send the gradients or residuals of the parameters that each worker has chosen."""
         everything = range(len(self._parameters))
         batches = agreed.batches
         if agreed.call == SyncCall.FLUSH:
-            # FLUSH counts no batches. Divide as in an update to which these workers all push.
+            # FLUSH counts no batches. Divide as in an update with `push_every` batches a worker.
             batches = len(agreed.workers) * self._config.push_every
         if self._group.rank() not in agreed.workers:
             chosen = [False] * len(everything)
@@ -207,7 +207,8 @@ def _average_parts(arrived: Parts, divisor: int, flats: Sequence[torch.Tensor]) 
 def check_averages(
     names: Sequence[str], parameters: Sequence[torch.Tensor], cache_dtype: torch.dtype | None
 ) -> None:
-    """Raise OverflowError if an average is not finite: a sum over many steps may exceed float16."""
+    """Raise OverflowError if a float16 average is not finite: a sum over many steps may exceed
+    float16. Other averages are not checked."""
     for name, parameter in zip(names, parameters, strict=True):
         if parameter.grad is None or torch.float16 not in (parameter.dtype, cache_dtype):
             continue

@@ -183,7 +183,7 @@ class SyncParameterServer:
         return result
 
     def serve(self, after_update: Callable[[], None] | None = None) -> None:
-        """Answer until all workers have closed, on a dedicated server.
+        """Join the workers' calls until all workers have closed, on a dedicated server.
 
         Args:
             after_update: called after each update, while the workers wait: for learning-rate
