@@ -1,5 +1,6 @@
 """Functions of process groups. monitored_barrier and split_group stand in for functions that
-torch.distributed, in some releases, refuses for hbm. Others find a caller's group or backend."""
+torch.distributed, in some releases, refuses for hbm. Others find a caller's group or backend, or
+check a DDP model before its communication hook is registered."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def monitored_barrier(
     Raises:
         DistBackendError: on every rank, with one verdict that names the missing ranks. The first
             waiting rank that times out decides the verdict; ranks that come later raise
-            immediately. A death decides it immediately; with `wait_all_ranks` a death decides it
-            once all live ranks have come.
+            immediately. If a rank has died or destroyed the group, rank 0 decides the verdict as
+            soon as it waits; with `wait_all_ranks`, once all other ranks have come.
         DistNetworkError: the c10d store is gone.
         ValueError: the group's CPU backend is not hbm.
     """
@@ -73,7 +74,8 @@ def split_group(
         the new group that this rank is in, or None
 
     Raises:
-        ValueError: a rank that is not in the group or is named twice
+        ValueError: a rank that is not in the group or is named twice, or a group whose CPU backend
+            is not hbm
     """
     parent = chosen_group(parent_pg)
     backend = hbm_backend(parent, "split_group")

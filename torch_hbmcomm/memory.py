@@ -12,8 +12,8 @@ Policies:
 * ``interleave``: pages in turn over the HBM nodes; errors as for ``bind``
 * ``ddr``: ordinary memory
 
-``docs/memory.md`` says more. In a process forked from one that has allocated here, ``empty`` and
-``empty_numpy`` raise ``RuntimeError``, and inherited tensors stay readable.
+``docs/memory.md`` says more. In a process forked from one that has allocated from a segment,
+``empty`` and ``empty_numpy`` raise ``RuntimeError``, and inherited tensors stay readable.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class Info:
     segments: tuple[SegmentStats, ...]
     """One entry for each policy that this process has used."""
     settings: dict[str, str]
-    """The environment variables that affect memory and are set, with their values."""
+    """The values of ``HBMCOMM_MEMORY``, ``HBMCOMM_STAGING_BYTES``, ``HBMCOMM_BIND``,
+    ``MEMKIND_HBW_NODES`` and ``MEMKIND_HBW_THRESHOLD``, without variables that are not set."""
 
 
 def available() -> bool:

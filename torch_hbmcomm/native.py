@@ -23,8 +23,9 @@ from torch_hbmcomm.version import __version__
 def load() -> ModuleType:
     """Return the module torch_hbmcomm._C.
 
-    Raises ImportError naming the cause and the remedy: another PyTorch, a missing system library,
-    or an extension that was never built.
+    Raises ImportError. Its text has the cause and the remedy if the extension is built for another
+    PyTorch, another Python or another version of this package, or was never built. If a system
+    library is missing, the text names the library.
     """
     found = torch.__version__.partition("+")[0]
     major, minor = found.split(".")[:2]

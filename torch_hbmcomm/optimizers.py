@@ -113,7 +113,8 @@ def step_and_clear(optimizers: Sequence[Optimizer]) -> None:
 
 
 def _untraced(owner: T, function: StepHook[T]) -> Any:
-    """Return a hook that holds no reference to its owner."""
+    """Return a hook that torch.compile() does not trace, and that holds only a weak reference to
+    its owner."""
     found = weakref.ref(owner)
 
     def hook(optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ _FINALIZE_TIMEOUT = timedelta(seconds=2)
 # Variables in which launchers write the number of processes that they started.
 _SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 
-_store: TCPStore | None = None  # the job's: it serves every group until the process ends
+_store: TCPStore | None = None  # the job's store, which serves every group until the process ends
 _groups = 0
 
 
@@ -37,7 +37,7 @@ def rendezvous(
     """Yield (store, rank, world size), as torch.distributed's rendezvous handlers do.
 
     Raises:
-        ValueError: the URL has anything behind mpi://.
+        ValueError: the URL has anything behind mpi://, or a rank or world size was given.
         RuntimeError: MPI cannot be initialised, or a rank did not come before the timeout.
         RuntimeError: the launcher's PMI is not the MPI library's, or the store is out of reach.
     """

@@ -18,7 +18,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """Write bytes in the largest unit that fits, rounded to one decimal, as in "1.5 MiB"."""
+    """Write bytes in the largest unit up to GiB that fits, rounded to one decimal: "1.5 MiB"."""
     for unit in ("GiB", "MiB", "KiB"):
         if count >= _UNITS[unit]:
             return f"{count / _UNITS[unit]:.1f}".removesuffix(".0") + f" {unit}"

@@ -13,8 +13,8 @@ def check_fills_memory(
 ) -> None:
     """Check that a tensor can be sent as one range of memory.
 
-    Raises TypeError for a tensor that is not dense, or not on the CPU unless `any_device`;
-    ValueError if the elements do not fill a range of memory.
+    Raises TypeError for a tensor that is not dense and, without `any_device`, for a tensor that is
+    not on the CPU. Raises ValueError if the elements do not fill a range of memory.
 
     kind: the kind of tensor, such as "parameter", for the error
     """

@@ -1,5 +1,5 @@
 """Objects that are closed at the end of a with block, or at the latest at the end of the
-interpreter. So no thread outlives the interpreter, and no socket file its box."""
+interpreter. So no thread outlives the interpreter, and no socket file outlives its box."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def default_file() -> Path:
 
 
 def find(token: str | None) -> Token:
-    """Find a client's token. Raises FileNotFoundError if HBMCOMM_TOKEN_FILE does not exist."""
+    """Find a client's token. Raises FileNotFoundError if HBMCOMM_TOKEN_FILE names no file, and
+    ValueError if a token file is empty."""
     given = _given(token)
     if given is not None:
         return given

@@ -64,7 +64,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def bytes_of(size: int | str) -> int:
-    """Return the bytes of ``4096`` or ``"64KiB"``. Raises ValueError unless they are positive."""
+    """Return the bytes of ``4096`` or ``"64KiB"``. Raises ValueError outside of 1 to 2**63 - 1."""
     count = parse_bytes(size) if isinstance(size, str) else operator.index(size)
     if not 0 < count < _END:
         raise ValueError(f"a size is a positive number of bytes, less than 2**63, not {count}")
