@@ -1,5 +1,6 @@
 # The native module of the memory box; torch_hbmcomm.smb is made of it, and documents it.
-# Errors: BoxError and its subclasses; ValueError (bad argument), MemoryError, RuntimeError.
+# Errors: BoxError and its subclasses; ValueError, TypeError (bad argument), MemoryError,
+# RuntimeError; TimeoutError of Future.wait() and Future.result().
 # A key or a session number is a pair: its high and its low 64 bits.
 from collections.abc import Sequence
 from typing import Any

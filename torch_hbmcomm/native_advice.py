@@ -11,8 +11,11 @@ from torch_hbmcomm.version import __version__
 
 
 def releases(package: Path) -> list[str]:
-    """Return the minor releases of PyTorch, as in "2.13", for which `package`, the directory of an
-    installed torch_hbmcomm, has modules that this Python can load; the oldest first."""
+    """Return the minor releases of PyTorch, as in "2.13", that an installed torch_hbmcomm serves:
+    it has modules for them that this Python can load. The oldest is first.
+
+    package: the directory of this torch_hbmcomm
+    """
     directories = [directory for directory in package.glob("torch_*") if _has_module(directory)]
     versions = sorted(
         [int(part) for part in directory.name.split("_")[1:]] for directory in directories
@@ -25,8 +28,8 @@ def _has_module(directory: Path) -> bool:
 
 
 def what_is_missing(directory: str, found: str) -> str:
-    """Describe the module that the package in `directory` lacks for the PyTorch found, and the
-    remedy."""
+    """Describe the module that the package in `directory` lacks, and the remedy. found: the version
+    of PyTorch"""
     package = Path(directory)
     minor = ".".join(found.split(".")[:2])
     served = releases(package)
@@ -56,8 +59,8 @@ def what_is_missing(directory: str, found: str) -> str:
 
 
 def what_differs(built: Mapping[str, str], directory: str, found: str) -> str:
-    """Describe why the module in `directory` does not fit the PyTorch found, or the Python files
-    there, and the remedy. built: the module's build_info()"""
+    """Describe why the module in `directory` does not fit PyTorch or the Python files there, and
+    the remedy. built: the module's build_info(). found: the version of PyTorch"""
     again = "uninstall and install torch_hbmcomm again"
     if _is_checkout(Path(directory)):
         again = "rebuild it"

@@ -91,7 +91,7 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 def unknown(names: Mapping[str, str]) -> dict[str, str]:
     """Return, for each name that no part of torch_hbmcomm reads, what to do about it."""
-    import difflib  # here, as most processes have no use for it
+    import difflib  # here: most processes do not need it
 
     advice = {}
     for name in names:

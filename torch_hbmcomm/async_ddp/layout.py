@@ -2,7 +2,8 @@
 
 Flat tensors have the parameters of one dtype in the reverse of the model's order, which is about
 the order in which backward() finishes them. So a bucket's parameters are next to one another.
-Shards in that order are dealt round-robin to the boxes, so a large bucket uses all boxes together.
+Each shard in that order goes to the box with the fewest bytes so far, so a large bucket uses all
+boxes together.
 The order depends on the parameters alone, and not on DDP's buckets, which change after the first
 iteration.
 
@@ -22,7 +23,7 @@ from torch_hbmcomm.parameter_server.packing import TensorSpec, packed_ranges
 from torch_hbmcomm.parameter_server.sharding import ShardedValues, wait_all
 
 _SHARD_BYTES = 4 << 20
-LONGEST_RUN = 1 << 16  # small enough for a processor's cache
+LONGEST_RUN = 1 << 16  # elements; small enough for a processor's cache
 
 
 @dataclass(frozen=True)

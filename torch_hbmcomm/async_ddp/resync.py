@@ -100,7 +100,7 @@ class Resync:
         self._every = every
         self._next = every
         self._is_source = is_source
-        self._due = False  # from the end of a backward() until begin_step()
+        self._due = False  # True: from the end of a backward() until begin_step()
         self._poll: Future[SourceVersion | None] | None = None
 
     def begin_step(self, steps: int) -> None:

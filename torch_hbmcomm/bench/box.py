@@ -51,7 +51,7 @@ _DEVICES = Path("/sys/class/infiniband")
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32")
 LATENCY_BYTES = 4 * KIB
-LATENCY_SAMPLES = 500  # at most in a turn of the section latency
+LATENCY_SAMPLES = 500  # the most samples in a turn of the section latency
 
 _CLIENT_SEGMENT = 16 * MIB  # large, so that the segments of many clients exceed the caches
 _CLIENT_CHUNK = MIB

@@ -15,7 +15,7 @@ _ONE_AND_ONE_AND_A_HALF = {
     "float64": ("000000000000f03f", "000000000000f83f"),
     "float16": ("003c", "003e"),
     "bfloat16": ("803f", "c03f"),
-    "int32": ("01000000", "02000000"),  # 1 and 2: integers take the scale 1
+    "int32": ("01000000", "02000000"),  # 1 and 2: for integers the scale is 1
 }
 """1 and 1.5 as little-endian elements, in hexadecimal digits."""
 

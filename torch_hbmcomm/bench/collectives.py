@@ -64,7 +64,7 @@ _STARTUP = {"collective": "startup", "dtype": "float32", "bytes": 0}
 @dataclass(frozen=True)
 class Collective:
     name: str
-    default_sizes: Sequence[int] = _LARGE  # none for a collective that moves no data
+    default_sizes: Sequence[int] = _LARGE  # empty for a collective that moves no data
     divided: bool = False  # the larger buffer holds one equal share for each rank
 
     def bytes_near(self, asked: int, ranks: int, dtype: str) -> int:
@@ -148,7 +148,7 @@ class CollectivesPlan:
         return [cell for collective in self.collectives for cell in self._cells(collective)]
 
     def _cells(self, collective: Collective) -> list[Cell]:
-        """Return the cells of a collective, one for all sizes that bytes_near() makes equal."""
+        """Return the cells of a collective. Sizes that bytes_near() makes equal have one cell."""
         if not collective.default_sizes:
             return [Cell(collective.name, self.dtypes[0], 0)]
         sizes = collective.default_sizes if self.sizes is None else self.sizes

@@ -144,7 +144,7 @@ def serve(
 
 
 def _metrics_address(text: str) -> Address:
-    from torch_hbmcomm.cli.metrics import Address  # here, as it imports an HTTP server
+    from torch_hbmcomm.cli.metrics import Address  # here: it imports an HTTP server
 
     return Address.parse(text)
 

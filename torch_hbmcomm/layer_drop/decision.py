@@ -70,7 +70,7 @@ class DropRule:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._found: list[tuple[float, int]] = []  # layers of this step: score, elements
+        self._found: list[tuple[float, int]] = []  # score and elements of each layer so far
         self._bytes = self._sent_bytes = 0
         self._next = dict(self._waited)
 

@@ -46,7 +46,8 @@ class LowRank(EncoderConfig):
     RuntimeError.
     """
 
-    min_numel: int = 64  # rank 1 is a quarter of an 8 x 8 matrix; smaller ones save little
+    # Rank 1 of an 8 x 8 matrix has a quarter of the matrix's numbers. Smaller matrices save less.
+    min_numel: int = 64
     relaxation: float | None = None
     damping: float | None = None
 

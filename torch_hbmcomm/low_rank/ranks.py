@@ -123,7 +123,7 @@ def matrix_of(name: str, shape: Sequence[int], width: int) -> Matrix | None:
             rows = math.prod(shape[one] for one in of_rows)
             matrix = Matrix(name, rows, numel // rows, width)
             if [*of_rows, *of_columns] != [*dimensions]:
-                of_columns.sort(key=lambda one: shape[one])  # the longest last: fastest to copy
+                of_columns.sort(key=lambda one: shape[one])  # the longest last, to copy fast
                 matrix = replace(matrix, shape=tuple(shape), order=(*of_rows, *of_columns))
             splits.append(matrix)
     best = min(splits, key=lambda matrix: (matrix.cost, matrix.order != ()), default=None)

@@ -94,7 +94,7 @@ class LowRankRule:
         )  # sums since the last choice of ranks
         self._rights: dict[str, torch.Tensor] = {}
         self.waited: dict[str, int] = {}
-        self._gradients: dict[str, float] = {}  # running means of their sums of absolute values
+        self._gradients: dict[str, float] = {}  # running means of gradients' L1 sums
         # Running sums of squared norms: of averaged gradients, and of applied updates.
         self._sizes: dict[str, tuple[float, float]] = {}
         self.overdue: dict[str, float] = {}

@@ -73,8 +73,8 @@ class AsyncConfig:
 
     @property
     def exchanges_ahead(self) -> int | None:
-        """The number of exchanges that a worker may be ahead. With overlap it is one less than
-        `staleness`, because an overlapped exchange ends one step later."""
+        """The number of exchanges that a worker may be ahead; None: any. With overlap it is one
+        less than `staleness`, because an overlapped exchange ends one step later."""
         if self.staleness is None or not self.overlap:
             return self.staleness
         return self.staleness - 1

@@ -38,7 +38,7 @@ class JobCell(IntEnum):
 
     READY = 0  # 0, or the mark of the weights that were written
     END = 1  # all entries that have been used are below it
-    LOADS = 2  # workers that came with a checkpoint
+    LOADS = 2  # number of workers that came with a checkpoint
     LOADED = 3  # 1: the first of these workers has written the checkpoint
 
 
@@ -189,7 +189,7 @@ class MembershipTable:
             self._write(0, JobCell.LOADED, 0)
 
     def claims_load(self) -> bool:
-        """Return True if this worker is the first with a checkpoint; later ones call
+        """Return True if this worker is the first with a checkpoint. Later workers call
         wait_loaded()."""
         return self._segment.fetch_add(JobCell.LOADS * _CELL, 1) == 0
 
@@ -223,7 +223,8 @@ class MembershipTable:
         self._write(index, WorkerCell.STATE, WorkerState.JOINING, worker=True)
         end = self._read(0, JobCell.END)
         if end <= index:
-            # If several workers add together, END includes unused entries too, which readers skip.
+            # If several workers add at the same time, END includes unused entries too. Readers skip
+            # these.
             self._segment.fetch_add(JobCell.END * _CELL, index + 1 - end)
         return index, life
 

@@ -16,7 +16,7 @@ from torch_hbmcomm.parameter_server.layout import Layout, Shard
 
 MARK_BYTES = 64  # behind the values of a box: the mark, equal in all boxes of a job
 
-_LONGEST_WAIT = 300.0  # seconds that an operation of a box given by its address may take
+_LONGEST_WAIT = 300.0  # seconds for an operation of a box that is given by its address
 
 Boxes = smb.Box | str | Sequence[smb.Box | str]
 

@@ -119,8 +119,8 @@ class Box(Closeable):
             size: bytes, or text such as "64KiB"; None, with "attach": any size. Attaching to a
                 segment of another size raises ValueError.
             key: an integer or a name; None: a random key, which the box chooses
-            mode: "create" creates it or raises KeyInUse, "attach" attaches or raises NoSuchKey,
-                "auto" does either.
+            mode: "create" creates the segment or raises KeyInUse. "attach" attaches or raises
+                NoSuchKey. "auto" attaches if the key exists, and else creates the segment.
             temporary: True: the segment is deleted when its last attachment ends.
             read_only: True: the attachment may only read.
         """

@@ -24,8 +24,8 @@ class Server(Closeable):
             the machine; None: no store
         token: the secret that clients need; "" admits every client. None: HBMCOMM_TOKEN, the file
             HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token, which is created if missing.
-        unix: the path of the Unix socket, which the transport shm needs; True chooses one, False
-            is none.
+        unix: the path of the Unix socket, which the transport shm needs; True: the box chooses a
+            path; False: no Unix socket
         sync: True, with `store`: wait for the disk, so that keys, accumulates and fetch_adds
             survive a crash of the machine. Data that clients write may still be lost.
         lease: seconds after which the attachments of a silent client end
@@ -34,9 +34,9 @@ class Server(Closeable):
         smallest_block: the smallest block of the memory pool, in bytes or text; a power of two
         largest_block: the largest block of the memory pool, in bytes or text; a power of two. No
             segment is larger.
-        handlers: the number of threads for requests; 0 chooses it.
-        accumulate_threads: the number of threads for sums; 0 chooses it.
-        receivers: the number of threads that receive; 0 chooses it.
+        handlers: the number of threads for requests; 0: the box chooses it
+        accumulate_threads: the number of threads for sums; 0: the box chooses it
+        receivers: the number of threads that receive; 0: the box chooses it
         verbs: "on": an error if RDMA does not work; "auto": RDMA if it works; "off": no RDMA
         verbs_host: the address of an RDMA device's network interface; "": the first device
         verbs_port: the port of the RDMA connection manager, not of TCP; 0: any

@@ -21,7 +21,7 @@ def key_of(key: int | str) -> int:
     """Return the number of 128 bits that a key stands for.
 
     An integer of 1 to 2**128 - 1 is the number itself. Text of 32 hexadecimal digits is that
-    number. Any other text is a name, and its BLAKE2b hash the number.
+    number. Any other text is a name, and the number is the name's BLAKE2b hash.
     """
     if isinstance(key, str):
         if not key:
