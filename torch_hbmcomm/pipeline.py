@@ -1,4 +1,5 @@
-"""A thread for tasks of two halves: one that begins something, and one that waits for its end."""
+"""A thread that runs tasks of two halves. The first half begins something, and the second half
+waits for its end."""
 
 from __future__ import annotations
 

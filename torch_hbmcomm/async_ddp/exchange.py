@@ -53,7 +53,8 @@ class BucketPlan:
 
 
 class BucketExchange:
-    """Adds buckets to the totals, and fills them from the totals, in the pipeline's thread.
+    """Adds the gradients of buckets to the totals, and fills the buckets from the totals. The
+    pipeline's thread does both.
 
     Threads: only the training thread calls the methods.
     """
@@ -99,7 +100,8 @@ class BucketExchange:
         return promise.then(torch.futures.Future.value)  # so that DDP sees an exception
 
     def take_all(self) -> Flats:
-        """Take all additions to the totals that this rank has not taken yet. Waits."""
+        """Take all additions to the totals that this rank has not taken yet. Returns them, divided
+        by the number of ranks. Waits."""
 
         def take() -> Flats:
             gradients = self._parameters.empty()
@@ -110,7 +112,7 @@ class BucketExchange:
         return self._pipeline.call(take)
 
     def outstanding(self) -> Flats:
-        """Return the result of take_all() in float64, without taking it. Waits."""
+        """Return the result of take_all() in float64, without taking the additions. Waits."""
         return self._pipeline.call(
             lambda: {dtype: totals.outstanding() for dtype, totals in self._totals.items()}
         )

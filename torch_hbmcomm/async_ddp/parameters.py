@@ -75,7 +75,7 @@ class Parameters:
         )
 
     def weights(self) -> Flats:
-        """Return copies of the parameters, in the dtypes on the wire."""
+        """Return copies of the parameters as flat tensors, in the dtypes on the wire."""
         found = self.empty()
         for values, _, parameter in self._parts(found):
             values.copy_(flat(parameter))
@@ -87,8 +87,8 @@ class Parameters:
             flat(parameter).copy_(values)
 
     def set_gradients(self, gradients: Flats) -> None:
-        """Set each parameter's .grad. If all elements are zero, .grad is None, and the optimizer
-        does not change the parameter."""
+        """Set each parameter's .grad. If all elements of a gradient are zero, .grad is None, and
+        the optimizer does not change the parameter."""
         for values, _, parameter in self._parts(gradients):
             parameter.grad = None
             if values.any():

@@ -104,9 +104,10 @@ class Resync:
         self._poll: Future[SourceVersion | None] | None = None
 
     def begin_step(self, steps: int) -> None:
-        """After a backward(), give a version on the source, if one is due after `steps` steps.
+        """Give or take a version, if a backward() has ended since the last call.
 
-        Another rank takes the version for which end_backward() polls, if the poll has found one.
+        The source gives a version, if one is due after `steps` steps. Another rank takes the
+        version that the poll of end_backward() has found, if there is one.
 
         REQUIRES: everything that this rank took in these steps has been applied.
         """

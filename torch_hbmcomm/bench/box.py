@@ -73,7 +73,7 @@ class BoxPlan:
     clients: numbers of clients that work at the same time. Each number is measured by itself, in
     rounds of `window` seconds, or longer rounds for more than 8 clients.
     megabits: rate of a slow link, each way, in Mbit/s, for a section that has one.
-    store: a directory on the disk that stores are measured on; None: they are not.
+    store: a directory on the disk that stores are measured on; None: stores are not measured.
     """
 
     sections: Sequence[str]

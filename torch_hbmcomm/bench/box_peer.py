@@ -95,7 +95,7 @@ class ClientPeer:
             raise RuntimeError(f"{transport} reads other bytes than it wrote")
 
     def check_sum(self, transport: str, dtype: str) -> None:
-        """Check the result of an accumulate of ones, and leave the ones in the source."""
+        """Check the result of an accumulate of ones, and leave the source filled with ones."""
         segment = self._segments[transport]
         one, total = map(bytes.fromhex, _ONE_AND_ONE_AND_A_HALF[dtype])
         width = len(one)

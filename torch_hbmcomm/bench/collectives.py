@@ -1,4 +1,4 @@
-"""Measures collectives of hbm, Gloo, MPI and others in one set of ranks, and each one's startup.
+"""Measures collectives of hbm, Gloo, MPI and others in one set of ranks, and their startups.
 
 A size is the larger buffer of a rank, in bytes. That is the whole tensor of allreduce, broadcast,
 reduce and sendrecv, and either side of alltoall. It is the gathered side of allgather and gather,

@@ -43,8 +43,8 @@ class Contender(ABC):
     dtypes: tuple[str, ...] = DTYPES
 
     def why_unavailable(self) -> str | None:
-        """Return None if it can run here, else the cause and what to do. Called before ranks
-        start."""
+        """Return None if the contender can run here, else the cause and what to do. Called before
+        ranks start."""
         return None
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
@@ -138,7 +138,7 @@ class TorchBackend(PythonContender):
 class Hbm(TorchBackend):
     """The backend hbm.
 
-    node: the value of HBMCOMM_NODE when its group is created.
+    node: the value of HBMCOMM_NODE when its group is created; None: unset.
     """
 
     def __init__(self, name: str, about: str, zero_copy: bool = False, node: str | None = None):
@@ -199,7 +199,7 @@ def _reduce(group: dist.ProcessGroup, buffers: Buffers) -> Call:
 
 
 def _function(name: str, before: str) -> Callable[..., object]:
-    """Return a function of torch.distributed by its name, or by its name in earlier releases."""
+    """Return a function of torch.distributed by `name` or, in earlier releases, by `before`."""
     found: Callable[..., object] = getattr(dist, name, None) or getattr(dist, before)
     return found
 

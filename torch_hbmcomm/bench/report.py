@@ -97,7 +97,8 @@ def compared(
     Args:
         headings: columns before the contenders, each with the function of its entries
         entry: the function that makes the entry of a contender
-        order: contenders in order; others come last, in the order of measurement
+        order: contenders in the order of their columns; other contenders come last, in the order of
+            measurement
         more: columns after the contenders, each with the function of its entries
     """
     taking_part = list(dict.fromkeys(one.contender for one in found))

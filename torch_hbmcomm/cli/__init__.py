@@ -1,6 +1,6 @@
 """The command `hbmcomm`: one file for each subcommand. The library never calls the command.
 
-A subcommand is imported on demand, and torch inside the commands that need it, so that
+A subcommand is imported on demand. A subcommand that needs torch imports it when it runs. So
 `hbmcomm --help` and the start of `hbmcomm serve` are quick.
 """
 

@@ -49,8 +49,8 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read ``"127.0.0.1:9100"`` or ``"[::1]:9100"``; ``":9100"`` is every IPv4 address. Raises
-        ValueError for anything else."""
+        """Read ``"127.0.0.1:9100"`` or ``"[::1]:9100"``. ``":9100"`` stands for every IPv4 address
+        of this machine. Raises ValueError for anything else."""
         match = re.fullmatch(r"(.*):([0-9]+)", text)
         if match is None:
             raise ValueError(f"--metrics takes host:port, not {text!r}")

@@ -18,8 +18,8 @@ _LEAST_AGE = 8
 class EncoderConfig:
     """Base of LayerDrop and LowRank, which document the settings.
 
-    Making one checks nothing. A state, or a parameter server of a group, calls check() on all ranks
-    together, so that a bad setting of one rank raises on every rank.
+    The constructor checks nothing. A state, or a parameter server of a group, calls check() on all
+    ranks together, so that a bad setting of one rank raises on every rank.
     """
 
     ratio: float = 0.9

@@ -111,7 +111,7 @@ class Encoder(Protocol):
         """Note a bucket that was averaged whole, without error feedback."""
 
     def end_step(self) -> None:
-        """End the step, and choose settings of the next one."""
+        """End the step, and choose settings of the next step."""
 
     def cancel_step(self) -> None:
         """Forget everything since end_step()."""

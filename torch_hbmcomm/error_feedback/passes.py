@@ -25,7 +25,7 @@ def accumulate(
     factor: float,
     squares: bool,
 ) -> torch.Tensor:
-    """Set after = before + factor * gradient, for flat tensors; None before: zeros.
+    """Set after = before + factor * gradient, for flat tensors. A `before` that is None is zeros.
 
     Returns float64 [n, 2]: the L1 sums (L2 sums if `squares`) of `after`, and the L1 sums of the
     gradients, as csrc/error_feedback.h says.

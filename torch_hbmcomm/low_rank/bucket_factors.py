@@ -57,8 +57,8 @@ class BucketFactors:
             products.find_lefts(values, lefts, directions, factor)
 
     def choose(self, indices: Collection[int]) -> None:
-        """Leave out the parameters that are not in indices, and those whose left factor is not
-        finite, as when it is too large for the wire."""
+        """Leave out the parameters that are not in `indices`, and the parameters whose left factor
+        is not finite, as when it is too large for the wire."""
         finite = passes.finite(self.lefts)
         chosen = {
             index: left.to(torch.promote_types(left.dtype, torch.float32))
@@ -166,8 +166,9 @@ def _split(wire: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.
 def _as_type(
     tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield the tensors, each in the dtype of its counterpart in `like`. A tensor of another dtype
-    is replaced by an empty one, which is copied to it at the end of the block."""
+    """Yield the tensors, each in the dtype of its counterpart in `like`. Instead of a tensor of
+    another dtype it yields an empty tensor, and copies that to the given tensor when the block
+    ends."""
     given = [
         one if one.dtype == other.dtype else torch.empty_like(one, dtype=other.dtype)
         for one, other in zip(tensors, like, strict=True)

@@ -42,8 +42,8 @@ class LowRankEncoder(LowRankRule):
 
     def encode(self, bucket: Accumulated, averager: Averager) -> Encoded:
         """Approximate each matrix of a rank above 0. A matrix for which waits() is true is not
-        sent, nor is a parameter whose gradient is zero on all ranks. Everything else is sent whole,
-        also a matrix whose residual or left factor is not finite."""
+        sent, nor is a parameter whose gradient or residual is zero on all ranks. Everything else is
+        sent whole, also a matrix whose residual or left factor is not finite."""
         layers = bucket.layers
         self.open_bucket(layers)
         factors = BucketFactors(self, layers, bucket.residuals, bucket.wire_factor)

@@ -1,5 +1,5 @@
 """Chooses the ranks of low-rank approximations. The budget of bytes is given to the columns that
-take most energy, for each byte, out of the residuals.
+take most energy per byte out of the residuals.
 
 Every rank of the group chooses the same, from numbers that are equal on all ranks.
 """
@@ -105,9 +105,9 @@ def write_matrices(
 def matrix_of(name: str, shape: Sequence[int], width: int) -> Matrix | None:
     """Return a gradient of this shape as the matrix whose ranks cost least.
 
-    Returns None if even rank 1 has no fewer bytes than the whole. Rows and columns divide the
-    dimensions between them, adjacent or not: with a convolution's 64 x 64 x 3 x 3, each side has
-    64 x 3.
+    Returns None if even rank 1 has no fewer bytes than the whole. Each dimension goes to the rows
+    or to the columns, and the dimensions of the rows need not be adjacent. With a convolution's
+    64 x 64 x 3 x 3, the rows have 64 x 3, and the columns have 64 x 3.
 
     shape: the dimensions in the order of memory
     """

@@ -120,7 +120,8 @@ class LowRankRule:
         return 1 - ratio + (ratio / early if doubles else 0)
 
     def matrices_in(self, layers: BucketLayers) -> list[Matrix | None]:
-        """Return a bucket's parameters as matrices; None for one that is always sent whole."""
+        """Return a bucket's parameters as matrices; None for a parameter that is always sent
+        whole."""
         for shape in layers.shapes:
             if shape not in self._matrices:
                 self._matrices[shape] = _approximated(shape, self._config)
@@ -147,7 +148,7 @@ class LowRankRule:
         return not self.sends_all and matrix.name not in self.overdue and self.rank(matrix) == 0
 
     def _energy(self, matrix: Matrix) -> float:
-        """Return the squared norm of the last column of R; 0 before there is one."""
+        """Return the squared norm of the last column of R; 0 before there is an R."""
         right = self._right(matrix)
         if right.shape[1] == 0:
             return 0.0
@@ -303,7 +304,7 @@ class LowRankRule:
             self._step.overdue[name] = residual / usual
 
     def end_step(self) -> None:
-        """End the step, and choose the ranks of the next one."""
+        """End the step, and choose the ranks of the next step."""
         step, self._step, sent_all = self._step, _Step(), self.sends_all
         allowed = self._share * step.whole
         if not sent_all:

@@ -335,11 +335,13 @@ class ParameterServer:
         self._adopt(self._layout.shards)
 
     def stats(self) -> dict[str, int | float]:
-        """Return counters since the start: steps; workers that are alive; ahead, the exchanges by
-        which this worker leads the slowest; pushed_bytes, pulled_bytes; refused (updates);
-        exchange_seconds that step() took, the local optimizer left out.
+        """Return counters since the start: steps, pushed_bytes, pulled_bytes, refused (updates),
+        and exchange_seconds (the time of step() without the local optimizer). Also returns the
+        present workers (those alive) and ahead (the exchanges by which this worker leads the
+        slowest).
 
-        With `drop` also sent_layers, dropped_layers, and the threshold as it is now (-1: none).
+        With `drop` it also returns sent_layers, dropped_layers, and the present threshold (-1:
+        none).
         """
         self._check("stats()")
         return {
@@ -499,7 +501,8 @@ class ParameterServer:
         return sent
 
     def _refuse(self, name: str) -> None:
-        """Keep an update out of the weights, and continue from the weights."""
+        """Count an update that is not sent, warn of it, and copy the box's weights into the
+        model."""
         self._refused += 1
         warnings.warn(
             f"worker {self._job.membership.index}: the update of {name} in step {self._steps} is "

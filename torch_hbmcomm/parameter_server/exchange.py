@@ -282,7 +282,7 @@ class BoundedExchange:
         self._count_push()
 
     def pull(self, shards: Sequence[Shard]) -> None:
-        """Read fresh weights, and wait for them."""
+        """Read fresh weights, wait for them, and count the pull."""
         self.prefetch(shards)
         self._count_pull()
 
@@ -304,7 +304,7 @@ class BoundedExchange:
             self._versions.changed()
 
     def lead(self) -> int:
-        """Return the exchanges that this worker is ahead of the slowest."""
+        """Return the number of exchanges that this worker is ahead of the slowest one."""
         return max((self._pushed - entry.pushed for entry in self._membership.active()), default=0)
 
     @property

@@ -91,7 +91,10 @@ class Layout:
     delta_bytes: tuple[int, ...]
 
     def manifest(self, terms: dict[str, Any]) -> bytes:
-        """Describe the settings and tensors that must be equal on all workers, as JSON."""
+        """Return JSON that describes the settings and tensors that must be equal on all workers.
+
+        terms: the settings
+        """
         return json.dumps(
             {
                 "version": _VERSION,

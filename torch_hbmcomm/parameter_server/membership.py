@@ -159,7 +159,8 @@ class MembershipTable:
         self._wait(WorkerCell.PULLED, least)
 
     def active(self) -> list[WorkerEntry]:
-        """Return the workers that count; a dead one counts until a worker has noticed its death."""
+        """Return the active workers. A dead worker is among them until a worker has noticed its
+        death."""
         return [entry for entry in self._used() if entry.state == WorkerState.ACTIVE]
 
     def notice_deaths(self) -> None:

@@ -56,7 +56,7 @@ class TensorSpec:
 
 
 class Span(NamedTuple):
-    """Elements [start, stop) of the tensor of that index, in the order of memory."""
+    """Elements [start, stop) of the tensor with the index `tensor`, in the order of memory."""
 
     tensor: int
     start: int

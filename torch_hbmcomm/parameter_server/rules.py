@@ -33,7 +33,7 @@ class Rule(ABC):
     def scale(self, kind: str, workers: int) -> float:
         """Return the factor with which the box multiplies deltas.
 
-        kind: "parameter" or "buffer" (a running statistic). workers: the number that are alive.
+        kind: "parameter" or "buffer" (a running statistic). workers: the number of live workers.
         """
 
     @abstractmethod

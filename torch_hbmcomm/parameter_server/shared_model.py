@@ -35,8 +35,8 @@ class SharedModel:
         self._right: dict[str, tuple[object, ...]] = {}  # dtype, shape and strides that fit
 
     def find(self, everything: bool = False) -> list[torch.Tensor]:
-        """Return the tensors in the order of the specs; empty ones for constants, unless
-        `everything`. Changes nothing.
+        """Return the tensors in the order of the specs. Constants are replaced by empty tensors,
+        unless `everything`. Changes nothing.
 
         Raises RuntimeError, naming the tensor, if a tensor is not as its spec says, or if a
         parameter is new or no longer frozen. Raises it also if the optimizer has a parameter that
@@ -106,8 +106,8 @@ def check_optimizer(owner: str, model: nn.Module, optimizer: torch.optim.Optimiz
 def _group_with_a_stranger(
     parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> int | None:
-    """Return the first group of the optimizer with a parameter that is not among these; else
-    None."""
+    """Return the index of the optimizer's first group with a parameter that is not in `parameters`;
+    None if there is no such group."""
     own = {id(parameter) for parameter in parameters}
     for index, group in enumerate(optimizer.param_groups):
         if any(id(parameter) not in own for parameter in group["params"]):

@@ -1,7 +1,7 @@
 """Messages by which the ranks of a SyncParameterServer agree before they send tensors.
 
-At the start the ranks compare their models and configs, then in each round their calls and which
-parameters have gradients.
+At the start the ranks compare their models and configs. In each round they compare their calls, and
+tell each other which parameters have gradients.
 """
 
 from __future__ import annotations

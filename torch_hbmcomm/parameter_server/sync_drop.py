@@ -116,7 +116,7 @@ class SyncLayerDrop:
 
     def prepare(self, state: SavedState | Sequence[SavedState] | None) -> Callable[[], None]:
         """Check this worker's state, or the states of all workers, whose number may have changed.
-        Returns a function that loads it; for None the function clears the residuals.
+        Returns a function that loads the state; for None it clears the residuals.
 
         Raises ValueError for states of another model, worker or number of workers.
         """

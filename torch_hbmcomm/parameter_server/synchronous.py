@@ -361,7 +361,7 @@ class SyncParameterServer:
             load_drop()
 
     def _load_at_server(self, state: Any) -> int:
-        """Load the model and the optimizer. Returns the updates."""
+        """Load the model and the optimizer. Returns the number of updates so far."""
         assert self._optimizer is not None  # agree() has checked it
         weights, optimizers = part(state, "model", _SAVED), part(state, "optimizer", _SAVED)
         updates = count(state, "updates", _SAVED)

@@ -97,7 +97,8 @@ class Box(Closeable):
 
     @property
     def why_transport(self) -> str:
-        """The reason for this transport, and the reasons against the ones that were tried first."""
+        """The reason for this transport, and the reasons against transports that were tried before
+        it."""
         return self._native.why_transport
 
     @property

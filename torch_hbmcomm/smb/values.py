@@ -95,7 +95,7 @@ def index(name: str, value: int) -> int:
 
 
 def int64(name: str, value: int) -> int:
-    """Return a signed number of 64 bits. Raises ValueError for any other."""
+    """Return a signed number of 64 bits. Raises ValueError outside of -2**63 to 2**63 - 1."""
     number = operator.index(value)
     if not -_END <= number < _END:
         raise ValueError(f"{name} is a signed number of 64 bits, -2**63 to 2**63 - 1: {number}")
