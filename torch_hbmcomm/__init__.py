@@ -6,7 +6,9 @@
 This module holds the names that torch.distributed lacks. Importing it registers the backend, in
 case PyTorch does not do so by itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0). If PyTorch is not imported
 yet, the backend is registered when PyTorch is imported. The native module is loaded when the first
-group is made, or when a name that needs it is used.
+group is made, or when a name that needs it is used. With HBMCOMM_ALLOCATOR=segment it is loaded
+when the backend is registered.
+
 `smb`, the memory box, needs no PyTorch.
 """
 

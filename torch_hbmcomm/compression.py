@@ -19,10 +19,9 @@ def bf16_hook(
     """Average a bucket as bfloat16 over the ranks of `group`, which is the model's group. None: the
     default group.
 
-    Register it with ``ddp.register_comm_hook(group, bf16_hook)``. It is PyTorch's
-    bf16_compress_hook for machines without a GPU, where DDP refuses PyTorch's own. Rounding errors
-    are lost; low_rank_hook with LowRank(ratio=0, wire_dtype=torch.bfloat16) keeps them for the next
-    step.
+    Register it with ``ddp.register_comm_hook(group, bf16_hook)``. It does the same as PyTorch's
+    bf16_compress_hook, which DDP refuses on machines without a GPU. Rounding errors are lost;
+    low_rank_hook with LowRank(ratio=0, wire_dtype=torch.bfloat16) keeps them for the next step.
     """
     chosen = chosen_group(group)
     buffer = bucket.buffer()

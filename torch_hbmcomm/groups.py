@@ -40,7 +40,8 @@ def monitored_barrier(
         DistBackendError: on every rank, with one verdict that names the missing ranks. The first
             waiting rank that times out decides the verdict; ranks that come later raise
             immediately. If a rank has died or destroyed the group, rank 0 decides the verdict as
-            soon as it waits; with `wait_all_ranks`, once all other ranks have come.
+            soon as it waits; with `wait_all_ranks`, once all other ranks have come. If rank 0
+            itself has died or destroyed the group, each waiting rank raises immediately.
         DistNetworkError: the c10d store is gone.
         ValueError: the group's CPU backend is not hbm.
     """

@@ -3,9 +3,8 @@
 Flat tensors have the parameters of one dtype in the reverse of the model's order, which is about
 the order in which backward() finishes them. So a bucket's parameters are next to one another.
 Each shard in that order goes to the box with the fewest bytes so far, so a large bucket uses all
-boxes together.
-The order depends on the parameters alone, and not on DDP's buckets, which change after the first
-iteration.
+boxes together. The order depends on the parameters alone, and not on DDP's buckets, which change
+after the first iteration.
 
 Counts and ranges are in elements.
 """

@@ -79,9 +79,9 @@ class AsyncState(HookState, Closeable):
     number of ranks may change.
 
     **Deaths**: ranks that die are not waited for. Results are still divided by the group's size.
-    Without the source there are no new versions. If a box is out of reach for longer than its
-    reconnect_timeout, backward() raises RuntimeError with the box's error; then the state can only
-    be closed.
+    Without the source there are no new versions. If a box is out of reach for longer than the
+    connection's reconnect_timeout, backward() raises RuntimeError with the box's error. Then the
+    state can only be closed.
 
     A gradient that is not finite is not added, but counted (`refused`). A RuntimeWarning names the
     parameter, and the hook returns the other ranks' additions.

@@ -219,8 +219,8 @@ class Section:
     """A part of a run.
 
     about: a description in a line.
-    measure: measures the section as the plan says. Raises Unavailable, or PeerFailed if a process
-    of hbm's fails.
+    measure: the function that measures the section as the plan says. It raises Unavailable, or
+    PeerFailed if a process of hbm's fails.
     streams: 0 for a section that is shown as times. For a section that is shown in GB/s: the bytes
     that an operation moves through memory, divided by the operation's size.
     columns: the table's columns after the contenders. For each heading, a function that makes the

@@ -22,7 +22,7 @@ class Accumulated:
     """A bucket whose gradients have been added to the residuals.
 
     gradients: this step's gradients, by parameter, as DDP has them.
-    factor: undoes a scaler: factor * gradient was added to the residual.
+    factor: the number that undoes the scaler; factor * gradient was added to the residual.
     residual_sums: by parameter, L1 sums of the residuals; L2 sums (of squares) if Encoder.squares.
     sizes: by parameter, L1 sums of the gradients, not multiplied by factor.
     wire_factor: the wire has wire_factor * residual.

@@ -34,8 +34,8 @@ class LayerDrop(EncoderConfig):
             values, "l1" or "l2" norm
         granularity: a layer is a "parameter", or all parameters of a "module" together (under DDP
             those that share a bucket)
-        min_numel: a layer with fewer elements is always sent, and so is one whose parameters all
-            have at most one dimension
+        min_numel: a layer with fewer elements is always sent, and so is a layer whose parameters
+            all have at most one dimension
         always_send: False: the layers that min_numel describes may wait, too
         max_age: steps that a layer waits at most before it is sent; math.inf: for ever; None: four
             times the mean wait, 4 / (1 - ratio), and at least 8
@@ -43,9 +43,9 @@ class LayerDrop(EncoderConfig):
             bfloat16, each step loses the residuals' rounding errors
         fixed_threshold: used instead of one that is searched for; None: a threshold is searched for
         target: "bytes": between two searches the threshold follows the bytes that were sent, so
-            that their mean is 1 - ratio of all. It also falls with a layer's age, so that few
-            layers wait until max_age. "paper": the threshold does not change between two searches,
-            and more is sent, because residuals grow
+            that on average 1 - ratio of all bytes is sent. It also falls with a layer's age, so
+            that few layers wait until max_age. "paper": the threshold does not change between two
+            searches, and more is sent, because residuals grow
         wire_dtype: only for layer_drop_hook. torch.bfloat16: gradients of float32 are sent as
             bfloat16, and the rounding errors stay in the residuals. None: each gradient's own type
         skip_update: only for layer_drop_hook. True: a layer that is dropped keeps its parameters

@@ -29,11 +29,13 @@ class LayerDropState(ErrorFeedbackState[LayerDrop]):
 
     Layers are sent whole or not at all (Lee et al. 2020, sections 4 and 5; decision.py). Each rank
     adds its gradients to its residuals. Layers whose residual reaches a threshold are averaged over
-    the ranks, and their residuals become zero; the other layers wait, and are zero in .grad.
-    Nothing is lost: sent gradients and residuals add up to all gradients.
+    the ranks, and their residuals become zero, except for rounding errors under
+    LayerDrop.wire_dtype. The other layers wait, and are zero in .grad. Nothing is lost: sent
+    gradients and residuals add up to all gradients.
 
-    A bucket takes two allreduces: a synchronous one of the layer sums, 16 bytes for each parameter,
-    and an asynchronous one of the sent layers.
+    A bucket takes two allreduces. The first is synchronous, with 16 bytes for each parameter: the
+    sum of its residual, and whether its gradient is zero. The second is asynchronous, with the sent
+    layers.
 
     **The threshold** is for the whole model, but the layers of a bucket are decided before later
     buckets exist. So, every `every` steps, it is found from the scores of one step, and used from

@@ -34,12 +34,12 @@ class LowRank(EncoderConfig):
         skip_update: True: a parameter of which nothing is sent keeps its value and its optimizer's
             state in that step. None: False
         relaxation: the multiple of an approximation, in (0, 2), that is sent and subtracted from
-            the residuals. Above 1 the next gradients make up for the excess, as they mostly go in
-            the same directions, and training lags less. None: 1.2 from R = 0.9 on, and less for
-            a smaller R: 1.1 at R = 0.8
+            the residuals. Above 1 the next gradients make up for the excess, because they mostly
+            have the same directions. Training then lags less. None: 1.2 from R = 0.9 on, and less
+            for a smaller R (1.1 at R = 0.8)
         damping: the part of SGD's momentum, in [0, 1], that each step removes along the directions
             that were sent. None: 0 up to R = 0.5, 0.25 from R = 0.8 to 0.9, 0.5 from R = 0.95 on,
-            and between these along straight lines
+            and linear in between
 
     The state that is given a LowRank checks its arguments. If an argument is out of its range or of
     another type, the rank that gave it raises ValueError or TypeError, and each other rank

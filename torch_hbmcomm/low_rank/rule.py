@@ -4,8 +4,8 @@ optimization*, Algorithm 1).
 
 A residual is a matrix M, which differs between the ranks of the group. The gradient becomes L Rᵀ.
 L is an orthonormal basis of the mean over the ranks of M R'. Half of the columns of R' are from R
-of the step before, and half are random. R is the mean of Mᵀ L. Each rank subtracts its own part,
-L Lᵀ M, from its residual: sent gradients and residuals add up to all gradients.
+of the step before, and half are random. R is the mean of Mᵀ L over the ranks. Each rank subtracts
+its own part, L Lᵀ M, from its residual. So sent gradients and residuals add up to all gradients.
 
 The gradient and the subtracted part are multiplied by a relaxation w, as in successive
 over-relaxation. The gradient becomes w L Rᵀ, and the residual M - w L Lᵀ M. With w > 1 the next

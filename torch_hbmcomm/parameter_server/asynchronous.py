@@ -101,6 +101,8 @@ class ParameterServer:
         ValueError: incompatible arguments, or a model unlike the other workers' models
         TypeError: tensors that are not dense or not on the CPU
         MemoryError: a box is too small; says how much is needed.
+        RuntimeError: another rank's arguments are wrong, or all other workers left while this one
+            joined
         TimeoutError: other workers did not come within `timeout`.
         smb.BoxError: an error of a box. After such an error in step() the object can only be
             closed.

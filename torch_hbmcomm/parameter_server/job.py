@@ -23,7 +23,7 @@ class AsyncJob:
 
     Raises:
         ValueError: the model or the config is unlike the other workers'
-        RuntimeError: all others left while this worker joined
+        RuntimeError: all others left while this worker joined, or too many workers have joined
         MemoryError: a box is too small
         TimeoutError: the first worker did not write the weights in time
         smb.BoxError: an error of a box

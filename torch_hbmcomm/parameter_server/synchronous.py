@@ -170,8 +170,8 @@ class SyncParameterServer:
 
         Raises:
             TypeError: on every rank: a gradient is sparse
-            RuntimeError: on every rank: the ranks call different methods, or the server's update
-                failed (the server itself raises the update's own error)
+            RuntimeError: on every rank: the ranks call different methods, a model has changed, or
+                the server's update failed (the server itself raises the update's own error)
         """
         self._check_works("step()")
         result = None if closure is None else closure()
@@ -232,6 +232,7 @@ class SyncParameterServer:
             ValueError: on a worker, for another model's "drop", or for any "drop" if this object
                 was made without `drop`.
             ValueError: for the state of a ParameterServer.
+            TypeError: for a state that is no mapping.
             RuntimeError: on the server, for another model's weights.
             RuntimeError: on the other ranks, with the text of the rank that cannot load.
         """

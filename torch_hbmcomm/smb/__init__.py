@@ -10,8 +10,8 @@
         weights.accumulate(gradient, "float32", scale=-0.1)  # on the box
         weights.read()  # the box -> this process's copy
 
-A key is an integer of 1 to 2**128 - 1, its 32 hexadecimal digits, or any other text: a name, whose
-BLAKE2b hash of 128 bits is the key (``key_of``).
+A key is an integer of 1 to 2**128 - 1, or its 32 hexadecimal digits. Any other text is a name. The
+name's BLAKE2b hash of 128 bits is the key (``key_of``).
 
 Errors: ``BoxError`` and its subclasses from the box or the connection; ``ValueError`` and
 ``TypeError`` for invalid arguments, before anything is sent; ``MemoryError`` if the box is full.
