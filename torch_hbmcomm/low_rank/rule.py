@@ -32,8 +32,8 @@ from torch_hbmcomm.low_rank.measures import SKETCHED, Measures
 from torch_hbmcomm.low_rank.ranks import Matrix, first_ranks, matrix_of, next_ranks
 
 _REPAY_STEPS = 50
-"""Each step's budget is smaller by 1 / _REPAY_STEPS of the bytes that were sent beyond the budgets
-so far. It becomes smaller by a whole budget at most."""
+"""The bytes that were sent beyond the budgets so far are owed. Each step's budget is smaller by
+1 / _REPAY_STEPS of the owed bytes, but by a whole budget at most."""
 
 _GRADIENT_DECAY = 0.9
 """The weight of all earlier steps in the running mean of a gradient's magnitude."""
@@ -87,7 +87,7 @@ class LowRankRule:
         self._matrices: dict[Shape, Matrix | None] = {}
         self.relaxation = config.relaxed
         self._steps = 0
-        self._owed = 0.0  # bytes sent beyond the budget
+        self._owed = 0.0  # bytes sent beyond the budgets so far; negative if fewer were sent
         self._ranks: dict[str, int] = {}
         self._energies: defaultdict[str, float] = defaultdict(
             float
