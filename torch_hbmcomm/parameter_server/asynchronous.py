@@ -131,7 +131,7 @@ class ParameterServer:
         self._optimizer = optimizer
         self._pipeline: TaskPipeline | None = None
         self._in_flight: Future[list[Shard]] | None = None  # the exchange during this step
-        self._arrived: Sequence[Shard] = ()  # shards of the last exchange in flight, unapplied
+        self._arrived: Sequence[Shard] = ()  # shards that the last exchange fetched, unapplied
         self._steps = self._refused = 0
         self._unsent = 0  # steps since the last exchange
         self._pending = False  # True: the model has unsent changes

@@ -33,8 +33,8 @@ def part(state: Mapping[str, Any], key: str, right: str) -> Any:
 
 
 def count(state: Mapping[str, Any], key: str, right: str) -> int:
-    """Return state[key], a number of steps or updates. Raises ValueError if it is none. right: as
-    in check_kind()"""
+    """Return state[key], which must be a number of steps or updates, from 0 up. Otherwise raises
+    ValueError. right: as in check_kind()"""
     value = part(state, key, right)
     try:
         number = operator.index(value)

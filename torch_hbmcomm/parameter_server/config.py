@@ -17,8 +17,8 @@ _BUFFERS = ("shared", "local")
 class AsyncConfig:
     """Arguments of ParameterServer, which explains them.
 
-    Raises TypeError for an argument of another type, and ValueError for an argument that is out of
-    its range or incompatible with another one.
+    Raises TypeError for an argument of a wrong type, and ValueError for an argument that is out of
+    its range or does not go with another argument.
     """
 
     rule: Rule

@@ -26,7 +26,7 @@ def connect_boxes(boxes: Boxes, resources: ExitStack) -> list[smb.Box]:
 
     Their operations raise smb.OperationTimeout after 300 s, for example if the box is stopped.
 
-    Raises TypeError for another type of `boxes`, ValueError for an empty sequence, and the errors
+    Raises TypeError for `boxes` of a wrong type, ValueError for an empty sequence, and the errors
     of smb.connect().
     """
     if not isinstance(boxes, smb.Box | str | Sequence):
