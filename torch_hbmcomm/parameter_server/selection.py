@@ -1,10 +1,10 @@
 """The choice of the deltas that a worker sends: everything, or layers by the rule of layer
 dropping.
 
-Layer-wise dropping follows Lee et al. 2020. A worker's delta is its model minus the weights that it
-took last, so it is the sum of its unsent updates. That is the error-feedback residual, which the
-paper calls the cache (equation 1). So the unsent updates of a dropped layer stay in the worker's
-model, and need no memory for a separate residual. Each worker decides alone.
+Layer-wise dropping follows Lee et al. 2020. A worker's delta is its model minus the weights that
+the worker took last: the sum of the unsent updates. This sum is the error-feedback residual, which
+the paper calls the cache (equation 1). So the unsent updates of a dropped layer stay in the
+worker's model, and need no memory for a separate residual. Each worker decides alone.
 """
 
 from __future__ import annotations
