@@ -49,6 +49,7 @@ WAYS = {
     "lightning": (UNMODIFIED, NAMED),
     "metriclearning": (UNMODIFIED, NAMED),
     "optuna": (UNMODIFIED, NAMED),
+    "pipelining": (UNMODIFIED, NAMED),
     "ray": (UNMODIFIED, NAMED),
     "sentencetransformers": (UNMODIFIED, FORMED),
     "timm": (UNMODIFIED, NAMED),
@@ -59,11 +60,16 @@ WAYS = {
     "trl": (UNMODIFIED, FORMED),
 }
 TRAININGS = [
-    *((name, 2) for name in WAYS if name not in {"deepspeed", "trl"}),
+    *((name, 2) for name in WAYS if name not in {"deepspeed", "pipelining", "trl"}),
     ("accelerate", 4),
     ("deepspeed 1", 2),  # the stage of ZeRO
     ("deepspeed 2", 2),
     ("deepspeed 2", 4),
+    ("pipelining gpipe", 2),  # the schedule
+    ("pipelining 1f1b", 2),
+    ("pipelining interleaved", 2),
+    ("pipelining zero-bubble", 2),
+    ("pipelining zbv", 2),
     ("trl grpo", 2),  # the method
     ("trl sft", 2),
 ]
