@@ -52,6 +52,7 @@ WAYS = {
     "pipelining": (UNMODIFIED, NAMED),
     "ray": (UNMODIFIED, NAMED),
     "sentencetransformers": (UNMODIFIED, FORMED),
+    "tensordict": (UNMODIFIED, NAMED),
     "timm": (UNMODIFIED, NAMED),
     "torchft": (UNMODIFIED,),
     "torchmetrics": (UNMODIFIED, NAMED),
@@ -82,8 +83,8 @@ REFUSALS = {
     "ignite": "Unknown backend 'hbm'. Available backends: ('gloo',)",
     "transformers": "Your assigned backend hbm is not available, please use gloo",
 }
-# Packages that the page does not name: torch, and packages that torchrec imports.
-UNNAMED = {"pyre-extensions", "tensordict", "torch"}
+# Packages that the page does not name: torch, and one that torchrec imports.
+UNNAMED = {"pyre-extensions", "torch"}
 
 
 def library(training: str) -> str:
