@@ -43,6 +43,7 @@ WAYS = {
     "accelerate": (UNMODIFIED, FORMED),
     "deepspeed": (UNMODIFIED, NAMED),
     "fabric": (UNMODIFIED, NAMED),
+    "fairscale": (UNMODIFIED, NAMED),
     "geometric": (UNMODIFIED, NAMED),
     "ignite": (UNMODIFIED, FORMED),
     "lightly": (UNMODIFIED, NAMED),
