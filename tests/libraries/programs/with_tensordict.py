@@ -68,6 +68,7 @@ def main() -> None:
         gradients.all_reduce(bucket_bytes=1 << 16 if step % 2 else None)
         with torch.no_grad():
             for value in network.parameters():
+                assert value.grad is not None
                 value.grad /= size
         optimizer.step()
         losses.append(loss.item())
