@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import digits
 import evidence
 import torch
 import torch.distributed as dist
+import training
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -49,16 +51,14 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     graphs: Any = dataset()  # a list, where PyTorch's types ask for a Dataset
     sampler: DistributedSampler[Data] = DistributedSampler(graphs)
-    losses = []
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        for batch in DataLoader(graphs, batch_size=32, sampler=sampler):
-            optimizer.zero_grad()
-            loss = cross_entropy(model(batch), batch.y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    evidence.write(options.folder, losses, model)
+
+    def losses() -> Iterator[torch.Tensor]:
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for batch in DataLoader(graphs, batch_size=32, sampler=sampler):
+                yield cross_entropy(model(batch), batch.y)
+
+    evidence.write(options.folder, training.train(optimizer, losses()), model)
     dist.destroy_process_group()
 
 
