@@ -100,8 +100,8 @@ TEST(NodesMismatch, OfOneNodeFailsOnAllRanks) {
   for (const Difference& difference : kDifferences) disagree(difference, "aabb", 2);
 }
 
-// From 512 KiB on, a broadcast among three nodes goes along a chain of nodes. Below, the root's node
-// sends to each other node.
+// From 512 KiB on, a broadcast among three nodes goes along a chain of nodes. Below, the root's
+// node sends to each other node.
 TEST(NodesMismatch, OfBroadcastAlgorithmsFailsOnAllRanks) {
   const auto broadcast = [](Communicator& group, std::byte* data, bool more) {
     return group.broadcast(1, data, more ? 200'000 : 100'000, Dtype::kFloat32, 0);
