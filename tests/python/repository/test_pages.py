@@ -91,7 +91,8 @@ assert (ones == 2).all()
 """
 # Replicas that apply the same gradients in other orders differ by rounding.
 CLOSE = EQUAL.replace("assert torch.equal", "torch.testing.assert_close")
-CLOSED = PUSH + "ps.close()\n"
+# A job ends when all its workers have left, so none may train before all have joined.
+CLOSED = "dist.barrier()\n" + PUSH + "ps.close()\n"
 BOX = "import numpy\narray = gradient = parameter = numpy.ones(1024, 'float32')\n"
 
 # The programs of each page for users, in order.
@@ -99,7 +100,9 @@ PROGRAMS: dict[str, list[Script | None]] = {
     "README.md": [
         Script(),
         Script(DDP, after=TRAIN + EQUAL),
-        Script(IMPORTS + DATA, "model(loader[0][0]).sum().backward()", "server.close()"),
+        Script(
+            IMPORTS + DATA, "dist.barrier(); model(loader[0][0]).sum().backward()", "server.close()"
+        ),
         Script(IMPORTS + BOX),
     ],
     "docs/accelerators.md": [
@@ -123,7 +126,18 @@ fresh, new_rank, survivors = f"file://{folder}/fresh", rank, 2
         )
     ],
     "docs/from-mpi.md": [None],  # under mpiexec, below
-    "docs/from-parameter-server.md": [Script(GROUP)],
+    "docs/from-parameter-server.md": [
+        Script(
+            GROUP
+            + """
+batches = loader
+def once_all_have_joined():
+    dist.barrier()
+    yield from batches
+loader = once_all_have_joined()
+"""
+        )
+    ],
     "docs/from-torch-ccl.md": [Script(after=SUM)],
     "docs/gradient-compression.md": [
         Script(GROUP, after=TRAIN + EQUAL),
