@@ -85,7 +85,8 @@ communicator::connect::GroupConnection ProcessGroupHbm::connect(
                                            .policy = options_->policy,
                                            .staging_bytes = options_->staging_bytes,
                                            .reduce_threads = options_->reduce_threads});
-  } catch (const std::system_error& error) {  // no thread could be started; other ranks were told
+  } catch (const std::system_error& error) {
+    // No thread could be started. connect() has notified the other ranks.
     throw Error(ErrorKind::kUnavailable, name_ + ": " + error.what());
   }
 }

@@ -153,8 +153,8 @@ class ProcessGroupHbm final : public BackendBase {
   void enableCollectivesTiming() override {}  // nothing to enable, as in Gloo
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   // Returns a tensor of `size` elements; on the CPU, it is in the group's segment. For a complex
-  // type, a tensor on the CPU has 2 * `size` real numbers instead, because only DDP calls this from
-  // C++, and DDP views a bucket of complex gradients as real numbers.
+  // type, a tensor on the CPU has 2 * `size` real numbers instead: only DDP calls this function
+  // from C++, and DDP views a bucket of complex gradients as real numbers.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   // Returns a tensor of `size` elements in the group's segment; complex numbers stay complex.
   at::Tensor allocate(int64_t size, at::ScalarType type);

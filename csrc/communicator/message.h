@@ -1,6 +1,6 @@
 // The header in front of every message, except the chunks of a large send. By it the receiver
 // checks that both ranks are in the same operation; if they are not, the error names both
-// operations. docs/design/messages.md describes what this file declares: change both together.
+// operations. docs/design/messages.md describes these declarations: change both together.
 #pragma once
 
 #include <cstddef>

@@ -33,10 +33,10 @@ class Buddy {
   uint64_t free_bytes() const noexcept { return space_ - used_; }
   uint64_t largest_free_bytes() const noexcept;
 
-  // Returns 1 - A / L: A is the size of the free range that contains a free byte, as an average
-  // over all free bytes. L is the size of the largest range that this space can have. 0 means that
-  // all free bytes are in ranges of that size, or that no byte is free. Near 1, free bytes are only
-  // in short ranges.
+  // Returns 1 - A / L. A is the size of the free range that contains a free byte, as an average
+  // over all free bytes. L is the size of the largest range that this space can have. The result
+  // is 0 if no byte is free, or if all free ranges have the size L. It is near 1 if all free ranges
+  // are short.
   double fragmentation() const noexcept;
 
  private:

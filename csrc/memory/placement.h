@@ -31,10 +31,11 @@ void place_on(const std::vector<int>& nodes, Policy policy, void* base, size_t b
 // the kernel refuses the query.
 std::vector<int> block_nodes(const void* block);
 
-// Returns, for each NUMA node, the bytes of [address, address + bytes) on it. Of a page, only the
-// bytes in the range count. Only written pages have a location. Untouched pages, and pages that
-// were only read, do not count, so the sum may be less than `bytes`. A page of shared memory counts
-// if any process has written it. The result is a snapshot: the kernel may move pages at any time.
+// Returns, for each NUMA node, the bytes of [address, address + bytes) on it. If the range has only
+// a part of a page, only the bytes of that part count. Only written pages have a location.
+// Untouched pages, and pages that were only read, do not count, so the sum may be less than
+// `bytes`. A page of shared memory counts if any process has written it. The result is a snapshot:
+// the kernel may move pages at any time.
 //
 // If this process may not query pages (in containers), the kernel's tables of mappings are used;
 // then pages that were only read may count. memory/numa_maps.h lists the limits of these tables,

@@ -75,8 +75,8 @@ inline constexpr uint64_t kReservedArenaDivisor = 8;
 
 // -- Heaps
 
-// The least block of a heap with a mapping of its own. memkind would not keep a freed block of this
-// size either, and would round its size up.
+// The least block of a heap with a mapping of its own. For blocks of this size memkind has no
+// advantage: it would keep none of them after free(), and it would round their sizes up.
 // Unit: bytes
 // Below: the block is memkind's.
 // Above: from the value on, the block has a mapping of its own with no more pages than it needs, on

@@ -52,7 +52,7 @@ void check_own_part(int own, const at::Tensor& whole, const at::Tensor& part,
                     const char* operation);
 
 // Throws if a contiguous input and a contiguous output overlap. Only the input and the output of
-// rank `own` may be the same memory (-1: those of no rank).
+// rank `own` may be the same memory. If `own` is -1, no input may be the memory of an output.
 void check_apart(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
                  int own, const char* operation);
 

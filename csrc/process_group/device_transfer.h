@@ -113,9 +113,9 @@ class DeviceTransfer {
 
   const Chunks& chunks() const noexcept { return chunks_; }
 
-  // Starts the copies to the host now, except in two cases, in which start_to_host() starts them:
-  // their sizes depend on the tensor's contents, or they read memory that an earlier collective has
-  // still to write. REQUIRES: collectives call it in the order of issue.
+  // Starts the copies to the host now, except in two cases: the sizes of the copies depend on the
+  // tensor's contents, or the copies read memory that an earlier collective has still to write.
+  // Then start_to_host() starts them. REQUIRES: collectives call it in the order of issue.
   void issue();
 
   // Queues the copies to the host, after the results that the group has queued so far. Does

@@ -1,6 +1,6 @@
 // A record of a group's latest operations, to diagnose a hang. When an operation times out, on this
-// rank or another, the records of all groups of the process are written to a file in the format of
-// PyTorch's flight recorder. Unfinished operations are also logged.
+// rank or another, the process writes the records of all its groups to a file. The file has the
+// format of PyTorch's flight recorder. Unfinished operations are also logged.
 //
 // Threads: every member may be called from any thread. Lock order: the lock of the process's list
 // of records, then one record's mutex_; no other lock is taken under them.

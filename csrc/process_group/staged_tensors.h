@@ -37,8 +37,9 @@ class StagedTensors {
   std::vector<communicator::Source> inputs(const std::vector<at::Tensor>& tensors);
   std::vector<communicator::Sink> outputs(const std::vector<at::Tensor>& tensors);
 
-  // Returns one buffer for all `tensors`, which have one type: their copies, one after the other,
-  // with every element multiplied by `factor`. The results are copied back to the tensors.
+  // Returns one buffer with copies of all `tensors`, one after the other. Every element is
+  // multiplied by `factor`. The results are copied back to the tensors. REQUIRES: the tensors have
+  // one type.
   communicator::Sink packed(const std::vector<at::Tensor>& tensors, double factor);
 
   // Do the same as input() and in_place(), but multiply every element by `factor` before the

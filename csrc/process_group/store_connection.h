@@ -1,8 +1,9 @@
 // The connection of this process to a c10d store, shared by all of its groups.
 //
-// One thread makes the calls of all groups, one after another. So a store that does not answer (a
-// stopped process, a broken link) delays no caller past its deadline; no call waits in the store.
-// Groups whose PrefixStores are in the same store share the connection.
+// One thread makes the calls of all groups, one after another. A caller waits for this thread until
+// its deadline at most, also if the store does not answer (a stopped process, a broken link). The
+// thread never uses the store's own waits. Groups whose PrefixStores are in the same store share
+// the connection.
 //
 // While a group is being formed, calls go over PyTorch's own connection, as PyTorch's own calls do
 // then. Later calls to a TCPStore go over a second connection, a clone, because other code may

@@ -106,7 +106,7 @@ class StreamConnection final : public EventLoop::Served,
   std::optional<protocol::FrameStream> stream_;  // none after gone()
   std::shared_ptr<Session> session_;             // none: the client has not joined
   protocol::Header request_{};                   // the last one received
-  Access writing_;                               // where the payload of a kWrite goes
+  Access writing_;                               // the destination of a kWrite's payload
   uint64_t served_ = 0;                          // bytes in this turn
   uint32_t unanswered_ = 0;
   uint32_t interest_ = 0;

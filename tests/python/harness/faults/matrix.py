@@ -269,7 +269,7 @@ def verdict(cell: Cell) -> Verdict:
     return rule(cell).verdict
 
 
-def sensible() -> list[Cell]:
+def possible() -> list[Cell]:
     return [cell for cell in CELLS if verdict(cell) is not Verdict.IMPOSSIBLE]
 
 
@@ -279,17 +279,17 @@ def pairs(cell: Cell) -> Iterator[tuple[Enum, Enum]]:
 
 
 def covering() -> list[Cell]:
-    """Return few sensible cells that have every pair of values that any sensible cell has.
+    """Return few possible cells that have every pair of values that any possible cell has.
 
     A greedy search always takes the cell with most uncovered pairs. Among equals it takes the cell
     whose values were chosen least often, so that all places and modes are covered evenly.
     """
-    left = {pair for cell in sensible() for pair in pairs(cell)}
+    left = {pair for cell in possible() for pair in pairs(cell)}
     times: Counter[Enum] = Counter()
     chosen = []
     while left:
         best = max(
-            sensible(),
+            possible(),
             key=lambda cell: (
                 sum(pair in left for pair in pairs(cell)),
                 -sum(times[value] for value in cell.values),
