@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import digits
 import evidence
 import torch
 import torch.distributed as dist
-import training
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -51,14 +49,16 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     graphs: Any = dataset()  # a list, where PyTorch's types ask for a Dataset
     sampler: DistributedSampler[Data] = DistributedSampler(graphs)
-
-    def losses() -> Iterator[torch.Tensor]:
-        for epoch in range(2):
-            sampler.set_epoch(epoch)
-            for batch in DataLoader(graphs, batch_size=32, sampler=sampler):
-                yield cross_entropy(model(batch), batch.y)
-
-    evidence.write(options.folder, training.train(optimizer, losses()), model)
+    losses = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for batch in DataLoader(graphs, batch_size=32, sampler=sampler):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(batch), batch.y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    evidence.write(options.folder, losses, model)
     dist.destroy_process_group()
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import digits
 import evidence
 import torch
 import torch.distributed as dist
-import training
 from lightly.loss import BarlowTwinsLoss, NTXentLoss, VICRegLoss
 from lightly.models.modules import SimCLRProjectionHead
 from torch import nn
@@ -29,15 +26,17 @@ def main() -> None:
     ]
     pixels, _ = digits.dataset().tensors
     torch.manual_seed(rank)  # of the noise
-
-    def losses() -> Iterator[torch.Tensor]:
-        for step in range(18):
-            own = pixels[(rank + step) % (4 * size) :: 4 * size]
-            views = torch.cat([own + 0.1 * torch.randn_like(own) for _ in range(2)])
-            first, second = model(views).chunk(2)
-            yield criteria[step % 3](first, second)
-
-    evidence.write(options.folder, training.train(optimizer, losses()), model)
+    losses = []
+    for step in range(18):
+        own = pixels[(rank + step) % (4 * size) :: 4 * size]
+        views = torch.cat([own + 0.1 * torch.randn_like(own) for _ in range(2)])
+        first, second = model(views).chunk(2)
+        loss = criteria[step % 3](first, second)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    evidence.write(options.folder, losses, model)
     dist.destroy_process_group()
 
 

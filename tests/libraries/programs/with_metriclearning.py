@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import digits
 import evidence
 import torch
 import torch.distributed as dist
-import training
 from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss, TripletMarginLoss
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 from pytorch_metric_learning.utils.distributed import (
@@ -29,17 +26,19 @@ def main() -> None:
     mined = DistributedLossWrapper(TripletMarginLoss())
     efficient = DistributedLossWrapper(NTXentLoss(), efficient=True)
     memory = DistributedLossWrapper(CrossBatchMemory(NTXentLoss(), 10, memory_size=256))
-
-    def losses() -> Iterator[torch.Tensor]:
-        for step in range(18):
-            own = torch.arange(digits.IMAGES)[(rank + step) % (8 * size) :: 8 * size]
-            embeddings = model(images[own])
-            if step % 3 == 0:
-                yield mined(embeddings, labels[own], miner(embeddings, labels[own]))
-            else:
-                yield (efficient if step % 3 == 1 else memory)(embeddings, labels[own])
-
-    evidence.write(options.folder, training.train(optimizer, losses()), model)
+    losses = []
+    for step in range(18):
+        own = torch.arange(digits.IMAGES)[(rank + step) % (8 * size) :: 8 * size]
+        embeddings = model(images[own])
+        if step % 3 == 0:
+            loss = mined(embeddings, labels[own], miner(embeddings, labels[own]))
+        else:
+            loss = (efficient if step % 3 == 1 else memory)(embeddings, labels[own])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    evidence.write(options.folder, losses, model)
     dist.destroy_process_group()
 
 
