@@ -282,7 +282,9 @@ def test_the_commands_of_the_quickstart_train(tmp_path: Path) -> None:
     info, one_node, two_nodes, two_nodes_here, logged = run_commands(page, tmp_path)
     assert "torch_hbmcomm" in info
     assert one_node == "2 ranks, loss 0.0000\n"
-    assert two_nodes == two_nodes_here == "4 ranks, loss 0.0000\n"
+    # Agents of torchrun that leave at different times may add warnings about their store.
+    for output in (two_nodes, two_nodes_here):
+        assert output.count("4 ranks, loss 0.0000\n") == 1, output
     assert "2 ranks, loss 0.0000\n" in logged
     for rank in range(2):
         assert re.search(rf"\[hbm rank {rank}\] info: .*running on NUMA node", logged), logged
