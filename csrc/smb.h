@@ -52,8 +52,9 @@ int smb_init(void);
 void smb_terminate(void);
 
 /* Returns the zero-filled local copy of a segment of `size` bytes, or NULL with errno set.
- * - `key` NULL or *key == 0: creates a segment under a new key, stored in *key.
- * - shmflg 0, as in shmget(2): attaches to an existing segment of `size` bytes (0: any size).
+ * If `key` is NULL or *key is 0, creates a segment under a new key, and stores the key in *key.
+ * Otherwise `shmflg` decides, as in shmget(2):
+ * - 0: attaches to an existing segment of `size` bytes; `size` 0 accepts any size.
  * - IPC_CREAT: creates the segment if no segment has the key.
  * - IPC_CREAT | IPC_EXCL: creates the segment, or fails with EEXIST.
  * - SHM_RDONLY: shm_wsync() and shm_accum() into the segment are refused.
@@ -67,7 +68,8 @@ int smb_exists(uint64_t key);
 
 /* Ends the attachment and frees the copy. If this attachment created the segment, deletes its key
  * too. Then no process can attach any more, and the box frees the segment's memory when its last
- * attachment has ended. `ptr`: returned by shm_alloc(); NULL does nothing. */
+ * attachment has ended. REQUIRES: shm_alloc() returned `ptr`, or `ptr` is NULL; for NULL, the call
+ * does nothing. */
 void shm_free(void* ptr);
 
 /* Deletes the key of the segment that `ptr` points into, whichever process created it: no process
@@ -78,14 +80,14 @@ int smb_delete(void* ptr);
 /* Returns the key of the segment that `ptr` points into; 0 with errno set if there is none. */
 unsigned long shm_get_key(void* ptr);
 
-/* Copy `size` bytes from `ptr` on: shm_rsync() from the box to the local copy, shm_wsync() from the
- * local copy to the box. */
+/* Transfer the `size` bytes of the local copy that begin at `ptr`: shm_rsync() reads them from the
+ * box, and shm_wsync() writes them to the box. */
 int shm_rsync(void* ptr, size_t size);
 int shm_wsync(void* ptr, size_t size);
 
-/* Adds in the box: dst[i] += src[i], over `size` bytes of the two segments, from the offsets that
- * `dst` and `src` have in their copies. `type`: of the elements (SMB_FLOAT and others). Loses no
- * concurrent shm_accum(). Neither reads nor changes the copies. */
+/* Adds in the box: dst[i] += src[i], over `size` bytes of the two segments. `dst` and `src` point
+ * into local copies, and so give the offsets in the segments. `type`: the element type, such as
+ * SMB_FLOAT. No concurrent shm_accum() is lost. Neither reads nor changes the local copies. */
 int shm_accum(void* dst, void* src, size_t size, unsigned int type);
 
 /* Returns the error of this thread's last call, valid until its next call. */

@@ -71,7 +71,7 @@ void add_page(Stats& stats, std::span<const std::byte> payload) {
 
 // The parts of a client. Each part knows only the parts before it. The table owns the lock on the
 // client's state. The engine owns the hold: only the thread that has the hold uses the transport.
-// The reconnector owns the thread that keeps the connection.
+// The reconnector owns the client's own thread, which reconnects.
 //
 // Lock order: `closer`, the hold on the engine, the lock of the table.
 struct Core {
@@ -83,7 +83,7 @@ struct Core {
         reconnector(options, dialer, table, engine) {}
 
   const ClientOptions options;
-  Dialer dialer;  // once connected, only the reconnector calls its members that are not const
+  Dialer dialer;  // once connected, only the reconnector calls its non-const members
   RequestTable table;
   ProgressEngine engine;
   Reconnector reconnector;

@@ -5,15 +5,16 @@
 //
 // Lost connections: the client tries to reconnect for `reconnect_timeout`. Then it sends again all
 // requests that have no reply. Accumulates, fetch_adds, allocs, frees and removes keep their
-// sequence numbers, by which the box applies each exactly once. If the session's lease has ended
-// before that, such a request fails with BoxError kUnreachable if the box may have executed it.
+// sequence numbers, by which the box applies each exactly once. If the session's lease ends before
+// the client reconnects, such a request, except a free, fails with BoxError kUnreachable if the box
+// may have executed it.
 //
 // If the box returns without its data, operations on its segments fail with kLost. If it does not
 // return within `reconnect_timeout`, every operation fails with kUnreachable from then on.
 //
 // Threads: any, but one at a time for a Batch. One of the threads that wait for an operation
 // progresses all operations of the client. While no thread waits, the client's own thread does so,
-// and keeps the lease. That thread also reconnects. In a forked child the client cannot be used:
+// and renews the lease. This thread also reconnects. In a forked child the client cannot be used:
 // operations, waits, memory(), register_memory() and close() throw Error(kUnavailable).
 //
 // Errors: an invalid argument throws Error(kInvalid) before anything is sent; box/client/error.h
@@ -38,12 +39,13 @@ class ClientOperation;
 struct Attachment;
 struct Touch;
 
-// An attachment to a segment; copies share it. It ends with Client::free or with the client.
+// An attachment to a segment. Copies of a Segment share the attachment. Client::free or the end of
+// the client ends it.
 class Segment {
  public:
   protocol::Id key() const noexcept;
   uint64_t size() const noexcept;  // bytes
-  bool created() const noexcept;   // created by this attachment, zero-filled
+  bool created() const noexcept;   // true if this attachment created the segment, zero-filled
   bool read_only() const noexcept;
 
   // Returns the memory of the segment on shm, valid while the pointer is held. Throws
@@ -87,7 +89,7 @@ class Future {
 // Operations that are issued together, so that their short frames share packets.
 //
 // The caller must keep `local` alive, and the data of a write unchanged, until Future::done()
-// returns true. `hold`, if given, is kept at least as long.
+// returns true. The client keeps `hold`, if given, at least until then.
 class Batch {
  public:
   ~Batch();  // unissued operations fail
@@ -102,7 +104,7 @@ class Batch {
   Future fetch_add(const Segment& segment, uint64_t offset, int64_t addend);
 
   // Issues the operations collected since the last issue, in the order of their calls, without
-  // waiting. If the client is closed or a segment was freed, throws: none is issued, and all of
+  // waiting. If the client is closed or a segment was freed, throws and issues none of them; all of
   // them fail.
   void issue();
 
@@ -147,8 +149,8 @@ class Client {
   // and remove, of any client, that had returned before the call.
   bool exists(protocol::Id key);
 
-  // Read and write copy in the caller if possible: on shm, with a live connection and no
-  // conflicting unfinished operation. `hold`: as in Batch. It is required if `while_waiting` may
+  // On shm, read() and write() copy in the calling thread if the connection is live and no
+  // unfinished operation conflicts. `hold`: as in Batch. It is required if `while_waiting` may
   // throw, because the operation may then still use `local` after the call.
   void read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
             const std::shared_ptr<const void>& hold = nullptr);

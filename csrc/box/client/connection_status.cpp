@@ -31,8 +31,7 @@ void ConnectionStatus::broke(const std::string& why, bool wanted) {
   } else {
     ++fruitless_;
   }
-  // A loss is no reason for a warning if no operation needs the box: a box may be closed before its
-  // idle clients are.
+  // Warn only if an operation needs the box, because a box may be closed before its idle clients.
   if (wanted) {
     warn();
   } else {

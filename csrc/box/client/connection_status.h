@@ -1,6 +1,6 @@
 // The status of a client's connection to its box, and the texts about an outage.
 //
-// An outage begins when a connection breaks. A further connection does not end the outage if it
+// An outage begins when a connection breaks. The outage continues if the next connection also
 // breaks before the box has replied over it, while an operation needs the box.
 //
 // Threads: one at a time; the lock of the request table guards it.
@@ -26,18 +26,19 @@ class ConnectionStatus {
   bool up() const noexcept { return state_ == State::kUp; }
   const std::string& box() const noexcept { return box_; }  // the URL
 
-  // The box has answered a request over the connection that is up.
+  // Records that the box has replied to a request over the current connection.
   void answered() noexcept { answered_ = true; }
 
-  // Changes kUp to kBroken. `wanted`: an operation needs the box, so the log warns of the loss.
+  // Changes kUp to kBroken. `wanted`: true if an operation needs the box; then the log warns of the
+  // loss.
   void broke(const std::string& why, bool wanted);
 
-  // Warns of the loss, once in an outage. REQUIRES: kBroken.
+  // Logs a warning of the loss, once in an outage. REQUIRES: the state is kBroken.
   void warn();
 
   void attempt_failed(const std::string& why) { last_attempt_ = why; }
 
-  // Changes kBroken to kUp, and logs it. `same_generation`: the box still has its data.
+  // Changes kBroken to kUp, and logs it. `same_generation`: true if the box still has its data.
   void restored(bool same_generation);
 
   // Changes kBroken to kUnreachable, and logs it.
@@ -57,7 +58,7 @@ class ConnectionStatus {
 
   const std::string box_;
   State state_ = State::kUp;
-  bool answered_ = true;  // the box has replied over the connection that is up, or broke last
+  bool answered_ = true;  // the box has replied over the connection that is up, or that broke last
 
   // The outage:
   std::string why_;

@@ -39,7 +39,7 @@ transport::OpenedTransport open_socket_of(const protocol::Joined& probe,
   return opened;
 }
 
-// Uses the session that the probe began or resumed.
+// Joins the box over TCP as a probe. Opens shm in the session that the probe began or resumed.
 transport::OpenedTransport open_shm_by_tcp(transport::TransportOptions opening) {
   opening.connections = 1;
   const transport::OpenedTransport probe = transport::open_tcp(opening);

@@ -1,7 +1,8 @@
 // Connects to a box, and leaves it. Chooses the transport once, by probing, and uses it again after
 // a break.
 //
-// Threads: dial() and dial_again() by one at a time; the rest by any once dial() has returned.
+// Threads: one at a time may call dial() and dial_again(). Any may call the other members once
+// dial() has returned.
 #pragma once
 
 #include <chrono>
@@ -47,8 +48,8 @@ class Dialer {
   std::string why_;
 };
 
-// Ends the session with its attachments, then the transport. If the box does not reply within
-// kLeaveTimeout, the box ends the session when the lease is over.
+// Ends the session and its attachments, then destroys the transport. If the box does not reply
+// within kLeaveTimeout, the box ends the session when the lease is over.
 void leave(std::unique_ptr<transport::Transport> transport, const std::string& box);
 
 }  // namespace hbm::box::client

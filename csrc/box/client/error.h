@@ -15,8 +15,8 @@ class BoxError : public Error {
   enum class Cause {
     kRefused,      // refused by the box, and no cause below applies
     kLost,         // the segment is gone: the box restarted without its data, or lost that key
-    kUnreachable,  // no connection for longer than reconnect_timeout, or than the lease while a
-                   // request was in flight
+    kUnreachable,  // no connection for longer than reconnect_timeout; or the lease ended, and the
+                   // box may have executed the request
     kDenied,       // wrong token, refused user, or no right to write
     kNoSuchKey,
     kKeyInUse,

@@ -1,9 +1,10 @@
-// An operation of a client, from its issue to its reply; the segments that it touches; the order of
-// operations.
+// A client's operations, from issue to reply, the segments that they touch, and the order in which
+// they run.
 //
 // Two operations conflict if they touch the same bytes of a segment and one of them changes these
-// bytes. The later operation waits until the earlier one is finished. If both are sequenced, it
-// waits only until the earlier one is posted, because the box executes sequenced requests in order.
+// bytes. The later operation waits until the earlier one is finished. If both are sequenced, the
+// later one waits only until the earlier one is posted, because the box executes sequenced requests
+// in order.
 //
 // Threads: members set before the issue do not change. Any thread may read `issued`. The lock of
 // the request table guards `stage`, the members below it, and the functions of `order`. The
@@ -91,7 +92,7 @@ class ClientOperation {
   }
   bool is_sequenced() const noexcept { return protocol::sequenced(opcode()); }
 
-  // Returns true if the operation touches no bytes, and is thus done.
+  // Returns true if the operation touches no bytes, so there is nothing to do.
   bool is_empty() const noexcept {
     return (is_transfer() || opcode() == protocol::Opcode::kAccumulate) &&
            touches[0].begin == touches[0].end;
@@ -115,13 +116,14 @@ class ClientOperation {
 
   // The outcome.
   std::optional<Failure> failure;
-  int64_t value = 0;                       // kFetchAdd: the value before; kExists: 1 or 0
+  int64_t value = 0;                       // kFetchAdd: the value before the addition; kExists: 1
+                                           // or 0
   std::shared_ptr<Attachment> attachment;  // kAlloc
   std::vector<std::byte> payload;          // kStats
 
   Stage stage = Stage::kBlocked;
   uint64_t number = 0;   // sequence number once posted; 0: none yet
-  bool expired = false;  // the deadline passed while the transport used its memory
+  bool expired = false;  // the deadline passed while the transport used the operation's memory
   unsigned blockers = 0;
   std::vector<ClientOperation*> behind_post;    // operations that wait until this one is posted
   std::vector<ClientOperation*> behind_finish;  // operations that wait until this one is finished

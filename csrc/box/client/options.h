@@ -16,7 +16,7 @@ namespace hbm::box::client {
 
 enum class TransportChoice { kAuto, kShm, kTcp, kVerbs };
 
-// Throws Error(kInvalid), naming the four choices, for any name but auto, shm, tcp and verbs.
+// Throws Error(kInvalid), naming the four choices, if `name` is not auto, shm, tcp or verbs.
 TransportChoice parse_transport(const std::string& name);
 const char* transport_name(protocol::TransportKind transport) noexcept;
 const char* transport_name(TransportChoice choice) noexcept;
@@ -29,8 +29,8 @@ struct ClientOptions {
   // fails to connect.
   TransportChoice transport = TransportChoice::kAuto;
   uint32_t lanes = 4;  // connections of tcp, queue pairs of verbs
-  // With a token: authenticate all frames on tcp after the join, and control messages on verbs,
-  // under keys of each connection. Then each end detects changes on the network. Must agree with
+  // With a token: authenticate all frames on tcp after the join, and control messages on verbs.
+  // Each connection has its own keys. So each end detects changes on the network. Must agree with
   // the option of the box.
   bool seal = true;
   bool read_only = false;  // the client cannot write, and the box enforces it

@@ -18,8 +18,8 @@ protocol::Stores stores_of(size_t bytes) {
 }
 
 // Returns true if the operation does not delay the reply to a ping that is sent after it.
-// Transfers, kAlloc and kAccumulate can take long: they touch much memory, or a slow network
-// carries them. A kExists waits while another client creates or deletes the segment of its key.
+// Transfers, kAlloc and kAccumulate can take long, because they touch much memory, or because the
+// network is slow. A kExists waits while another client creates or deletes the segment of its key.
 bool is_quick(const OperationPointer& operation) {
   return !operation->is_transfer() && operation->opcode() != protocol::Opcode::kAlloc &&
          operation->opcode() != protocol::Opcode::kExists &&
@@ -139,8 +139,8 @@ void ProgressEngine::ping_if_due(Clock::time_point now) {
   if (now < next_ping_) return;
   next_ping_ = now + lease_ / kPingsPerLease;
   if (ping_ && ping_->stage != ClientOperation::Stage::kFinished) {
-    // A ping may wait behind a long request, such as an accumulate. If all requests are quick, a
-    // missing reply means that the box hangs.
+    // A ping may wait behind a long request, such as an accumulate. If all requests in flight are
+    // quick, a missing reply means that the box hangs.
     const bool alone = table_.posted_count() == 1;
     const auto timeout = alone ? lease_ : std::max<Clock::duration>(lease_, kHungBoxTimeout);
     const bool hangs = now - pinged_ > timeout && std::ranges::all_of(posted_, is_quick);
@@ -205,8 +205,8 @@ void ProgressEngine::copy_some() {
   }
 }
 
-// Releases the lock during the copy. take_transport() waits for copiers_, so the transport stays;
-// the grant keeps the mapping.
+// Releases the lock during the copy. take_transport() waits until copiers_ is 0, so the transport
+// stays. The grant keeps the segment mapped.
 bool ProgressEngine::copy(RequestTable::Lock& lock, protocol::Opcode opcode, const Touch& touch,
                           std::byte* local) {
   const std::shared_ptr<transport::Grant> grant = touch.attachment->grant;

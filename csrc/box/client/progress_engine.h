@@ -52,9 +52,9 @@ class ProgressEngine {
   // Error(kInvalid) for an operation that was not issued.
   bool wait(ClientOperation& operation, Clock::time_point until);
 
-  // Copies now, in the caller, if the segment is mapped, the connection is up, and no unfinished
-  // operation conflicts. Returns false if it copied nothing. `touch`: the bytes of the segment;
-  // `local` has the same length.
+  // Copies now, in the calling thread, if the segment is mapped, the connection is up, and no
+  // unfinished operation conflicts. Returns false if it copied nothing. `touch`: the bytes of the
+  // segment; `local` has the same length.
   bool copy_now(protocol::Opcode opcode, const Touch& touch, std::byte* local);
 
   RegisteredMemory& registered_memory() noexcept { return registered_memory_; }
@@ -64,13 +64,13 @@ class ProgressEngine {
   Hold hold() { return Hold(hold_); }
   Hold try_hold() { return Hold(hold_, std::try_to_lock); }
 
-  // Makes one turn, until `until` at most: posts, progresses and completes operations.
-  // `with_copies`: also makes queued copies from and to mapped segments. REQUIRES: the engine is
-  // held.
+  // Makes one turn: pings the box if a ping is due, posts ready operations, sends and receives, and
+  // completes the answered operations. Sleeps until `until` at most. `with_copies`: if true, also
+  // makes queued copies from and to mapped segments. REQUIRES: the engine is held.
   void step(Clock::time_point until, bool with_copies);
 
   // Returns the transport, or null if there is none. REQUIRES: the engine is held, or the table is
-  // locked, or the caller is the reconnector's thread, which alone replaces it.
+  // locked, or the caller is the reconnector's thread, the only thread that replaces the transport.
   transport::Transport* transport() const noexcept { return transport_.get(); }
 
   // Wakes the progress thread if it sleeps. REQUIRES: the table is locked.
@@ -82,7 +82,8 @@ class ProgressEngine {
   // Returns the operations posted on the transport. REQUIRES: the engine is held.
   const Operations& posted() const noexcept { return posted_; }
 
-  // Waits for threads that copy, and removes the transport. REQUIRES: the engine is held.
+  // Waits until no thread copies from or to mapped segments. Then removes the transport and returns
+  // it. REQUIRES: the engine is held.
   std::unique_ptr<transport::Transport> take_transport();
 
   // Destroys the transport, and fails transfers whose deadline passed while it used their memory.
@@ -93,7 +94,8 @@ class ProgressEngine {
   // transport.
   void replace_transport(std::unique_ptr<transport::Transport> transport, Clock::duration lease);
 
-  // Returns and forgets the operations of the last transport. REQUIRES: the engine is held.
+  // Returns the operations posted on the last transport, and clears the list. REQUIRES: the engine
+  // is held.
   Operations take_posted() noexcept { return std::exchange(posted_, {}); }
 
   // Posts the operations. REQUIRES: the engine is held.

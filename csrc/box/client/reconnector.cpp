@@ -189,7 +189,8 @@ void Reconnector::attach_again(transport::Transport& transport, uint64_t applied
       renewals.push_back({std::move(attachment), nullptr});
     }
   }
-  // Do not restore an attachment that the box has freed already, or freed with the last session.
+  // Do not restore an attachment with a posted kFree if the box has executed this kFree, or if the
+  // last session has ended.
   for (const OperationPointer& operation : engine_.posted()) {
     if (operation->opcode() != protocol::Opcode::kFree || operation->number > applied) continue;
     std::erase_if(renewals, [&](const Renewal& renewal) {

@@ -40,7 +40,7 @@ class Reconnector {
   void sleep(Clock::time_point until);
   bool pause(Clock::duration delay);  // false: stop
 
-  // REQUIRES for all: the engine is held.
+  // reconnect() takes the hold on the engine. The functions after it REQUIRE the hold.
   void reconnect();
   bool try_again(std::chrono::milliseconds timeout);
   void attach_again(transport::Transport& transport, uint64_t applied,
@@ -53,7 +53,7 @@ class Reconnector {
   RequestTable& table_;
   ProgressEngine& engine_;
   protocol::Id session_;
-  protocol::Id generation_;  // of the store of the box
+  protocol::Id generation_;  // store generation of the box
   std::thread thread_;
 };
 

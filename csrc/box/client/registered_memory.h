@@ -2,7 +2,7 @@
 // verbs from and to such memory need no copy.
 //
 // Threads: any; register_with() only by the progress engine. If a transport fails to register
-// memory, the failure is logged, and the transfers are copied.
+// memory, the failure is logged, and transfers copy the data.
 #pragma once
 
 #include <atomic>

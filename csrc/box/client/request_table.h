@@ -39,7 +39,7 @@ class RequestTable {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  // `timeout`: of each operation; 0: none. `box`: its URL, for errors and the log.
+  // `timeout`: of each operation; 0: none. `box`: the URL of the box, for errors and the log.
   RequestTable(std::chrono::milliseconds timeout, std::string box)
       : timeout_(timeout), status_(std::move(box)) {}
   RequestTable(const RequestTable&) = delete;
@@ -49,7 +49,8 @@ class RequestTable {
 
   uint32_t new_handle() noexcept { return next_handle_.fetch_add(1, std::memory_order_relaxed); }
 
-  // Wakes the reconnector's thread: the connection broke, or operations have no progress thread.
+  // Wakes the reconnector's thread, for example when the connection breaks, or when there is work
+  // and no progress thread.
   protocol::WakeEvent& wake_event() noexcept { return wake_event_; }
 
   // -- The connection
@@ -62,7 +63,8 @@ class RequestTable {
   // -- Issue
 
   // Issues the operations in this order. An operation that fails now, or touches no bytes, settles
-  // now. Throws BoxError kClosed, or Error(kInvalid) for a freed segment, with none issued.
+  // now. Throws BoxError kClosed after close(), or Error(kInvalid) for a freed segment; then none
+  // is issued.
   void issue(std::span<const OperationPointer> operations);
 
   // Issues an operation without checks. The engine issues its pings this way.
@@ -110,13 +112,13 @@ class RequestTable {
   // Returns the attachments that are not lost.
   std::vector<std::shared_ptr<Attachment>> attachments() const;
 
-  // Marks an attachment as lost after a restart, and fails its operations. `deleted`: no segment
-  // has the key, so a delete in flight has succeeded.
+  // Marks an attachment as lost after a restart, and fails its operations. `deleted`: true if no
+  // segment has the key; then a delete in flight has succeeded.
   void lose(Attachment& attachment, const std::string& why, bool deleted = false);
   void lose_all(const std::string& why);
 
-  // Returns which of the operations of the last transport to send again, in order. Finishes the
-  // others, or makes them ready to be posted under new numbers.
+  // `posted`: the operations on the last transport. Returns those to send again, in order. Finishes
+  // the others, or makes them ready to be posted under new numbers.
   Operations repost(Operations posted, bool same_session, bool same_generation);
 
   // -- The end
@@ -125,7 +127,8 @@ class RequestTable {
   bool stopping() const noexcept { return stopping_; }
 
   // Rejects further operations. Waits until no operation is unfinished, the connection is no longer
-  // up, or `until` has passed. Returns the exception of `while_waiting`, which ends the wait.
+  // up, or `until` has passed. An exception of `while_waiting` ends the wait and is returned; else
+  // returns null.
   std::exception_ptr close(Lock& lock, Clock::time_point until,
                            const std::function<void()>& while_waiting);
 
@@ -163,7 +166,7 @@ class RequestTable {
 
   std::unordered_map<uint32_t, std::shared_ptr<Attachment>> attachments_;  // by handle
   std::map<protocol::Id, std::weak_ptr<std::vector<ClientOperation*>>>
-      by_key_;  // Attachment::unfinished
+      by_key_;  // for each key, its Attachment::unfinished
 
   bool closing_ = false;
   bool stopping_ = false;

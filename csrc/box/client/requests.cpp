@@ -154,7 +154,7 @@ std::shared_ptr<ClientOperation> release_request(protocol::Opcode opcode,
   auto operation = std::make_shared<ClientOperation>(opcode);
   operation->set_body(
       protocol::Release{.sequence = {}, .handle = attachment->handle, .reserved = 0});
-  // Deleting the key conflicts with no operation.
+  // Deleting the key conflicts with no operation, so a kDelete touches no bytes.
   const bool frees = opcode == protocol::Opcode::kFree;
   const uint64_t bytes = frees ? attachment->size : 0;
   operation->touches[0] = {std::move(attachment), 0, bytes, frees};

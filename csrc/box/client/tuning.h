@@ -10,7 +10,7 @@ namespace hbm::box::client {
 
 // -- The progress engine
 
-// The bytes of queued copies that one turn of the engine makes.
+// The bytes of queued copies that the engine makes in one turn, a call of ProgressEngine::step().
 // Unit: bytes
 // Below: the turn takes the next copy.
 // Above: the turn ends after the copy that reaches the value, so the engine sends, receives and
@@ -40,8 +40,9 @@ inline constexpr std::chrono::milliseconds kInterruptPeriod{100};
 // Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_a_client_is_one_session`
 inline constexpr int kPingsPerLease = 3;
 
-// The least time that the box has to reply to a ping while other quick requests (is_quick()) are in
-// flight. The time is the lease instead if the lease is longer, or if only the ping is in flight.
+// The least time that the box has to reply to a ping if all other requests in flight are quick
+// (is_quick()). The time is the lease instead if the lease is longer, or if only the ping is in
+// flight. There is no limit while a request that is not quick is in flight.
 // Below: the client continues to wait: the box may be busy with the requests before the ping.
 // Above: the client assumes that the box hangs, breaks the connection off, and connects again.
 inline constexpr std::chrono::seconds kHungBoxTimeout{10};

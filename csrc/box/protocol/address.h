@@ -26,8 +26,8 @@ struct Address {
   friend bool operator==(const Address&, const Address&) = default;
 };
 
-// Both throw Error(kInvalid) with the fault in `text`.
-std::vector<Address> parse_url(std::string_view text);  // never empty; ports are not 0
+// Each function throws Error(kInvalid), naming the fault in `text`.
+std::vector<Address> parse_url(std::string_view text);  // never returns an empty list or port 0
 Address parse_host_and_port(std::string_view text);     // for listening: "host:0", ":0", "[::]:0"
 
 }  // namespace hbm::box::protocol

@@ -1,10 +1,10 @@
-// Authenticates without encrypting: the records that one end of a connection sends after the join.
+// Authenticates, without encrypting, the records that one end of a connection sends after the join.
 // Detects changed, replayed, dropped and reordered records.
 //
-// A record is a RecordHeader, the bytes that it counts, and a Tag over both. The tag is
-// AES-256-GMAC (NIST SP 800-38D) under a key for this direction of this connection. Its nonce is
-// the number of the record, from 0. The number is not sent: any record except the next one has a
-// wrong tag.
+// A record consists of a RecordHeader, content, and a Tag over the header and the content. The tag
+// is AES-256-GMAC (NIST SP 800-38D) under a key for this direction of this connection. The nonce is
+// the number of the record, from 0. Each end counts the records, and the number is not sent. So any
+// record other than the next one has a wrong tag.
 //
 // Threads: one at a time.
 #pragma once
@@ -36,7 +36,7 @@ struct MacKeys {
   MacKey to_client;
 };
 
-// A record is not the one that the peer sent next.
+// Thrown if a received record is not the next one that the peer sent.
 class Forged : public Error {
  public:
   explicit Forged(const char* how);
@@ -50,8 +50,8 @@ class Authenticator {
   // Returns the tag of the next record. On a stream `record` includes the RecordHeader.
   Tag next_tag(std::span<const std::byte> record);
 
-  // Returns the next record, without the tag at the end of `tagged`. Throws Forged if the tag is
-  // wrong.
+  // Checks the next record. Returns it without the tag at the end of `tagged`. Throws Forged if the
+  // tag is wrong.
   std::span<const std::byte> verify(std::span<const std::byte> tagged);
 
  private:

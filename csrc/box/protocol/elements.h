@@ -17,13 +17,14 @@
 
 namespace hbm::box::protocol {
 
-// The memory of payloads, which decides how they are copied.
+// The kind of memory that payloads are in. It decides how they are copied.
 enum class Payloads {
   kPrivate,  // only this stream accesses it until the payload is sent or received
   kShared,   // other threads and processes access it concurrently: copied by elements
 };
 
-// How a copy stores. On x86-64, non-temporal stores bypass the caches; elsewhere both are the same.
+// How a copy stores. On x86-64, non-temporal stores bypass the caches; elsewhere both values mean
+// the same.
 enum class Stores { kCached, kNonTemporal };
 
 // Copy `bytes` bytes. Neither address needs alignment.
@@ -32,9 +33,9 @@ void load_elements(std::byte* own, const std::byte* shared, uint64_t bytes,
 void store_elements(std::byte* shared, const std::byte* own, uint64_t bytes,
                     Stores stores = Stores::kCached) noexcept;
 
-// Divides a copy between elements. `all`: the bytes still to copy from or to `shared`; `bytes`:
-// those that the caller could copy now. Returns how many to copy now: the copy ends at an address
-// of `shared` that is a multiple of 8, or at the end of `all`.
+// Splits a copy so that it cuts no element. `all` bytes are left to copy from or to `shared`, and
+// the caller could copy `bytes` of them now. Returns how many bytes to copy now: the copy then ends
+// at the end of `all`, or at an address of `shared` that is a multiple of 8.
 uint64_t uncut_bytes(const std::byte* shared, uint64_t bytes, uint64_t all) noexcept;
 
 }  // namespace hbm::box::protocol

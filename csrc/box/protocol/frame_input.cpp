@@ -126,7 +126,8 @@ FrameInput::Filled FrameInput::fill(int socket) {
 
   const bool direct = !shared_ && payload_left_ > 0 && destination_ != nullptr;
   const bool reading_past = payload_left_ > 0 && destination_ == nullptr;
-  // After a bulky frame another one is likely, whose payload should not pass through the buffer.
+  // After a bulky frame another bulky frame is likely. Only its head should be received into the
+  // buffer, because its payload should not pass through the buffer.
   const bool bulky = !shared_ && header_.payload_bytes > kBulkBytes && !reading_past;
   std::array<iovec, 2> parts;
   size_t count = 0;
@@ -195,8 +196,8 @@ FrameInput::Filled FrameInput::fill_records(int socket) {
   const uint64_t before = arrived_end_ - next_record_;
   const bool record_begun = before >= sizeof(RecordHeader);
   uint64_t asked = kRecordBuffer - arrived_end_;
-  // After a long record another one is likely. Receive only its header now, because all of it that
-  // is in the buffer will be moved to the front.
+  // After a long record another one is likely. Receive only its header now, because make_room()
+  // moves each byte of it that is in the buffer.
   if (record_begun && record_bytes() >= kBulkBytes)
     asked = record_bytes() - before + sizeof(RecordHeader);
   iovec part{buffer_.get() + arrived_end_, asked};

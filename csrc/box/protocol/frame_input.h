@@ -5,8 +5,9 @@
 // destination, and the start of the next frame in the buffer.
 //
 // If the payload goes to shared memory, every byte passes through the buffer and is stored element
-// by element (elements.h). A copy by the kernel would end inside an element, at a packet boundary.
-// An incomplete element stays in the buffer until its other bytes have arrived.
+// by element (elements.h). The kernel does not copy to the destination, because its copy can end
+// inside an element, at a packet boundary. An incomplete element stays in the buffer until its
+// other bytes have arrived.
 //
 // Records (authenticator.h) pass through the buffer too, one at a time. No frame is parsed from a
 // record before its tag is verified.
@@ -31,20 +32,20 @@
 
 namespace hbm::box::protocol {
 
-// Consumes received frames. receive() passes on an exception of a member; the stream must not be
-// used afterwards.
+// Consumes received frames. receive() passes on any exception of a member. The stream must not be
+// used after an exception.
 class FrameReceiver {
  public:
-  // Checks a header before its sizes are used. Returns null, or the fault, with which receive()
-  // throws Error(kNetwork).
+  // Checks a header before its sizes are used. Returns null if it is valid, else the fault:
+  // receive() then throws Error(kNetwork) with the fault.
   virtual const char* check(const Header& header) = 0;
 
   // Returns where to store the payload, header.payload_bytes long, or null to skip it. Called once
   // per frame with a payload, before frame().
   virtual std::byte* payload_destination(const Header& header, std::span<const std::byte> body) = 0;
 
-  // Called for each complete frame. `descriptor`: passed with it over a Unix socket, or none.
-  // `body` is valid during the call only.
+  // Called for each complete frame. `descriptor`: the one passed with the frame over a Unix socket,
+  // or none. `body` is valid during the call only.
   virtual void frame(const Header& header, std::span<const std::byte> body,
                      Descriptor descriptor) = 0;
 
@@ -54,7 +55,7 @@ class FrameReceiver {
 
 class FrameInput {
  public:
-  // `passes_descriptors`: the socket is a Unix socket.
+  // `passes_descriptors`: true if the socket is a Unix socket.
   FrameInput(bool passes_descriptors, Payloads payloads)
       : passes_descriptors_(passes_descriptors), shared_(payloads == Payloads::kShared) {}
 
@@ -73,7 +74,7 @@ class FrameInput {
     Descriptor descriptor;
   };
 
-  bool take_frame(FrameReceiver& receiver);  // from the buffer; false: incomplete
+  bool take_frame(FrameReceiver& receiver);  // from the buffer; false: the frame is incomplete
   bool take_head(FrameReceiver& receiver);
   Descriptor take_descriptor();
 
@@ -87,7 +88,7 @@ class FrameInput {
   void make_room();
   uint64_t record_bytes()
       const;             // length of the next record with its tag. REQUIRES: its header has arrived
-  bool verify_record();  // false: incomplete
+  bool verify_record();  // false: the record is incomplete
   void keep_descriptor(msghdr& message, uint64_t last_byte);
 
   uint64_t buffered() const noexcept { return end_ - begin_; }

@@ -4,9 +4,9 @@
 // descriptor arrives with bytes of its own frame. FrameInput relies on this.
 //
 // Payloads in private memory are sent without a copy. Payloads in shared memory are copied first,
-// one buffer at a time and element by element (elements.h): a copy by the kernel would end inside
-// an element. With authentication every payload is copied too, so a concurrent write cannot change
-// bytes that a tag covers. Each copy is one record (authenticator.h).
+// one buffer at a time and element by element (elements.h), because a copy by the kernel can end
+// inside an element. With authentication every payload is copied too, so a concurrent write cannot
+// change bytes that a tag covers. The content of the buffer is then one record (authenticator.h).
 //
 // Threads: one at a time.
 #pragma once
@@ -37,7 +37,8 @@ class FrameOutput {
   // Sends records with tags under `key` from now on. REQUIRES: nothing is queued.
   void authenticate(const MacKey& key) { authenticator_.emplace(key); }
 
-  // Returns the bytes queued and not sent. A copied buffer counts until all of it is sent.
+  // Returns the bytes queued and not sent. Bytes copied into the buffer count until the whole
+  // buffer is sent.
   uint64_t bytes() const noexcept { return bytes_; }
 
   enum class Flushed { kSent, kBlocked, kClosed };

@@ -23,8 +23,8 @@ Id random_id();  // never all zero
 // reveal the id.
 Id fingerprint(const Nonce& salt, const Id& id);
 
-// Return the values of Join::proof and Joined::proof. REQUIRES: all other fields are set. Zeros if
-// `token` is empty.
+// Return the values of Join::proof and Joined::proof; zeros if `token` is empty. REQUIRES: all
+// other fields of the structs are set.
 Proof client_proof(std::string_view token, const Hello& hello, const Join& join);
 Proof server_proof(std::string_view token, const Hello& hello, const Join& join,
                    const Joined& joined);
@@ -35,7 +35,7 @@ Proof server_proof(std::string_view token, const Hello& hello, const Join& join,
 MacKeys mac_keys(std::string_view token, const Hello& hello, const Join& join);
 
 // Returns the error text for ends that disagree on the option `seal`. `client`: true if the client
-// has it on.
+// has it on and the box has it off.
 const char* authentication_mismatch(bool client) noexcept;
 
 // Compares in constant time.

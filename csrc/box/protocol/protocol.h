@@ -127,8 +127,8 @@ static_assert(sizeof(Joined) == 232 && sizeof(Joined) <= kMaxBody);
 
 // Begins the body of every sequenced request. Numbers start at 1 and rise by 1 over the life of the
 // session, across reconnects. A client sends them in order, on one connection. If the box has
-// executed the request of a number before, it replays its first reply, and does not execute the
-// request again.
+// already executed the request with this number, it replays the first reply and does not execute
+// the request again.
 struct Sequence {
   uint64_t number;
   uint64_t answered;  // the client has the replies to all numbers up to this one
@@ -186,9 +186,9 @@ static_assert(sizeof(Transfer) == 16);
 
 struct Accumulate {  // target[i] += scale * source[i], or target[i] = scale * source[i]
   Sequence sequence;
-  uint64_t target_offset;  // bytes; a multiple of the target's element, as `bytes` is
-  uint64_t source_offset;  // a multiple of the source's element
-  uint64_t bytes;          // of the target; the source has as many elements
+  uint64_t target_offset;  // bytes; a multiple of the target's element size
+  uint64_t source_offset;  // bytes; a multiple of the source's element size
+  uint64_t bytes;          // in the target, of its element size; the source has as many elements
   double scale;
   uint32_t target;       // handle of the attachment
   uint32_t source;       // handle of the attachment

@@ -19,14 +19,14 @@ namespace hbm::box::protocol {
 // Measure: `smb_frame_stream_test --gtest_filter=*RefuseMalformedHeaders*`
 inline constexpr uint32_t kMaxPayload = 1u << 20;
 
-// The text of a refusal, as sent.
+// The text of a refusal that the box sends.
 // Unit: bytes
 // Below: up to and including the value, all of it is sent.
 // Above: the sender cuts it after the last whole character; a client refuses a longer one.
 // Measure: `smb_stream_listener_refusal_test --gtest_filter=*SendsTheFirst64KiBOfACause*`
 inline constexpr uint32_t kMaxCause = 64u << 10;
 
-// Sequenced requests of a client in flight. The box keeps as many replies to replay.
+// Sequenced requests of one client that are in flight. The box caches this number of replies.
 // Unit: requests
 // Below: the client posts the next one.
 // Above: from the value on, the client waits for a reply before it posts the next one. The box
@@ -35,11 +35,11 @@ inline constexpr uint32_t kMaxCause = 64u << 10;
 // --gtest_filter=Session.CachesAsManyRepliesAsAClientMayLeaveUnconfirmed`
 inline constexpr uint32_t kSequencedInFlight = 64;
 
-// The content of one authenticated record, and of one copy of payloads in shared memory. That much
-// stays in the cache of a core.
+// The content of one authenticated record, or the bytes copied at a time from payloads in shared
+// memory. This amount stays in the cache of a core.
 // Unit: bytes
-// Below: one record has all frames that are queued.
-// Above: the frames take several records; the receiver refuses a longer record.
+// Below: one record or copy takes all queued frames.
+// Above: the frames take several records or copies; the receiver refuses a longer record.
 // Measure: `smb_authenticator_test --gtest_filter=*ChecksALongPayloadRecordByRecord*`
 inline constexpr uint32_t kMostRecordBytes = 256u << 10;
 
@@ -47,7 +47,7 @@ inline constexpr uint32_t kMostRecordBytes = 256u << 10;
 
 // The receive buffer of a connection whose payloads are in private memory.
 // Unit: bytes
-// Below: one system call receives all frames that are there.
+// Below: one system call receives all frames that have arrived.
 // Above: further frames take further calls.
 // Measure: `smb_frame_stream_test --gtest_filter=*TakeManyShortFramesInFewCalls*`
 inline constexpr uint64_t kReceiveBufferBytes = uint64_t{64} << 10;
@@ -63,7 +63,8 @@ inline constexpr uint64_t kSharedReceiveBufferBytes = uint64_t{128} << 10;
 // while a payload is incomplete.
 // Unit: bytes
 // Below: during and after a short payload, a call fills the whole receive buffer, perhaps with
-// several frames. A call that receives few bytes, and fewer than it asks for, ends the turn.
+// several frames. A call that receives few bytes, and fewer than it asks for, is the last call
+// before the next poll.
 // Above: during and after a long payload, a call takes at most one header and body into the buffer.
 // So the next payload goes straight to its destination. A call that receives many bytes is followed
 // by another one without a poll, because the rest of the payload is about to arrive.

@@ -20,7 +20,7 @@ WakeEvent::WakeEvent() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
 
 void WakeEvent::signal() noexcept {
   const uint64_t once = 1;
-  // Fails only after 2^64 signals.
+  // Fails only if 2^64 signals come without a clear().
   [[maybe_unused]] const ssize_t written = write(fd_.get(), &once, sizeof(once));
 }
 

@@ -24,8 +24,8 @@ class Connection final : private protocol::FrameStream::Receiver {
   // Receives the replies.
   class Requester {
    public:
-    // Called for the reply to `request`: its status, cause, reply and payload are set, but not its
-    // `done`. `descriptor` was passed with the reply, or is none.
+    // Called for the reply to `request`. Status, cause, reply and payload of `request` are set, but
+    // `done` is not. `descriptor` was passed with the reply, or is none.
     virtual void answered(TransportRequest& request, Descriptor descriptor) = 0;
     virtual void answered(const Slice& slice, protocol::Status status,
                           const std::string& cause) = 0;
@@ -34,7 +34,8 @@ class Connection final : private protocol::FrameStream::Receiver {
     ~Requester() = default;
   };
 
-  // `box`: its name, for the texts of errors. REQUIRES: `requester` outlives the connection.
+  // `box`: the name of the box, for the texts of errors. REQUIRES: `requester` outlives the
+  // connection.
   Connection(std::unique_ptr<protocol::FrameStream> stream, std::string box, Requester& requester);
 
   int fd() const noexcept { return stream_->fd(); }
@@ -44,10 +45,11 @@ class Connection final : private protocol::FrameStream::Receiver {
   void send(const Slice& slice);
 
   uint64_t unanswered() const noexcept { return unanswered_; }      // requests
-  uint64_t moving_bytes() const noexcept { return moving_bytes_; }  // bytes of slices among them
+  uint64_t moving_bytes() const noexcept { return moving_bytes_; }  // bytes of unanswered slices
   uint64_t queued_bytes() const noexcept { return stream_->queued_bytes(); }
 
-  // Both throw Error(kNetwork) when the box closes the connection or breaks the protocol.
+  // flush() and receive() throw Error(kNetwork) when the box closes the connection or breaks the
+  // protocol.
   void flush();    // sends until the socket is full
   bool receive();  // receives until the socket is empty; true: call again without polling
 
@@ -58,7 +60,7 @@ class Connection final : private protocol::FrameStream::Receiver {
   struct Sent {
     uint64_t id = 0;  // 0: free
     protocol::Opcode opcode{};
-    uint64_t end = 0;  // position of the frame's end among all bytes queued
+    uint64_t end = 0;  // bytes queued on this connection, up to the end of this frame
     std::variant<TransportRequest*, Slice> of;
   };
 

@@ -20,7 +20,7 @@ protocol::Join authenticated_join(const TransportOptions& opening);
 // both directions. Rejects a box that does not prove the client's token. Authenticates the stream
 // afterwards if the flag kAuthenticated is set.
 //
-// Throws Refused with the reply of the box, or if a required token is missing, or if the ends
+// Throws Refused if the box refuses the join, if a required token is missing, or if the ends
 // disagree on the option `seal`. Throws Error(kNetwork), naming `box`, if the box closes the
 // connection, violates the protocol, misses `deadline` or fails to prove the token.
 protocol::Joined join_box(protocol::FrameStream& stream, const std::string& box,

@@ -1,5 +1,5 @@
-// open_shm(): one connection to the box's Unix socket. Over it the box passes the descriptors of
-// attached segments, which the client maps.
+// Implements open_shm(): opens one connection to the box's Unix socket. Over this connection the
+// box passes the descriptors of attached segments, and the client maps them.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

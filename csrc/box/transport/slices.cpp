@@ -34,10 +34,10 @@ class SlicedRequest {
   TransportRequest& request;  // valid until the last slice is answered
   const protocol::Opcode opcode;
   const uint32_t handle;
-  uint64_t offset;  // of the rest that is not cut yet, as are `local` and `left`
+  uint64_t offset;  // `offset`, `local` and `left` describe the part that is not cut yet
   std::byte* local;
   uint64_t left;
-  bool all_cut = false;  // an empty transfer has one slice too
+  bool all_cut = false;  // true once the last slice is cut; an empty transfer has one slice too
   uint64_t out = 0;      // slices without a reply
 };
 

@@ -1,5 +1,5 @@
-// Cuts reads and writes into slices, which the connections of a transport take when they have room:
-// a slow connection takes fewer. A slice boundary never divides an aligned element of up to 8
+// Cuts reads and writes into slices, which the connections of a transport take when they have room.
+// So a slow connection takes fewer. A slice boundary never divides an aligned element of up to 8
 // bytes.
 //
 // Threads: any. Only put() and finish() access a TransportRequest: finish() does so for a slice

@@ -38,7 +38,7 @@ struct GrantRequest {
   uint32_t flags = 0;  // of protocol::Alloc
 };
 
-// REQUIRES: `request` is a kAlloc or kAttach, with a body of its size.
+// REQUIRES: `request` is a kAlloc or kAttach, and its body has the size for this opcode.
 inline GrantRequest grant_request(const TransportRequest& request) noexcept {
   if (request.opcode == protocol::Opcode::kAlloc) {
     const auto alloc = protocol::read_as<protocol::Alloc>(request.body);
@@ -50,13 +50,13 @@ inline GrantRequest grant_request(const TransportRequest& request) noexcept {
 
 // Completes `grant`, made from the box's reply to `request`, with the descriptor that was passed
 // with the reply. May throw Error: the request then fails at the client with kExhausted or
-// kInternal, although the box has attached.
+// kInternal, although the box has made the attachment.
 using CompleteGrant =
     std::function<void(Grant& grant, const TransportRequest& request, Descriptor descriptor)>;
 
 class StreamTransport final : public Transport {
  public:
-  // `streams`: joined, at least one. `box`: its name, for the texts of errors.
+  // `streams`: at least one, all joined. `box`: the name of the box, for the texts of errors.
   StreamTransport(protocol::TransportKind kind,
                   std::vector<std::unique_ptr<protocol::FrameStream>> streams,
                   const std::string& box, CompleteGrant complete);
@@ -91,9 +91,9 @@ class StreamTransport final : public Transport {
 
   Connection& first() const noexcept { return connections_.front()->connection; }
 
-  // All throw Error if a connection fails.
+  // start(), turn(), refill() and serve() throw Error if a connection fails.
   void start(TransportRequest& request);
-  bool turn(Deadline deadline);  // sleeps at most once; false: woken by wake()
+  bool turn(Deadline deadline);  // sleeps at most once; returns false if wake_event_ was signalled
   void refill(Connection& connection);
   void serve(Connection& connection);  // returns when the transport stops
 

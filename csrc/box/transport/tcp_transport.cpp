@@ -1,4 +1,4 @@
-// open_tcp(): several connections that join one session.
+// Implements open_tcp(): opens several connections that join one session.
 #include <string>
 
 #include "box/protocol/address.h"

@@ -32,8 +32,8 @@ class Broken : public Error {
   explicit Broken(const std::string& message) : Error(ErrorKind::kNetwork, message) {}
 };
 
-// A client's access to an attached segment over this transport, from the reply to kAlloc or
-// kAttach.
+// A client's access to an attached segment over this transport. The transport makes it from the
+// reply to kAlloc or kAttach.
 struct Grant {
   uint32_t handle = 0;
   uint64_t size = 0;
@@ -86,7 +86,8 @@ class Transport {
   virtual void wake() noexcept = 0;
 
   // Returns false once the box is known to be gone, also with nothing in flight. Takes no system
-  // call. Copies from Grant::memory are valid only if it returns true before and after.
+  // call. A copy from Grant::memory is valid only if alive() returns true before and after the
+  // copy.
   virtual bool alive() const noexcept = 0;
 
   // Returns a descriptor that an idle client polls for POLLRDHUP: readable, or hung up, when the
@@ -106,11 +107,11 @@ class Transport {
 struct TransportOptions {
   std::string host;  // tcp and verbs
   uint16_t port = 0;
-  std::string path;   // shm: of the box's Unix socket
-  std::string token;  // empty: none
-  bool seal = true;   // with a token: authenticate, as the box does (box/protocol/authenticator.h)
-  protocol::Join join{};                    // session and flags; the transport sets the rest
-  uint32_t connections = 4;                 // connections of tcp, queue pairs of verbs
+  std::string path;          // shm: of the box's Unix socket
+  std::string token;         // empty: none
+  bool seal = true;          // with a token: authenticate; must agree with the box's option
+  protocol::Join join{};     // session and flags; the transport sets the rest
+  uint32_t connections = 4;  // connections of tcp, queue pairs of verbs
   std::chrono::milliseconds timeout{5000};  // for connecting and joining
 };
 
@@ -133,7 +134,7 @@ OpenedTransport open_shm(const TransportOptions& opening);
 // Threads: any. Does not block.
 std::string why_no_shm(const protocol::Joined& joined);
 
-// The box refused a Join.
+// Thrown if the box refuses a Join, or if its Hello shows that it would refuse the Join.
 class Refused : public Error {
  public:
   Refused(protocol::Status status, const std::string& cause)
