@@ -37,8 +37,8 @@ auto part(const char* name, Open&& open) {
   }
 }
 
-// Returns true without a store, or with a store on tmpfs. Then the kernel cannot write segment
-// pages back, so they stay charged to the control group.
+// Returns true if the box has no store, or a store on tmpfs. In both cases the kernel cannot write
+// segment pages back, so they stay charged to the control group.
 bool stays_in_memory(const std::string& store) {
   if (store.empty()) return true;
   std::filesystem::path there = std::filesystem::absolute(store);
@@ -47,8 +47,8 @@ bool stays_in_memory(const std::string& store) {
   return statfs(there.c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
 }
 
-// Checks options.memory against the memory limit of the control group: if clients write more than
-// the limit, the kernel kills the box.
+// Checks options.memory against the memory limit of the control group, because the kernel kills the
+// box if clients write more than the limit.
 void require_memory(const ServerOptions& options) {
   const memory::GroupLimit limit = memory::group_limit();
   if (!stays_in_memory(options.store)) return;
@@ -85,7 +85,8 @@ protocol::Address reachable(protocol::Address address) {
   return address;
 }
 
-// Returns no listener if kAuto finds no usable RDMA device, and logs the reason.
+// Returns no listener for kOff. If this host cannot serve verbs, kAuto logs the reason and returns
+// no listener, and kOn throws.
 verbs::server::OpenedListener open_verbs(server::RequestHandler& handler,
                                          const ServerOptions& options) {
   if (options.verbs == VerbsChoice::kOff) return {};

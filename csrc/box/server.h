@@ -1,7 +1,8 @@
 // A memory box in this process: memory that clients in other processes and on other machines
 // allocate, read, write and sum into.
 //
-// It serves clients from the end of the constructor until close(). No action of a client ends it.
+// It serves clients from the end of the constructor until close(). Nothing that a client does ends
+// it.
 //
 // Threads: any; close() and the destructor wait for other calls. In a forked child a Server must
 // not be used; destroying it there does nothing.
@@ -32,14 +33,14 @@ class Server {
  public:
   // Starts the box. Throws Error(kInvalid) or Error(kUnsupported) for invalid options, with nothing
   // created. Throws Error(kUnavailable) or Error(kExhausted) if a part of the box cannot start; the
-  // text names the part and the reason. Then the store's directory may remain, and nothing else
-  // that was created.
+  // text names the part and the reason. In this case the store's directory may remain; everything
+  // else that was created is removed.
   explicit Server(const ServerOptions& options);
   ~Server();  // closes
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Returns the address for clients: the first TCP address, or the Unix socket without TCP.
+  // Returns the address for clients: the first TCP address, or the Unix socket if there is no TCP.
   const std::string& url() const noexcept { return urls_.front(); }
   const std::vector<std::string>& urls() const noexcept {
     return urls_;
@@ -63,7 +64,7 @@ class Server {
   const ForkGuard fork_;
   std::vector<std::string> urls_;
   mutable std::shared_mutex mutex_;  // guards parts_; locked shared by users of the parts
-  std::unique_ptr<Parts> parts_;     // none: the box is closed
+  std::unique_ptr<Parts> parts_;     // null once the box is closed
 };
 
 }  // namespace hbm::box

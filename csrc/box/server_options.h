@@ -13,9 +13,9 @@
 
 namespace hbm::box {
 
-enum class VerbsChoice { kOff, kAuto, kOn };  // kAuto: if there is an RDMA device
+enum class VerbsChoice { kOff, kAuto, kOn };  // kAuto: on if there is a usable RDMA device
 
-// Throws Error(kInvalid), naming the three choices, for any name but off, auto and on.
+// Throws Error(kInvalid), naming the three choices, if `name` is not off, auto or on.
 VerbsChoice parse_verbs(const std::string& name);
 
 struct ServerOptions {

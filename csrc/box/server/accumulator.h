@@ -3,8 +3,8 @@
 // Concurrent operations on overlapping ranges lose no update. An operation is executed in steps,
 // one for each chunk of its target (bound_operation.h), and each step runs under the lock of its
 // chunk. Other operations may run between the steps, so a large operation is not atomic as a whole.
-// Writes of clients take no such lock: a write to bytes of a chunk during a step on it may be
-// overwritten.
+// Writes of clients take no such lock. So if a client writes to a chunk during a step on that
+// chunk, the step may overwrite the written data.
 //
 // With records in files, each operation is applied exactly once even if the process is killed
 // (operation_record.h, recovery.h).
@@ -39,15 +39,15 @@ class Accumulator {
 
   // Applies the formula (kernels/accumulate.h) to `bytes` of the target, then finishes request
   // `number`. REQUIRES: accumulate_unsupported() accepts the types; both ranges are inside their
-  // segments and aligned to their types; `bytes` is a multiple of the target's element, or 0; two
-  // ranges of one segment do not overlap, or are the same range with the same type; number ==
+  // segments and aligned to their types; `bytes` is a multiple of the target's element size, or 0;
+  // two ranges of one segment do not overlap, or are the same range with the same type; number ==
   // session.applied + 1.
   void accumulate(storage::SessionRecord& session, uint64_t number, At target, At source,
                   uint64_t bytes, const kernels::Formula& formula);
 
-  // Adds to the int64 at `cell`, wrapping, then finishes request `number`. Returns the value
-  // before. REQUIRES: the cell is inside its segment, at a multiple of 8; number == session.applied
-  // + 1.
+  // Adds to the int64 at `cell`, wrapping, then finishes request `number`. Returns the value before
+  // the addition. REQUIRES: the cell is inside its segment, at a multiple of 8; number ==
+  // session.applied + 1.
   int64_t fetch_add(storage::SessionRecord& session, uint64_t number, At cell, int64_t addend);
 
  private:

@@ -73,7 +73,7 @@ struct Access {
 };
 
 struct Joining {
-  std::shared_ptr<Session> session;  // none: refused with status and cause
+  std::shared_ptr<Session> session;  // null: the client is refused with `status` and `cause`
   protocol::Status status = protocol::Status::kOk;
   std::string cause;
   protocol::Id id;
@@ -112,7 +112,7 @@ class RequestHandler {
   virtual void on_new_segment(std::function<void(storage::BoxSegment&)> action) = 0;
 
   // Returns true if the session has ended, because its client left or its lease expired. All
-  // further requests are refused.
+  // requests are refused from then on.
   virtual bool ended(const std::shared_ptr<Session>& /*session*/) const { return false; }
 };
 

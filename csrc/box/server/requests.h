@@ -36,8 +36,8 @@ class Requests {
   // Throws the failure of the request. REQUIRES: the request is new, or not sequenced.
   Reply execute(Session& session, protocol::Opcode opcode, std::span<const std::byte> body);
 
-  // Returns the reply to an executed request: the saved one, or if the box has restarted since, one
-  // built from the session's record.
+  // Returns the reply to an executed request: the saved reply or, if the box has restarted since, a
+  // reply built from the session's record.
   Reply replay(Session& session, protocol::Opcode opcode, std::span<const std::byte> body,
                DuplicateRequestCache::Kind kind);
 

@@ -1,6 +1,6 @@
 // The run queue of a box: the sessions with requests, in order.
 //
-// Event loops append each session that has a new request. Each thread of a pool takes the first
+// Event loops append each session that has a new request. Each handler thread takes the first
 // session, executes one of its requests, and appends the session again if it has more. So no client
 // starves another.
 //

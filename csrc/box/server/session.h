@@ -62,8 +62,8 @@ class DuplicateRequestCache {
 
   const Reply& saved(uint64_t number) const;
 
-  // Saves the reply to the last number, applied(), without the segment that it grants: the cache
-  // keeps no memory alive.
+  // Saves the reply to the last number, applied(), without the segment that it grants, so that the
+  // cache keeps no memory alive.
   void save(Reply reply);
 
   uint64_t applied() const noexcept { return record_.applied.load(std::memory_order_acquire); }

@@ -47,7 +47,7 @@ class Sessions {
 
   Joining join(const protocol::Join& join, protocol::TransportKind transport);
 
-  // Forgets a session that its handler has ended.
+  // Forgets a session that its handler has ended, and frees its record.
   void forget(const Session& session);
 
   std::vector<std::shared_ptr<Session>> all() const;

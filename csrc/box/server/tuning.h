@@ -59,13 +59,14 @@ inline constexpr uint32_t kMostReceiversByDefault = 4;
 // The size of an accumulate's target from which several threads share the accumulate. One thread
 // and several take equally long at 768 KiB.
 // Unit: bytes
-// Below: the handler thread executes the accumulate, and is done before another would wake.
+// Below: the handler thread executes the accumulate, and is done before another thread would wake.
 // Above: from the value on, the accumulate threads share it.
 // Measure: `python -m benchmarks.box --sections accumulate`
 inline constexpr uint64_t kSharedAccumulateBytes = 1 << 20;
 
-// The number of parts, for each thread, into which a shared accumulate is divided. A part is a run
-// of steps. An accumulate has no more parts than its record has room for (RecordSizes::parts).
+// The number of parts of a shared accumulate, for each thread that shares it. A part is a sequence
+// of steps; each step is executed on one chunk. An accumulate has no more parts than its record has
+// room for (RecordSizes::parts).
 // Unit: parts
 // Below: a smaller value makes all threads wait for one that the scheduler holds up.
 // Above: a larger value takes more time to hand the parts out.
@@ -81,7 +82,7 @@ inline constexpr uint32_t kAccumulateRunsPerThread = 2;
 inline constexpr size_t kMostAttachmentsPerSession = 1u << 20;
 
 // Requests of one session that wait for a handler. A stream listener stops reading from a session's
-// connections long before it has that many.
+// connections long before this limit.
 // Unit: requests
 // Below: the request waits.
 // Above: at the value, the request is refused with kExhausted.
@@ -96,12 +97,12 @@ inline constexpr size_t kMostRequestsPerSession = 1u << 14;
 // --gtest_filter=StreamListener.StopsReadingUntilRepliesAreTaken`
 inline constexpr uint32_t kMostUnansweredPerConnection = 2 * protocol::kSequencedInFlight;
 
-// A limit for two quantities of a connection: the bytes that it moves in one turn, and the bytes of
-// its replies that wait to be sent.
+// A limit for two quantities of a connection: the bytes moved in one turn of its event loop, and
+// the bytes of replies that wait.
 // Unit: bytes
-// Below: the turn continues, and the listener reads from the connection.
-// Above: from the value on, the bytes moved end the turn, and the event loop serves the other
-// connections. The bytes waiting stop the reading until the client has taken replies.
+// Below: the listener continues to read from the connection.
+// Above: if the bytes moved reach the value, the event loop serves the other connections first. If
+// the bytes waiting reach the value, the listener stops reading until the client has taken replies.
 // Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNoClient`
 inline constexpr uint64_t kTurnBytes = uint64_t{1} << 20;
 
@@ -122,10 +123,10 @@ inline constexpr std::chrono::milliseconds kJoinTimeout{5000};
 // --gtest_filter=StreamListener.BoundsConnectionsThatHaveNotJoined`
 inline constexpr size_t kMostJoining = 512;
 
-// Connections that a listener accepts in one turn.
+// Connections that a listener accepts in one turn of its event loop.
 // Unit: connections
 // Below: the listener accepts the next one.
-// Above: at the value, the event loop's other connections have their turn.
+// Above: at the value, the event loop serves its other connections first.
 // Measure: `smb_stream_listener_load_test
 // --gtest_filter=StreamListener.ServesOthersWhileThousandsAreSilent`
 inline constexpr int kAcceptsPerTurn = 64;
@@ -161,7 +162,7 @@ inline constexpr std::chrono::seconds kRefusalWarningPeriod{10};
 // Events that an event loop takes from the kernel at a time.
 // Unit: events
 // Below: a smaller value takes more system calls.
-// Above: a larger value delays connections that have the next turn.
+// Above: a larger value delays connections that the last turn did not finish.
 // Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNoClient`
 inline constexpr size_t kEventsPerTurn = 64;
 

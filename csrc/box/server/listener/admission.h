@@ -1,5 +1,5 @@
-// Admits clients at a stream listener: proofs of the token, connections that have not joined yet,
-// and warnings about refused clients.
+// Admits clients at a stream listener: checks their proofs of the token, limits the connections
+// that have not joined yet, and limits the warnings about refused clients.
 #pragma once
 
 #include <chrono>
@@ -41,11 +41,12 @@ class Handshake {
   const protocol::Hello& hello() const noexcept { return hello_; }
 
   struct Admission {
-    std::shared_ptr<Session> session;  // none: refused with status and cause
+    std::shared_ptr<Session> session;  // null: the client is refused with `status` and `cause`
     protocol::Status status = protocol::Status::kOk;
     std::string cause;
     protocol::Joined joined{};
-    std::optional<protocol::MacKeys> keys;  // of all frames after `joined`
+    std::optional<protocol::MacKeys> keys;  // for all frames after `joined`; none: no
+                                            // authentication
   };
   Admission join(const protocol::Join& join);
 
@@ -82,7 +83,8 @@ class PendingConnections {
   // Removes a connection that has joined or closed. It may have been dismissed before.
   void leave(const JoiningConnection& connection);
 
-  // Dismisses the oldest connection, when descriptors have run out. Returns false if there is none.
+  // Dismisses the oldest connection. Called when descriptors have run out. Returns false if there
+  // is none.
   bool dismiss_oldest(const char* cause);
 
   // Dismisses connections whose time is over. Returns the milliseconds until the next one is due;

@@ -117,8 +117,8 @@ void EventLoop::run() {
       ready = epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds);
       return ready != 0;
     };
-    // Poll before sleeping, after a turn with events: a client that has just sent a frame is likely
-    // to send more.
+    // After a turn with events, poll before sleeping, because a client that has just sent a frame
+    // is likely to send more.
     if (!busy || !spin([&] { return wait(0); })) wait(most);
     busy = ready > 0;
 

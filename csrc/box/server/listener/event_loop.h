@@ -1,10 +1,11 @@
-// A thread that waits for many descriptors with epoll, and serves the ready ones in turn.
+// A thread that waits for many descriptors with epoll. In each turn, the thread serves every ready
+// descriptor once.
 //
 // Each descriptor stays with one loop, so no work passes between threads. If threads shared an
-// epoll, each turn of a descriptor would take a system call to re-arm it.
+// epoll, each serving of a descriptor would need a system call to re-arm it.
 //
 // Threads: add(), change(), again() and all() may be called from any thread. Only the thread of the
-// loop serves a Served, once per turn.
+// loop serves a Served.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ class EventLoop {
  public:
   enum class Next {
     kWait,   // serve again when the descriptor is ready
-    kAgain,  // serve again after the turns of the other descriptors
+    kAgain,  // serve again in the next turn, also without an event
     kGone,   // do not serve again
   };
 
@@ -32,8 +33,8 @@ class EventLoop {
    public:
     virtual ~Served() = default;
 
-    // Serves the events of epoll; unhandled events are reported again. `events` is 0 after kAgain
-    // and again().
+    // Handles `events`, which epoll has reported; epoll reports unhandled events again. `events` is
+    // 0 after kAgain and again().
     virtual Next serve(uint32_t events) noexcept = 0;
 
     // Called once, when the loop no longer uses the descriptor, which may then be closed. The
@@ -42,12 +43,12 @@ class EventLoop {
 
    private:
     friend class EventLoop;
-    bool has_turn_ = false;  // used only by the thread of the loop
+    bool has_turn_ = false;  // true: it is in turn_; used only by the thread of the loop
   };
 
-  // `name`: of the thread. The loop's thread calls `between_turns`, if there is one, before each
-  // turn. The function returns the most milliseconds until the next call; negative: no limit.
-  // Throws Error(kUnavailable) if the kernel provides no epoll or eventfd.
+  // `name`: the name of the thread. The loop's thread calls `between_turns`, if there is one,
+  // before each turn. The function returns the most milliseconds until the next call; negative: no
+  // limit. Throws Error(kUnavailable) if the kernel provides no epoll or eventfd.
   EventLoop(std::string name, std::function<int()> between_turns);
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;

@@ -1,9 +1,9 @@
 // Accepts connections at one address, and distributes them over the event loops.
 //
-// When descriptors run out, it pauses before the next attempt, and dismisses the client that has
-// been connected longest without joining.
+// When descriptors run out, the acceptor pauses, and dismisses the client that has been connected
+// longest without joining.
 //
-// Threads: the thread of the loop that it was added to calls serve(), gone() and resume().
+// Threads: the thread of the first loop calls serve(), gone() and resume().
 #pragma once
 
 #include <sys/types.h>
@@ -26,8 +26,9 @@ class StreamAcceptor final : public EventLoop::Served {
  public:
   using Loops = std::vector<std::unique_ptr<EventLoop>>;
 
-  // Listens. `users`: permitted at a Unix socket. Throws Error(kUnavailable) with the cause.
-  // REQUIRES: `context` and `loops` outlive gone(); the first loop serves this object.
+  // Listens. `users`: the users that a Unix socket admits, besides root. Throws Error(kUnavailable)
+  // with the cause. REQUIRES: `context` and `loops` outlive gone(); the first loop serves this
+  // object.
   StreamAcceptor(StreamContext& context, const Loops& loops, const protocol::Address& address,
                  std::vector<uid_t> users);
   ~StreamAcceptor() override;

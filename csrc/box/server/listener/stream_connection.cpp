@@ -145,7 +145,7 @@ bool StreamConnection::settle() noexcept {
     alive = send_answers();
     if (!alive) {
       over_ = true;
-      ::shutdown(fd_, SHUT_RDWR);  // makes the loop remove it
+      ::shutdown(fd_, SHUT_RDWR);  // makes the loop remove the connection
     } else {
       watch();
       if (std::exchange(stalled_, !readable()) && readable()) loop_.again(*this);
@@ -258,7 +258,8 @@ void StreamConnection::reply(const protocol::Header& request, Reply&& reply) {
                  std::move(descriptor));
 }
 
-// Returns the segment's descriptor on a Unix socket. On failure the reply has the cause.
+// Returns a descriptor of the granted segment for a client on a Unix socket, else none. On failure
+// sets the status and the cause of the reply.
 Descriptor StreamConnection::grant(Reply& reply) const {
   if (!reply.granted || reply.status != protocol::Status::kOk ||
       transport_ != protocol::TransportKind::kShm) {
@@ -301,7 +302,7 @@ void StreamConnection::dismiss(const char* cause) noexcept {
   const std::lock_guard lock(mutex_);
   if (gone_) return;
   context_.refusals.warn("closed the connection of " + protocol::peer_name(fd_) + ": " + cause);
-  ::shutdown(fd_, SHUT_RDWR);  // makes the loop remove it
+  ::shutdown(fd_, SHUT_RDWR);  // makes the loop remove the connection
 }
 
 void StreamConnection::gone() noexcept {

@@ -1,12 +1,12 @@
 // A client's connection at a stream listener.
 //
-// The event loop reads the connection and serves its reads and writes. The stream has one user at a
-// time, who holds it. A thread that has a reply sends the reply if it can acquire the stream.
+// The event loop reads the connection and serves its reads and writes. One thread at a time holds
+// the stream and uses it. A thread that has a reply sends the reply if it can acquire the stream.
 // Otherwise the thread that holds the stream sends the reply.
 //
 // Threads: the thread of the loop calls serve() and gone(). Any thread may call dismiss(),
-// close_if_session_ended(), idle(), and the Answers that the handler has. An Answer after gone() is
-// dropped.
+// close_if_session_ended(), idle(), and the Answers that the handler has. A reply that comes after
+// gone() is dropped.
 #pragma once
 
 #include <atomic>
@@ -74,7 +74,8 @@ class StreamConnection final : public EventLoop::Served,
   void frame(const protocol::Header& header, std::span<const std::byte> body,
              Descriptor descriptor) override;
 
-  // REQUIRES for all: the caller holds the stream.
+  // acquire() takes the hold on the stream. All other functions below, except answered(), REQUIRE
+  // that the caller has the hold.
   EventLoop::Next work(uint32_t events);
   void join(const protocol::Join& join);
   void read(const protocol::Transfer& transfer);
@@ -105,14 +106,14 @@ class StreamConnection final : public EventLoop::Served,
   Handshake handshake_;
   std::optional<protocol::FrameStream> stream_;  // none after gone()
   std::shared_ptr<Session> session_;             // none: the client has not joined
-  protocol::Header request_{};                   // the last one received
+  protocol::Header request_{};                   // the header received last
   Access writing_;                               // the destination of a kWrite's payload
-  uint64_t served_ = 0;                          // bytes in this turn
+  uint64_t served_ = 0;                          // bytes served in this turn
   uint32_t unanswered_ = 0;
   uint32_t interest_ = 0;
   bool blocked_ = false;        // the socket is full
   bool stalled_ = false;        // readable() was false at the last check
-  bool session_ended_ = false;  // close_if_session_ended() has found it ended once
+  bool session_ended_ = false;  // close_if_session_ended() has found the session ended once
   bool over_ = false;           // no more frames are received or sent
 
   std::mutex mutex_;  // guards all below

@@ -3,8 +3,8 @@
 // A few event loops, each a thread with epoll, share the connections. A connection stays with its
 // loop, so the connections of one client are served in parallel. The loop serves reads and writes
 // between the socket and the segment's memory. All other requests go to the handler, and the thread
-// that executed a request sends the reply. A connection is served for at most one quantum of bytes
-// per turn, and is not read while its client does not take replies.
+// that executed a request sends the reply. In each turn of its loop, a connection is served for at
+// most one quantum of bytes. It is not read while its client does not take replies.
 //
 // A client must prove the token first. Until then it may send only a Join, within a time limit. The
 // number of such clients is bounded: a new one displaces the oldest. A Unix socket admits root, and

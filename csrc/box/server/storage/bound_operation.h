@@ -1,8 +1,8 @@
 // An operation with pointers to the memory of its segments. Divides the operation into steps,
 // executes it, and rolls it back.
 //
-// Threads: run_part() may be called from any thread, once for each part; roll_back() when no part
-// is running.
+// Threads: any thread may call run_part(), once for each part. roll_back() may run only when no
+// part is running.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +18,9 @@
 namespace hbm::box::server::storage {
 
 // The division of an operation on a range of a segment. A segment is divided into chunks of a fixed
-// size. A step covers the bytes of the range that are in one chunk. A part is a run of steps; the
-// parts of an operation can be executed concurrently. Two parts differ by at most one step in
-// length.
+// size. A step covers the bytes of the range that are in one chunk. A part is a sequence of
+// adjacent steps; the parts of an operation can be executed concurrently. Two parts differ by at
+// most one step in length.
 struct Steps {
   uint64_t offset;  // of the range in the segment
   uint64_t bytes;
@@ -53,7 +53,7 @@ class Stripes {
  public:
   // Threads: any. Two chunks may share a mutex, so a thread must hold at most one.
   std::mutex& of(const void* segment, uint64_t chunk) noexcept {
-    // Adjacent chunks have different mutexes; the multiplier spreads segments.
+    // Adjacent chunks have different mutexes; the multiplier spreads the segments over the mutexes.
     const uint64_t start = reinterpret_cast<uintptr_t>(segment) * 0x9E3779B97F4A7C15u >> 32;
     return stripes_[(start + chunk) % stripes_.size()].mutex;
   }
@@ -81,10 +81,10 @@ struct BoundOperation {
 void run_part(const BoundOperation& operation, uint32_t part, const Recorded& recorded,
               Stripes& stripes);
 
-// Restores the target of every step in progress.
+// Restores the old data of the target for every step that has begun and not ended.
 void roll_back(const BoundOperation& operation, const Recorded& recorded);
 
-// Returns the value that the cell of a completed kFetchAdd had before.
+// Returns the value that the cell of a completed kFetchAdd had before the addition.
 int64_t cell_before(const Recorded& recorded);
 
 }  // namespace hbm::box::server::storage

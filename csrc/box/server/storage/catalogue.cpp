@@ -24,7 +24,7 @@ struct CatalogueHead {
   std::array<char, 8> magic{'H', 'B', 'M', 'J', 'O', 'U', 'R', 'N'};
   uint64_t version = 2;
   protocol::Id generation;  // of the store
-  uint64_t check = 0;       // of all fields before
+  uint64_t check = 0;       // checksum of the fields above
 };
 static_assert(sizeof(CatalogueHead) == 40);
 
@@ -37,7 +37,7 @@ struct CatalogueRecord {
   uint64_t size = 0;
   protocol::Id session;
   uint64_t number = 0;
-  uint64_t check = 0;  // of all fields before, and of the previous record
+  uint64_t check = 0;  // checksum of the fields above, and of the previous record's `check`
 };
 static_assert(sizeof(CatalogueRecord) == 72 && std::is_trivially_copyable_v<CatalogueRecord>);
 
@@ -87,9 +87,9 @@ uint64_t bytes_before(uint64_t record) {
   return sizeof(CatalogueHead) + record * sizeof(CatalogueRecord);
 }
 
-// Returns true if the bytes from `at` on, which are no complete record, can be a torn write. A torn
-// write leaves a short record; or only zeros from a sector boundary on, if the size of the file
-// reached the disk before the data.
+// Returns true if the bytes from `at` on can be a torn write. A torn write leaves a record that is
+// too short, or only zeros from a sector boundary on. The zeros appear if the size of the file
+// reached the disk before the data. REQUIRES: no complete record begins at `at`.
 bool torn(std::span<const std::byte> file, uint64_t at) {
   if (file.size() - at < sizeof(CatalogueRecord)) return true;
   const uint64_t sector = (at + kSector - 1) / kSector * kSector;

@@ -2,8 +2,8 @@
 // file is called `journal` and begins with HBMJOURN, as in every store of version 2.
 //
 // All records have one size. Each has a checksum of its data and of all records before it. If the
-// box or its host stopped while a record was written, this last record is torn: it is dropped, and
-// that is logged. A catalogue with any other wrong checksum is damaged, and refused.
+// box or its host stopped while a record was written, this last record is torn: the box drops it
+// and logs that. A catalogue with any other wrong checksum is damaged, and the box refuses it.
 //
 // Threads: one at a time.
 #pragma once
@@ -37,8 +37,8 @@ class Catalogue {
     std::vector<CatalogueEntry> live;  // created and not deleted, in the order of creation
     std::set<uint64_t> deleted;        // serials
     bool torn = false;                 // the last record was incomplete, and dropped
-    uint64_t records = 0;              // complete ones
-    uint64_t check = 0;                // of the last complete one
+    uint64_t records = 0;              // number of complete records
+    uint64_t check = 0;                // checksum of the last complete record
   };
 
   // Reads the catalogue of the store with this generation, and changes nothing. Throws
@@ -46,9 +46,9 @@ class Catalogue {
   static Contents read(const std::string& path, const protocol::Id& generation);
 
   // Writes a new catalogue of the segments `live`, and replaces the old one atomically. Also
-  // records serials of deleted segments, whose files may still exist. With `sync`, each record is
-  // on the disk before the call that wrote it returns. Throws Error(kExhausted) if the disk is
-  // full, Error(kUnavailable) if the kernel fails; the old catalogue is unchanged then.
+  // records `deleted`, the serials of deleted segments whose files may still exist. With `sync`,
+  // each record is on the disk before the call that wrote it returns. Throws Error(kExhausted) if
+  // the disk is full, Error(kUnavailable) if the kernel fails; the old catalogue is unchanged then.
   Catalogue(const std::string& path, const protocol::Id& generation, bool sync,
             const std::vector<CatalogueEntry>& live, const std::set<uint64_t>& deleted);
 

@@ -1,4 +1,4 @@
-// Checksums of the records that a store changes while it is served (operation_record.h). They
+// Checksums of the records that a box changes while it uses the store (operation_record.h). They
 // detect accidental damage, not deliberate changes.
 //
 // Threads: any; each member of CheckedNumber is one atomic access.

@@ -41,7 +41,7 @@ bool read_hex(std::string_view text, protocol::Id& id) {
          read_hex(text.substr(16), id.low);
 }
 
-// Returns the serial number in a segment file's name; 0: no segment file.
+// Returns the serial number in the name of a segment file, or 0 for any other name.
 uint64_t serial_of(std::string_view name) {
   protocol::Id key;
   uint64_t serial = 0;

@@ -43,14 +43,15 @@ class Directory {
   std::string segment_file(const protocol::Id& key, uint64_t serial) const;
 
   std::map<uint64_t, std::string> segment_files() const;  // paths of all segment files, by serial
-  uint64_t last_serial() const;                           // of all files, including lost/
+  uint64_t last_serial() const;                           // largest of all files, including lost/;
+                                                          // 0: no files
 
   // Creates a zero-filled file for a segment of `bytes`. reserve_segment() allocates its disk space
   // and writes its footer.
   Descriptor make_segment(const std::string& file, uint64_t bytes) const;
   void reserve_segment(int fd, const std::string& file, const SegmentFooter& footer) const;
 
-  // Removes a segment's file, or moves it to lost/ if `keep`.
+  // Removes a segment's file, or, if `keep` is true, moves it to lost/.
   void discard(const std::string& file, bool keep) const;
 
   // Removes `checksums`, and unfinished replacements of files that an earlier box left.

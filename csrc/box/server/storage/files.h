@@ -26,8 +26,8 @@ Descriptor open_file(const std::string& path, int flags);
 uint64_t file_bytes(int fd, const std::string& path);
 
 // Allocates disk space for `bytes` of the file, and grows the file to that size if it is shorter.
-// Without the space, a write to mapped memory would kill the process with SIGBUS. A file system
-// that cannot allocate space only grows the file, and a warning is logged once.
+// Without the space, a write to mapped memory would kill the process with SIGBUS. On a file system
+// that cannot allocate space, the call only grows the file, and logs a warning once.
 void reserve_file(int fd, uint64_t bytes, const std::string& path);
 
 // Return the number of bytes read, at most `size`.

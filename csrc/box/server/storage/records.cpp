@@ -22,7 +22,7 @@ struct RecordsHead {
   uint32_t record_bytes;
   protocol::Id generation;  // of the store
   RecordSizes sizes;
-  uint64_t check;  // of all fields before
+  uint64_t check;  // checksum of the fields above
 };
 static_assert(sizeof(RecordsHead) == 56);
 constexpr std::array<char, 8> kSessions = {'H', 'B', 'M', 'S', 'E', 'S', 'S', 'N'};

@@ -4,7 +4,7 @@
 // Without files there is no recovery, so operations leave no record.
 //
 // Errors: with `sync` the disk may fail. From then on begin() and finish() throw
-// Error(kUnavailable), and the files stay unchanged, for the next server to recover.
+// Error(kUnavailable), and the files stay unchanged, so that the next server can recover.
 //
 // Threads: any, but one at a time for one session.
 #pragma once
@@ -26,7 +26,8 @@ namespace hbm::box::server::storage {
 
 struct RecordSizes {
   uint32_t sessions = 4096;                // the most sessions
-  uint32_t operations = 8;                 // the most in progress: one for each handler thread
+  uint32_t operations = 8;                 // the most operations in progress: one for each handler
+                                           // thread
   uint32_t parts = 8;                      // the most parts of one operation
   uint32_t chunk = kAccumulateChunkBytes;  // bytes
 
@@ -56,10 +57,11 @@ class Records {
  public:
   static std::unique_ptr<Records> in_memory(const RecordSizes& sizes);
 
-  // Creates new files, replacing existing ones, with the sessions of `kept` (which may be null).
-  // With `sync`, the changes of open_session(), begin() and finish() are on the disk when they
-  // return. Throws Error(kExhausted) if the disk is full; the old files are unchanged then. Throws
-  // Error(kUnavailable) if the kernel fails. REQUIRES: `kept` has no operation in progress.
+  // Creates new files with the sessions of `kept` (none if it is null), and replaces existing
+  // files. With `sync`, the changes of open_session(), begin() and finish() are on the disk when
+  // these functions return. Throws Error(kExhausted) if the disk is full; the old files are
+  // unchanged then. Throws Error(kUnavailable) if the kernel fails. REQUIRES: `kept` has no
+  // operation in progress.
   static std::unique_ptr<Records> create(const RecordsLocation& location, const RecordSizes& sizes,
                                          const Records* kept);
 
@@ -104,7 +106,7 @@ class Records {
   // Ends recording, because the disk has failed.
   void mark_failed();
 
-  // Returns the session of a recorded operation; null if it has ended.
+  // Returns the session of a recorded operation, or null if the session has ended.
   SessionRecord* session_of(const OperationRecord& operation) const;
 
  private:
@@ -118,7 +120,7 @@ class Records {
   void save(const void* at, uint64_t bytes);
 
   const RecordSizes sizes_;
-  const RecordsLocation location_;  // empty in memory
+  const RecordsLocation location_;  // empty without files
   const MappedRegion sessions_;
   const MappedRegion operations_;  // no region without files
   std::atomic<bool> failed_{false};

@@ -1,7 +1,7 @@
 // Completes, exactly once, the operations that a killed process had in progress.
 //
-// Threads: one, before the records or the segments are used. If the process is killed during the
-// recovery, another process can begin it again.
+// Threads: one, before any other thread uses the records or the segments. If the process is killed
+// during the recovery, another process can begin it again.
 #pragma once
 
 #include <cstddef>
@@ -26,19 +26,20 @@ class Recovery {
  public:
   // Inspects the records, and changes nothing. Throws Error(kUnavailable) if the record of an
   // operation is inconsistent. `lenient`: true if a crash of the host may have damaged the files.
-  // Then it does not throw, and execute() drops such an operation.
+  // Then the constructor does not throw, and execute() drops such an operation.
   Recovery(Records& records, const FindMemory& find, bool lenient);
 
-  // Leaves no operation in progress, and sets `applied` of each session. An operation that is
-  // dropped, or whose segments are gone, is logged, and its request ends with kInternal.
+  // Completes or drops all operations in progress, and sets `applied` of their sessions. An
+  // operation that is dropped, or whose segments are gone, is logged, and its request ends with
+  // kInternal.
   void execute();
 
  private:
   struct Begun {
     Recorded recorded;
-    SessionRecord* session;  // none: the session has ended
+    SessionRecord* session;  // null: the session has ended
     BoundOperation operation;
-    const char* dropped = nullptr;  // the reason
+    const char* dropped = nullptr;  // the reason to drop it, or null
     bool done = false;              // executed: only the record has to be freed
   };
   Begun inspect(const Recorded& recorded, const FindMemory& find) const;

@@ -35,7 +35,7 @@ class Counters {
 class StoredSegment {
  public:
   StoredSegment(uint64_t serial, std::string path) : serial(serial), path(std::move(path)) {}
-  ~StoredSegment();  // removes the file after remove_at_end()
+  ~StoredSegment();  // removes the file if remove_at_end() was called
   StoredSegment(const StoredSegment&) = delete;
   StoredSegment& operator=(const StoredSegment&) = delete;
 
@@ -73,7 +73,7 @@ class BoxSegment {
 
   // Guarded by the registry's lock.
   uint32_t attachments = 0;
-  bool awaited = false;  // the box has restarted, and clients may still reconnect
+  bool awaited = false;  // true: the box has restarted, and clients may still reconnect
 
   Counters counters;
 };

@@ -283,7 +283,7 @@ void Store::compact() noexcept {
     std::vector<CatalogueEntry> live;
     for (const auto& [serial, creation] : live_) live.push_back({serial, creation});
     if (options_.sync) directory_->sync_segments();
-    std::set<uint64_t> deleted;  // also segments being created, whose records follow
+    std::set<uint64_t> deleted;  // also segments that are being created: their records follow
     for (const auto& [serial, path] : directory_->segment_files()) {
       if (!live_.contains(serial)) deleted.insert(serial);
     }

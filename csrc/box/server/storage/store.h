@@ -1,5 +1,5 @@
-// The store of a box: its segments are in the memory of a pool only, or in a directory, from which
-// a restarted box recovers them.
+// Keeps the segments of a box, either in the memory of a pool only, or in a directory, from which a
+// restarted box recovers them.
 //
 // The directory has
 //   lock         held (flock) by the server that uses the store

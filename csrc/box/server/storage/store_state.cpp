@@ -24,7 +24,7 @@ struct StateSector {
   std::array<char, 64> boot{};
   Digest checksums{};
   std::array<std::byte, 352> reserved{};
-  Digest own{};  // of all fields before
+  Digest own{};  // digest of the fields above
 };
 static_assert(sizeof(StateSector) == 512 && std::is_trivially_copyable_v<StateSector>);
 

@@ -29,7 +29,8 @@ struct StoreState {
 // Throws Error(kUnavailable) if the file is damaged, or of another store.
 StoreState read_state(const std::string& path, const protocol::Id& generation);
 
-// Create the file, or overwrite it. The data are on the disk when they return.
+// make_state() creates the file, and write_state() overwrites it. The data are on the disk when the
+// functions return.
 void make_state(const std::string& path, const protocol::Id& generation, const StoreState& state);
 void write_state(const std::string& path, const protocol::Id& generation, const StoreState& state);
 

@@ -8,8 +8,8 @@
 
 namespace hbm::box::server::storage {
 
-// The size of a chunk, the part of an accumulate that is executed under one lock, and saved and
-// recorded as a whole. It is a multiple of a page.
+// The size of a chunk, a multiple of a page. An accumulate works chunk by chunk: it takes a lock
+// for each chunk, saves the chunk's old data, and records its progress.
 // Unit: bytes
 // Below: a smaller value records the progress more often.
 // Above: a larger value saves more old data for a rollback, and makes other operations wait longer
@@ -45,8 +45,9 @@ inline constexpr size_t kFileReadBytes = 1 << 20;
 // Measure: `smb_store_damage_test --gtest_filter=DamagedStore.ChecksumsMatchSha256sum`
 inline constexpr unsigned kMostChecksumThreads = 8;
 
-// The least number of descriptors that segments leave for clients, but at most half of the limit of
-// the process. A new segment that would take one of them is refused with Error(kExhausted).
+// The least number of descriptors that segments leave for clients. Segments leave at most half of
+// the limit of the process. A new segment that would take a descriptor left for clients is refused
+// with Error(kExhausted).
 // Unit: descriptors
 // Below: if an eighth of the limit is less than the value, segments leave the value.
 // Above: if an eighth of the limit is more than the value, segments leave that eighth.
