@@ -70,7 +70,8 @@ std::string why_no_route(const std::string& host, uint16_t port) {
   }
 }
 
-// Called before memory is registered: a fork must not replace the pages that the device uses.
+// Called before memory is registered, so that a fork does not replace the pages that the device
+// uses.
 void prepare_for_forks() {
   static const int fork_safe = ibv_fork_init();
   static_cast<void>(fork_safe);

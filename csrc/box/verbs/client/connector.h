@@ -26,16 +26,16 @@ class Connector {
   // Returns the device of the route.
   const std::shared_ptr<common::Domain>& domain() const noexcept { return domain_; }
 
-  // Requests a challenge from the box. Creates a queue pair with `attributes` only for its number,
-  // which distinguishes concurrent requests.
+  // Requests a challenge from the box. Creates a queue pair with `attributes`, only because its
+  // number distinguishes concurrent requests.
   //
   // Throws Error(kNetwork) if the box does not reply, transport::Refused if it refuses,
   // Error(kUnavailable) if the device provides no queue pair.
   common::ChallengeMessage ask(ibv_qp_init_attr attributes);
 
   // Returns a connected queue pair. Sets `attributes` to the granted values, perhaps with less
-  // inline data. `expected`: the proof that the box must send. REQUIRES: `call` has its proof.
-  // Throws as ask().
+  // inline data. `expected`: the proof that the box must send. REQUIRES: the proof of `call` is
+  // set. Throws as ask().
   common::CmId connect(const common::CallMessage& call, ibv_qp_init_attr& attributes,
                        const protocol::Proof& expected);
 

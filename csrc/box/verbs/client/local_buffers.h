@@ -1,10 +1,10 @@
 // The memory in the client's process that RDMA transfers use: registered user memory, or registered
 // buffers.
 //
-// The caller's memory may be freed and reused between two transfers. A registration cached by
-// address would then write into unrelated pages. So memory is registered only if its owner says for
-// how long (register_memory()). All other transfers are copied through a fixed set of registered
-// buffers; short writes are sent inline.
+// The caller's memory may be freed and reused between two transfers. Through a registration cached
+// by address, the device would then write into unrelated pages. So memory is registered only if its
+// owner says for how long (register_memory()). All other transfers are copied through a fixed set
+// of registered buffers; short writes are sent inline.
 //
 // Threads: one at a time, but any may destroy the handles of register_memory().
 #pragma once
@@ -35,7 +35,7 @@ class LocalBuffers {
     Posted uses;
   };
 
-  // Returns the local buffer of a slice to be posted; the data of a write are in it. None: no
+  // Returns a local buffer for a slice; for a write, the buffer has the data. Returns none if no
   // buffer is free. Throws as MemoryRegion.
   std::optional<SliceBuffer> buffer_for(const transport::Slice& slice, uint32_t inline_bytes);
 

@@ -1,7 +1,8 @@
 // One connected queue pair of a client, and the work requests posted on it.
 //
-// Requests are chained, and posted together by flush(). Only every kWorkRequestsPerSignal-th of a
-// chain and the last one are signalled: a completion covers all requests posted before it.
+// Requests are chained, and posted together by flush(). In a chain, only every
+// kWorkRequestsPerSignal-th request and the last one are signalled, because a completion covers all
+// requests posted before it.
 //
 // Threads: one at a time.
 #pragma once
@@ -55,7 +56,7 @@ class QueuePair {
   const uint64_t tag_;
   uint64_t first_ = 0;  // number of posted_.front()
   uint64_t moving_bytes_ = 0;
-  std::deque<Posted> posted_;  // including chained ones
+  std::deque<Posted> posted_;  // including chained requests
   std::vector<ibv_send_wr> chain_;
   std::vector<ibv_sge> entries_;
 };

@@ -1,5 +1,5 @@
-// Assembles replies from a box's messages, and matches them to requests. Validates every message;
-// independent of the device.
+// Assembles replies from a box's messages, and matches them to requests. Validates every message.
+// Does not depend on the device.
 //
 // A reply is one message, or several in a row if it is longer than a message.
 //
@@ -28,8 +28,8 @@ class ReplyAssembly {
   uint64_t expect(transport::TransportRequest& request);
   bool idle() const noexcept { return asked_.empty(); }
 
-  // Processes the next message. Returns the request whose reply is complete: its outcome is set,
-  // but not its `done`. Returns null if more messages of the reply follow. Throws transport::Broken
+  // Processes the next message. Returns the request whose reply is complete. All its results are
+  // set, except `done`. Returns null if more messages of the reply follow. Throws transport::Broken
   // if the message is no part of an expected reply.
   transport::TransportRequest* take(std::span<const std::byte> message);
 

@@ -41,7 +41,7 @@ class RequestChannel {
   void sent(uint32_t buffer) { requests_.give(buffer); }
 
   // Processes a message of `bytes` bytes in receive buffer `buffer`, and posts the buffer again.
-  // Returns the answered request: its outcome is set, but not its `done`. Returns null if more
+  // Returns the answered request. All its results are set, except `done`. Returns null if more
   // messages of the reply follow. Throws transport::Broken if the message is no part of an expected
   // reply.
   transport::TransportRequest* arrived(uint32_t buffer, uint32_t bytes);

@@ -62,7 +62,7 @@ class VerbsTransport final : public transport::Transport {
   bool finish(const Posted& posted, bool arrived);
   bool answered(transport::TransportRequest& request);
   void grant(transport::TransportRequest& request);
-  bool sleep(std::chrono::nanoseconds most);  // true: woken by wake()
+  bool sleep(std::chrono::nanoseconds most);  // true: wake() was called, or a request has finished
   [[noreturn]] void fail(const std::string& cause);
   void quit(const std::vector<Posted>& failed);
 

@@ -1,7 +1,7 @@
 // A pool of registered buffers of one size, for messages and for transfers of unregistered memory;
 // the message sizes of both ends; and the tags of completions.
 //
-// Threads: take() and give() by one at a time; the rest by any.
+// Threads: one at a time may call take() and give(). Any may call the other members.
 #pragma once
 
 #include <cstddef>

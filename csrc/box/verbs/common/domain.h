@@ -33,7 +33,7 @@ using CmId = std::unique_ptr<rdma_cm_id, DestroyBy<destroy_id>>;
 
 class Domain;
 
-// Memory registered with the device while this object exists. The memory must outlive it.
+// Memory registered with the device while this object exists. The memory must outlive the object.
 class MemoryRegion {
  public:
   // Throws Error(kExhausted) or Error(kUnavailable) with the refused operation and the reason.
@@ -72,8 +72,8 @@ class Domain {
   ibv_pd* domain_ = nullptr;
 };
 
-// Creates the queue pair of `id`. Sets `attributes` to the granted values: inline data may be 0.
-// Throws Error(kUnavailable) with the refused operation.
+// Creates the queue pair of `id`. Sets `attributes` to the granted values; the granted inline data
+// may be 0 bytes. Throws Error(kUnavailable) with the refused operation.
 void make_queue_pair(rdma_cm_id* id, const Domain& domain, ibv_qp_init_attr& attributes);
 
 // If this end has no receive buffer, the peer retries after 0.64 ms from now on, instead of the
@@ -84,8 +84,8 @@ void wait_briefly_for_receivers(ibv_qp* queue_pair) noexcept;
 // `error`: an errno.
 std::string refused(const std::string& what, int error);
 
-// Throws Error(kUnavailable) in a child forked from a process that called it before: an open device
-// belongs to the process that opened it.
+// Throws Error(kUnavailable) in a child forked from a process that called this function before,
+// because an open device belongs to the process that opened it.
 void require_own_devices();
 
 // Returns librdmacm's context of the first device, the default of a box; null: there is no device.

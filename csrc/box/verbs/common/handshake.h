@@ -82,10 +82,10 @@ std::optional<protocol::MacKeys> mac_keys(const CallMessage& call, std::string_v
 
 RefusalMessage refusal(protocol::Status status, std::string_view cause);
 
-// Returns the text of a refusal, also of one that is not null-terminated.
+// Returns the text of a refusal, even if it is not null-terminated.
 std::string cause_of(const RefusalMessage& refusal);
 
-// Returns the struct at the beginning of private data, or none if they are too short or have
+// Returns the struct at the beginning of private data, or none if the data are too short or have
 // another magic. The connection manager pads private data with zeros.
 template <class T>
 std::optional<T> decode(const void* data, size_t bytes) {

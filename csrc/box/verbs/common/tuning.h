@@ -1,4 +1,4 @@
-// Thresholds of RDMA, of both ends: queues, buffers, and times of a connection.
+// Thresholds of RDMA, for the client and the box: queues, buffers, and times of a connection.
 // Measure: `python -m papers.verbs`
 
 #pragma once
@@ -39,8 +39,8 @@ inline constexpr uint64_t kQueuePairBytesInFlight = 4u << 20;
 // Above: at the value, it waits for completions.
 inline constexpr uint32_t kQueuePairDepth = 128;
 
-// Work requests of a chain for each completion that the device signals. The last work request of a
-// chain is always signalled.
+// The number of work requests in a chain for which the device signals one completion. The last work
+// request of a chain is always signalled.
 // Unit: work requests
 // Below: a smaller value makes more completions.
 // Above: a larger value frees buffers later.
@@ -52,7 +52,7 @@ inline constexpr uint32_t kWorkRequestsPerSignal = 32;
 // Above: when all of them are in use, the transfer waits for one.
 inline constexpr uint32_t kSliceBuffers = 16;
 
-// Control requests of a client in flight.
+// Control requests that the device of a client is sending.
 // Unit: requests
 // Below: the request is sent.
 // Above: at the value, the request waits until the device has sent an earlier one.
@@ -70,7 +70,7 @@ inline constexpr uint32_t kReplyBuffers = 32;
 // Above: after a call that takes as many as the value, the client makes another call.
 inline constexpr int kClientCompletionsPerPoll = 32;
 
-// The time in which a waiting client polls its queue: the round trip of a short transfer.
+// The time for which a waiting client polls its queue: the round trip of a short transfer.
 // Below: the client polls.
 // Above: the client sleeps until the device has a completion.
 inline constexpr std::chrono::microseconds kPollTime{20};
@@ -81,7 +81,7 @@ inline constexpr std::chrono::microseconds kPollTime{20};
 // Above: the client tries the host's next address, or fails.
 inline constexpr std::chrono::milliseconds kResolveTimeout{2000};
 
-// Reads in flight on a queue pair, as both ends set it up.
+// The most reads in flight on a queue pair. Both ends set this limit.
 // Unit: reads
 // Below: if the limit of a device is less, that limit applies.
 // Above: further reads wait in the device.
@@ -112,7 +112,8 @@ inline constexpr std::chrono::seconds kChallengeTimeout{5};
 // Above: the box ends the connection.
 inline constexpr std::chrono::milliseconds kConnectTimeout{5000};
 
-// The time for the last replies to a client, and for work in flight when its queue pairs end.
+// The time for the last replies to a client, and for its work in flight when the box disconnects
+// its queue pairs.
 // Below: the box waits for the completions.
 // Above: the box destroys the queue pairs.
 inline constexpr std::chrono::milliseconds kFarewellTimeout{1000};

@@ -23,7 +23,7 @@ namespace hbm::box::verbs::server {
 
 class BoxMemory {
  public:
-  // `windows`: use memory windows if the device has them.
+  // `windows`: if true, uses memory windows if the device has them.
   BoxMemory(std::shared_ptr<common::Domain> domain, bool windows);
 
   bool windows() const noexcept { return windows_; }

@@ -1,5 +1,5 @@
 // The challenges that a box has issued to clients over RDMA, and the checks of the calls that
-// answer them (box/verbs/common/handshake.h). Independent of the device.
+// answer them (box/verbs/common/handshake.h). Does not depend on the device.
 //
 // A challenge admits the queue pairs of one client, each once, in order. At most kMostChallenges
 // are stored, each for kChallengeTimeout; the oldest is dropped first.

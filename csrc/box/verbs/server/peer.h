@@ -4,8 +4,8 @@
 // reply to a kAlloc or kAttach is sent, a window of the segment is bound on each queue pair.
 // Attachments are bound one after another.
 //
-// Threads (verbs_listener.h): add(), ready(), close() and destroy() by the accepting thread;
-// completed() and arrived() by the receiving thread; pump() and the Answers by any thread.
+// Threads (verbs_listener.h): the accepting thread calls add(), ready(), close() and destroy(). The
+// receiving thread calls completed() and arrived(). Any thread may call pump() and the Answers.
 #pragma once
 
 #include <atomic>
@@ -37,7 +37,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   using Clock = std::chrono::steady_clock;
 
   // Returns the most completions that a client can have in the completion queue at a time. The
-  // first queue pair has completions of replies, and each queue pair one of a bound window.
+  // first queue pair has completions of replies, and each queue pair has one completion of a bound
+  // window.
   static uint32_t completions(uint32_t queue_pairs) noexcept {
     return common::kRepliesInFlight + queue_pairs;
   }

@@ -15,7 +15,8 @@ struct RequestMessage {
   uint32_t handle = 0;              // of the attachment that the request makes or ends, else 0
 };
 
-// Throws Error(kNetwork) with the fault. Joins, reads and writes are no requests over RDMA.
+// Throws Error(kNetwork), with the fault, if the message is no valid request. Joins, reads and
+// writes are no requests over RDMA.
 RequestMessage parse_request(std::span<const std::byte> message);
 
 }  // namespace hbm::box::verbs::server

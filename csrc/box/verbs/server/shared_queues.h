@@ -23,8 +23,8 @@ class Peer;
 
 class SharedQueues {
  public:
-  // `messages`: number of receive buffers; `completions`: room for all other completions. Throws as
-  // BufferPool, and Error(kUnavailable).
+  // `messages`: number of receive buffers. `completions`: room for the completions of all other
+  // work requests. Throws as BufferPool, and Error(kUnavailable).
   SharedQueues(std::shared_ptr<common::Domain> domain, uint32_t messages, uint32_t completions);
 
   const std::shared_ptr<common::Domain>& domain() const noexcept { return domain_; }
@@ -37,8 +37,8 @@ class SharedQueues {
   void enter(uint32_t queue_pair, std::shared_ptr<Peer> peer);
   void leave(uint32_t queue_pair);
 
-  // Takes a buffer for a long reply. Returns none if all are in use; Peer::pump() of `peer` is
-  // called when one is free.
+  // Takes a buffer for a long reply. If all buffers are in use, returns none; when a buffer is
+  // free, Peer::pump() of `peer` is called.
   std::optional<uint32_t> take_buffer(const std::shared_ptr<Peer>& peer);
   void give_buffer(uint32_t buffer);
   const common::BufferPool& reply_buffers() const noexcept { return replies_; }

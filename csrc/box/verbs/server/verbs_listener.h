@@ -1,10 +1,11 @@
 // Serves clients over RDMA: a box::server::Listener.
 //
-// Two threads. The accepting thread answers the connection manager (handshake.h), admits queue
-// pairs and closes clients. The receiving thread passes requests to the handler. The thread that
-// executed a request sends the reply. One-sided reads and writes do not involve the listener.
+// The listener has two threads. The accepting thread answers the connection manager (handshake.h),
+// admits queue pairs and closes clients. The receiving thread passes requests to the handler. The
+// thread that executed a request sends the reply. One-sided reads and writes do not involve the
+// listener.
 //
-// A client is closed if
+// The listener closes a client if
 // - it disconnects, or its queue pairs fail;
 // - it violates the protocol;
 // - not all its queue pairs connect within kConnectTimeout;
@@ -54,7 +55,7 @@ class VerbsListener final : public box::server::Listener {
   void accept_clients();
   void receive();
 
-  // All below: only by the accepting thread.
+  // Only the accepting thread calls the functions below.
   void take_events();
   void answer(common::CmId id, const std::optional<common::CallMessage>& call, uint8_t reads);
   void challenge(rdma_cm_id& id);
@@ -72,7 +73,7 @@ class VerbsListener final : public box::server::Listener {
   std::shared_ptr<Peer::Context> context_;
   protocol::WakeEvent receiver_wake_event_;
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> settled_{false};  // while closing: all replies are sent
+  std::atomic<bool> settled_{false};  // true: the listener is closing, and all replies are sent
   box::server::listener::LogLimiter log_;
 
   // Used only by the accepting thread.
