@@ -1,13 +1,13 @@
 // A client of one memory box: allocates segments by key, and reads, writes and sums in them.
 //
 // Order: if two operations of a client touch the same bytes of a segment and one of them changes
-// these bytes, they take effect in the order of issue. All others may overlap in time.
+// these bytes, they take effect in the order of issue. All other operations may overlap in time.
 //
 // Lost connections: the client tries to reconnect for `reconnect_timeout`. Then it sends again all
 // requests that have no reply. Accumulates, fetch_adds, allocs, frees and removes keep their
-// sequence numbers, by which the box applies each exactly once. If the session's lease ends before
-// the client reconnects, such a request, except a free, fails with BoxError kUnreachable if the box
-// may have executed it.
+// sequence numbers, so the box applies each exactly once. If the session's lease ends before the
+// client reconnects, such a request, except a free, fails with BoxError kUnreachable if the box may
+// have executed it.
 //
 // If the box returns without its data, operations on its segments fail with kLost. If it does not
 // return within `reconnect_timeout`, every operation fails with kUnreachable from then on.
@@ -108,7 +108,7 @@ class Batch {
   // them fail.
   void issue();
 
-  // As issue(), for a caller that waits for the futures next. The operations are sent during its
+  // Like issue(), for a caller that waits for the futures next. The operations are sent during its
   // wait, and no other thread is woken to send them.
   void issue_and_wait_next();
 
@@ -140,7 +140,7 @@ class Client {
   Client& operator=(const Client&) = delete;
 
   protocol::TransportKind transport() const;
-  // Returns why this transport was chosen, and why none of the preferred ones was.
+  // Returns why this transport was chosen, and why no preferred transport was.
   std::string why_transport() const;
 
   Segment alloc(const AllocOptions& options);

@@ -33,7 +33,7 @@ class BoxError : public Error {
   Cause cause_;
 };
 
-// An error to be thrown by each thread that asks for the outcome.
+// An operation's error. Each thread that asks for the outcome of the operation throws it.
 struct Failure {
   ErrorKind kind = ErrorKind::kNetwork;
   std::optional<BoxError::Cause> cause;  // none: a plain Error

@@ -116,8 +116,7 @@ class ClientOperation {
 
   // The outcome.
   std::optional<Failure> failure;
-  int64_t value = 0;                       // kFetchAdd: the value before the addition; kExists: 1
-                                           // or 0
+  int64_t value = 0;                       // kFetchAdd: value before the addition; kExists: 1 or 0
   std::shared_ptr<Attachment> attachment;  // kAlloc
   std::vector<std::byte> payload;          // kStats
 

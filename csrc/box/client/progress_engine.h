@@ -44,7 +44,7 @@ class ProgressEngine {
   void require_parent() const;  // throws in a forked child
 
   // Issues the operations in this order. `waits`: the caller calls wait() next, and can be the
-  // progress thread then. Throws as RequestTable::issue(), with none issued.
+  // progress thread then. Throws the errors of RequestTable::issue(); then none is issued.
   void issue(std::span<const OperationPointer> operations, bool waits);
 
   // Waits until the operation is settled, `until` at the latest. While it waits, the caller is the
@@ -122,7 +122,7 @@ class ProgressEngine {
   std::mutex hold_;    // the hold on the engine
   Operations posted_;  // guarded by hold_; in the order of posting
 
-  // Changed with hold_ and the table locked; read with either.
+  // Changed only while hold_ and the table's lock are held; read while one of them is held.
   std::unique_ptr<transport::Transport> transport_;
 
   // Guarded by the table's lock:

@@ -23,7 +23,7 @@ namespace hbm::box::client {
 
 class Reconnector {
  public:
-  // Connects. REQUIRES: all arguments outlive this object. Throws as Dialer::dial().
+  // Connects. REQUIRES: all arguments outlive this object. Throws the errors of Dialer::dial().
   Reconnector(const ClientOptions& options, Dialer& dialer, RequestTable& table,
               ProgressEngine& engine);
   Reconnector(const Reconnector&) = delete;

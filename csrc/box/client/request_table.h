@@ -82,7 +82,8 @@ class RequestTable {
   // they waited.
   Operations take_ready();
 
-  // Applies the reply to an operation whose request the transport has finished, and finishes it.
+  // Applies the reply to an operation whose request the transport has finished. Then finishes the
+  // operation.
   void complete(OperationPointer operation);
 
   // The ready transfers of mapped segments, in order. take_copy() removes and returns the first

@@ -3,8 +3,8 @@
 //
 // An element is an aligned group of 1, 2, 4 or 8 bytes in the shared memory. Each element inside
 // the copied range is loaded or stored by one access of the processor, so no reader sees a
-// half-written element. This also holds if the copying thread is interrupted. memcpy() does not
-// suit: glibc copies by `rep movsb`, which an interrupt stops at any byte.
+// half-written element. This also holds if the copying thread is interrupted. memcpy() cannot be
+// used, because glibc copies by `rep movsb`, which an interrupt can stop at any byte.
 //
 // On x86-64 one access moves 16 aligned bytes of the shared memory. Intel and AMD guarantee that
 // this access is atomic on processors with AVX, but not if it is a non-temporal store.

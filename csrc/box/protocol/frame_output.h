@@ -67,7 +67,7 @@ class FrameOutput {
   uint64_t first_sent_ = 0;  // bytes of the first frame that are sent or copied
   uint64_t bytes_ = 0;
 
-  // Used only if copies(): payloads are copied before they are sent.
+  // Used only if copies() is true: then payloads are copied before they are sent.
   std::optional<Authenticator> authenticator_;
   std::unique_ptr<std::byte[]> buffer_;  // allocated when first used
   std::span<const std::byte> copied_;    // in the buffer and not sent

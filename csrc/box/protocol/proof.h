@@ -3,7 +3,7 @@
 //
 // A proof is an HMAC-SHA-256 under the token. It covers the nonces of both ends, so a recorded
 // proof is worthless on another connection. It also covers the ids in its frame, and in a Join the
-// flags and the pid. Box and clients use different prefixes: neither can replay the proof of the
+// flags and the pid. Box and clients use different prefixes, so neither can replay the proof of the
 // other.
 //
 // Threads: any. Every function that is not noexcept throws Error(kUnavailable) when OpenSSL fails.
@@ -30,8 +30,7 @@ Proof server_proof(std::string_view token, const Hello& hello, const Join& join,
                    const Joined& joined);
 
 // Returns the keys of the connection that `hello` and `join` opened: HKDF-SHA-256 of the token,
-// salted with both nonces, with one label per direction. REQUIRES: a token that both ends have
-// proved.
+// salted with both nonces, with one label per direction. REQUIRES: both ends have proved the token.
 MacKeys mac_keys(std::string_view token, const Hello& hello, const Join& join);
 
 // Returns the error text for ends that disagree on the option `seal`. `client`: true if the client

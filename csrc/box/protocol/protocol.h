@@ -188,7 +188,7 @@ struct Accumulate {  // target[i] += scale * source[i], or target[i] = scale * s
   Sequence sequence;
   uint64_t target_offset;  // bytes; a multiple of the target's element size
   uint64_t source_offset;  // bytes; a multiple of the source's element size
-  uint64_t bytes;          // in the target, of its element size; the source has as many elements
+  uint64_t bytes;          // of the target, in whole elements; the source has as many elements
   double scale;
   uint32_t target;       // handle of the attachment
   uint32_t source;       // handle of the attachment

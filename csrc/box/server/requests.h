@@ -61,7 +61,7 @@ class Requests {
   storage::Counters& totals_;
 };
 
-// Checks that several kinds of requests share. All throw Refusal.
+// The checks that several kinds of requests have in common. All throw Refusal.
 
 // Throws kNotAttached if the handle has no attachment.
 SessionAttachment attached(const Session& session, uint32_t handle);

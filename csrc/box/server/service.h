@@ -1,4 +1,4 @@
-// The service of a box, behind its listeners: keys, clients and their requests.
+// The service of a box: manages keys and clients, and executes the requests that listeners pass on.
 //
 // A request is queued in its session, the session enters the run queue (run_queue.h), and a handler
 // thread executes the request (requests.h). access() admits slices of reads and writes on the

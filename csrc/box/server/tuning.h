@@ -153,7 +153,7 @@ inline constexpr std::chrono::seconds kShortageWarningPeriod{60};
 inline constexpr uint64_t kMostRefusalWarnings = 10;
 
 // The period for which kMostRefusalWarnings limits the warnings.
-// Below: the warnings count for one period.
+// Below: further warnings belong to the same period.
 // Above: the next warning begins another period, and states how many warnings of the last period
 // were not logged.
 // Measure: `smb_stream_listener_refusal_test`

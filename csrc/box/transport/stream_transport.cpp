@@ -59,7 +59,7 @@ bool grants(const TransportRequest& request) {
 // this object.
 class HangupWatch {
  public:
-  // Calls `then` once, on its thread, after the first of `sockets` has hung up.
+  // Calls `then` once, on the watching thread, after the first of `sockets` has hung up.
   HangupWatch(std::vector<int> sockets, std::function<void()> then);
   ~HangupWatch();
   HangupWatch(const HangupWatch&) = delete;

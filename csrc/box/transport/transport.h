@@ -1,5 +1,5 @@
 // The interface of a client's transports: one live connection to a box, by shm, tcp or verbs.
-// docs/design/memory-box.md has the steps for a new one.
+// docs/design/memory-box.md lists the steps to add a transport.
 //
 // A transport moves requests. It does not handle reconnects or sequence numbers. When it breaks it
 // throws Broken, and must not be used again: the client opens another one, and posts the unfinished

@@ -45,8 +45,7 @@ class Handshake {
     protocol::Status status = protocol::Status::kOk;
     std::string cause;
     protocol::Joined joined{};
-    std::optional<protocol::MacKeys> keys;  // for all frames after `joined`; none: no
-                                            // authentication
+    std::optional<protocol::MacKeys> keys;  // for all frames after `joined`; none: unauthenticated
   };
   Admission join(const protocol::Join& join);
 

@@ -1,5 +1,5 @@
-// A thread that waits for many descriptors with epoll. In each turn, the thread serves every ready
-// descriptor once.
+// A thread that waits for many descriptors with epoll. In each turn, the thread serves the ready
+// descriptors, each once.
 //
 // Each descriptor stays with one loop, so no work passes between threads. If threads shared an
 // epoll, each serving of a descriptor would need a system call to re-arm it.

@@ -1,5 +1,5 @@
-// An operation with pointers to the memory of its segments. Divides the operation into steps,
-// executes it, and rolls it back.
+// An operation with pointers to the memory of its segments. The functions divide the operation into
+// steps, execute it, and roll it back.
 //
 // Threads: any thread may call run_part(), once for each part. roll_back() may run only when no
 // part is running.

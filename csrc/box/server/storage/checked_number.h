@@ -12,7 +12,8 @@
 
 namespace hbm::box::server::storage {
 
-// SplitMix64's finaliser, a bijection: different words after the same prefix have different hashes.
+// Mixes a word into a hash: the finaliser of SplitMix64. It is a bijection, so different words
+// after the same prefix give different hashes.
 constexpr uint64_t mix(uint64_t hash, uint64_t word) noexcept {
   uint64_t mixed = (hash ^ word) + 0x9E3779B97F4A7C15u;
   mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9u;

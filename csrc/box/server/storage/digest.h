@@ -22,8 +22,8 @@ using Digest = std::array<std::byte, 32>;
 Digest digest_of(std::span<const std::byte> bytes);
 
 // Writes the digests of `files` to the file `checksums` in `directory`. `files`: paths relative to
-// `directory`. The files, their names and `checksums` are on the disk when it returns. Returns the
-// digest of `checksums`.
+// `directory`. The files, their names and `checksums` are on the disk when the function returns.
+// Returns the digest of `checksums`.
 Digest write_checksums(const std::string& directory, const std::vector<std::string>& files);
 
 // Verifies and returns the files that `checksums` lists. Throws Error(kUnavailable), naming the

@@ -43,8 +43,7 @@ class Directory {
   std::string segment_file(const protocol::Id& key, uint64_t serial) const;
 
   std::map<uint64_t, std::string> segment_files() const;  // paths of all segment files, by serial
-  uint64_t last_serial() const;                           // largest of all files, including lost/;
-                                                          // 0: no files
+  uint64_t last_serial() const;                           // largest in segments/ and lost/, or 0
 
   // Creates a zero-filled file for a segment of `bytes`. reserve_segment() allocates its disk space
   // and writes its footer.

@@ -3,8 +3,8 @@
 //
 // The records ensure that each operation is executed exactly once. An operation has begun when
 // `active` of its record is 1, and is done when `applied` of its session has reached its number. A
-// part of an operation is a run of chunks of the target, which one thread executes in order. While
-// the operation is in progress, the progress of a part is
+// part of an operation is a sequence of chunks of the target, which one thread executes in order.
+// While the operation is in progress, the progress of a part is
 //
 //   progress = 2k      k chunks of the part are done
 //   progress = 2k + 1  the undo buffer of the part has the old data of chunk k; the chunk itself

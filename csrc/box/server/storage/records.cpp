@@ -163,7 +163,7 @@ std::unique_ptr<Records> Records::create(const RecordsLocation& location, const 
       records[i].used = 1;
     }
     // If the process stops between the two renames, the new `sessions` and the old `operations` fit
-    // together: no operation is in progress.
+    // together, because no operation is in progress.
     replace_file(new_sessions, location.sessions(), true);
     replace_file(new_operations, location.operations(), true);
     return std::unique_ptr<Records>(

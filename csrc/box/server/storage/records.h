@@ -26,8 +26,7 @@ namespace hbm::box::server::storage {
 
 struct RecordSizes {
   uint32_t sessions = 4096;                // the most sessions
-  uint32_t operations = 8;                 // the most operations in progress: one for each handler
-                                           // thread
+  uint32_t operations = 8;                 // the most in progress, one for each handler thread
   uint32_t parts = 8;                      // the most parts of one operation
   uint32_t chunk = kAccumulateChunkBytes;  // bytes
 

@@ -20,7 +20,7 @@
 // open() refuses a store in a state that only damage explains, and leaves the store unchanged.
 // docs/memory-box.md lists the valid states.
 //
-// Threads: open() first; then any.
+// Threads: any, after open().
 #pragma once
 
 #include <atomic>

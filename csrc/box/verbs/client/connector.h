@@ -35,7 +35,7 @@ class Connector {
 
   // Returns a connected queue pair. Sets `attributes` to the granted values, perhaps with less
   // inline data. `expected`: the proof that the box must send. REQUIRES: the proof of `call` is
-  // set. Throws as ask().
+  // set. Throws the errors of ask().
   common::CmId connect(const common::CallMessage& call, ibv_qp_init_attr& attributes,
                        const protocol::Proof& expected);
 

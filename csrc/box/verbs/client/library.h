@@ -20,8 +20,8 @@ struct ClientLibrary {
   std::string (*why_not)(const std::string& host, uint16_t port);
 
   // Opens a transport, as transport::open_tcp(). `opening` has the TCP port of the box. A TCP
-  // connection proves the token, and stays open to detect the end of the box. Throws as open_tcp(),
-  // and Error(kUnavailable) if either end has no RDMA device.
+  // connection proves the token, and stays open to detect the end of the box. Throws the errors of
+  // open_tcp(), and Error(kUnavailable) if either end has no RDMA device.
   transport::OpenedTransport (*open)(const transport::TransportOptions& opening);
 };
 

@@ -26,7 +26,7 @@ class LocalBuffers {
  public:
   explicit LocalBuffers(std::shared_ptr<common::Domain> domain) : domain_(std::move(domain)) {}
 
-  // Throws as MemoryRegion.
+  // Throws the errors of MemoryRegion.
   std::shared_ptr<common::MemoryRegion> register_memory(std::byte* memory, uint64_t bytes);
 
   struct SliceBuffer {
@@ -36,11 +36,11 @@ class LocalBuffers {
   };
 
   // Returns a local buffer for a slice; for a write, the buffer has the data. Returns none if no
-  // buffer is free. Throws as MemoryRegion.
+  // buffer is free. Throws the errors of MemoryRegion.
   std::optional<SliceBuffer> buffer_for(const transport::Slice& slice, uint32_t inline_bytes);
 
   // Releases the buffer of a completed slice. `arrived`: true if the data of a read have arrived.
-  // Then copies the data to the caller's memory first.
+  // In that case, first copies the data to the caller's memory.
   void done(const Posted& posted, bool arrived);
 
  private:

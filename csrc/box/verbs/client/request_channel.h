@@ -25,7 +25,7 @@ namespace hbm::box::verbs::client {
 
 class RequestChannel {
  public:
-  // Throws as BufferPool.
+  // Throws the errors of BufferPool.
   explicit RequestChannel(const std::shared_ptr<common::Domain>& domain);
 
   // Posts the receive buffers. With `keys`, every message ends with its tag

@@ -34,7 +34,7 @@ namespace hbm::box::verbs::client {
 
 class VerbsTransport final : public transport::Transport {
  public:
-  // Connects the queue pairs. `joined`: the reply of the box on `stream`. Throws as
+  // Connects the queue pairs. `joined`: the reply of the box on `stream`. Throws the errors of
   // transport::open_tcp().
   VerbsTransport(const transport::TransportOptions& opening, const protocol::Joined& joined,
                  std::unique_ptr<protocol::FrameStream> stream, protocol::Deadline deadline);

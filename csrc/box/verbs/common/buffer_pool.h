@@ -31,7 +31,7 @@ inline constexpr uint32_t kNoBuffer = UINT32_MAX;
 
 class BufferPool {
  public:
-  // Throws as MemoryRegion, and Error(kExhausted) if memory is short.
+  // Throws the errors of MemoryRegion, and Error(kExhausted) if memory is short.
   BufferPool(std::shared_ptr<Domain> domain, uint32_t count, uint32_t buffer_bytes);
 
   uint32_t count() const noexcept { return count_; }

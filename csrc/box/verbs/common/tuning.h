@@ -173,7 +173,7 @@ inline constexpr int kBoxCompletionsPerPoll = 64;
 inline constexpr uint64_t kMostRefusalWarnings = 20;
 
 // The period for which kMostRefusalWarnings limits the warnings.
-// Below: the warnings count for one period.
+// Below: further warnings belong to the same period.
 // Above: the next warning begins another period, and states how many warnings of the last period
 // were not logged.
 inline constexpr std::chrono::seconds kRefusalWarningPeriod{60};

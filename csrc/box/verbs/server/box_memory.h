@@ -28,7 +28,7 @@ class BoxMemory {
 
   bool windows() const noexcept { return windows_; }
 
-  // Registers the memory, and sets segment.registration. Throws as MemoryRegion.
+  // Registers the memory, and sets segment.registration. Throws the errors of MemoryRegion.
   void add(box::server::storage::BoxSegment& segment) const;
 
   // Returns the remote key of an added segment. REQUIRES: !windows().

@@ -100,7 +100,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
   void doom(const std::string& cause);
   void answer(uint64_t id, protocol::Opcode opcode, uint32_t handle, box::server::Reply reply);
-  // REQUIRES for all below: mutex_ is held.
+  // The functions below REQUIRE that mutex_ is held.
   void queue(uint64_t id, protocol::Opcode opcode, const box::server::Reply& reply);
   void grant(uint64_t id, protocol::Opcode opcode, uint32_t handle, box::server::Reply reply);
   void bind_next();

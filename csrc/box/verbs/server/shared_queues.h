@@ -24,7 +24,7 @@ class Peer;
 class SharedQueues {
  public:
   // `messages`: number of receive buffers. `completions`: room for the completions of all other
-  // work requests. Throws as BufferPool, and Error(kUnavailable).
+  // work requests. Throws the errors of BufferPool, and Error(kUnavailable).
   SharedQueues(std::shared_ptr<common::Domain> domain, uint32_t messages, uint32_t completions);
 
   const std::shared_ptr<common::Domain>& domain() const noexcept { return domain_; }
