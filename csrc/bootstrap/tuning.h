@@ -10,16 +10,15 @@ namespace hbm::bootstrap {
 
 // -- Questions to the store
 
-// The least time that the store has for an answer, even if the wait that asks is at its deadline. A
-// rank that aborts the formation gives the store this time and no more.
+// The least time that the store gets to answer a question of a wait, even if the deadline of the
+// wait is earlier. A rank that aborts the formation gives the store this time and no more.
 // Below: the rank waits for the answer.
-// Above: the question fails because the store does not answer; if the wait's deadline is later, it
-// fails at the deadline.
+// Above: the question fails, but not before the deadline of the wait.
 // Measure: `pytest tests/python/failures/test_store_connection.py`
 inline constexpr std::chrono::seconds kStoreAnswerTimeout{1};
 
-// The first pause between two questions of a wait. Each further pause is 1.5 times as long as the
-// pause before it.
+// A rank that waits for a key asks the store repeatedly. This is the pause after the first
+// question. Each further pause is 1.5 times as long as the pause before it.
 // Below: a smaller value asks more questions before the other ranks can have arrived.
 // Above: a larger value delays the formation of a group whose ranks arrive together.
 // Measure: `python -m benchmarks.scaling`
@@ -27,12 +26,13 @@ inline constexpr std::chrono::microseconds kFirstQuestionPause{50};
 
 // The longest pause between two questions of a wait.
 // Below: the pause grows, and the wait does not check for Ctrl-C.
-// Above: the pause is the value, or kPausePerKey times the keys if longer. Ctrl-C ends the wait.
+// Above: the pause stays at the value, or at kPausePerKey times the number of keys if that is
+// longer. From then on, Ctrl-C ends the wait.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr std::chrono::microseconds kLongestQuestionPause{10'000};
 
-// The longest pause between two questions, for each key that a question asks for. A large group has
-// many keys, and all its ranks ask at the same time.
+// The longest pause after a question about n keys is n times this value, if that is longer than
+// kLongestQuestionPause. In a large group, all ranks ask about many keys at the same time.
 // Below: a smaller value floods the store with the questions of a thousand ranks.
 // Above: a larger value delays the formation of a large group.
 // Measure: `python -m benchmarks.scaling`
@@ -47,21 +47,22 @@ inline constexpr std::chrono::milliseconds kFirstStoreSilence{250};
 
 // -- The introduction of the ranks
 
-// The longest wait of the other ranks for rank 0's introduction before they introduce themselves.
-// Rank 0 then watches them before other ranks depend on them.
-// Below: the rank waits, unless kFirstRankTimeoutDivisor's part of its time has passed.
+// The longest time that the other ranks wait for rank 0's introduction before they introduce
+// themselves. They wait so that rank 0 watches them before other ranks depend on them.
+// Below: the rank waits, except if kFirstRankTimeoutDivisor gives a shorter time.
 // Above: the rank introduces itself.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
 inline constexpr std::chrono::seconds kFirstRankTimeout{5};
 
-// The divisor of a rank's remaining time that gives its longest wait for rank 0.
+// A rank waits for rank 0 for at most its remaining time divided by this value.
 // Unit: parts of the time
-// Below: a smaller value leaves less of a short timeout for the other ranks.
-// Above: a larger value leaves deaths unnoticed for longer under a short timeout.
+// Below: a smaller value leaves less of a short timeout for the wait for the other ranks.
+// Above: with a larger value and a short timeout, a rank introduces itself before rank 0 watches
+// it, and its death is noticed later.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
 inline constexpr int kFirstRankTimeoutDivisor = 4;
 
-// The longest wait until rank 0 would notice this rank's death.
+// The longest time that a rank waits until rank 0 watches it. Rank 0 then notices if the rank dies.
 // Below: the rank waits before it introduces itself.
 // Above: the rank introduces itself, watched or not.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
@@ -96,44 +97,45 @@ inline constexpr size_t kMembersNamedSingly = 16;
 
 // -- The end of a formation
 
-// The period in which a waiting rank asks whether another one has ended the formation.
+// The period in which a waiting rank asks the store whether another rank has ended the formation.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays the error.
 // Measure: `rendezvous_test
 // --gtest_filter=Rendezvous.FailureInALaterStepEndsOtherWaits`
 inline constexpr std::chrono::milliseconds kAbortCheckPeriod{200};
 
-// The least period, for each rank of the group, in which a waiting rank asks whether another one
-// has ended the formation. It replaces kAbortCheckPeriod in a group of more than 200 ranks.
+// In a group of more than 200 ranks, this value times the number of ranks replaces
+// kAbortCheckPeriod.
 // Below: a smaller value floods the store with the questions of a thousand ranks.
 // Above: a larger value delays the error in a large group.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr std::chrono::milliseconds kAbortCheckPeriodPerRank{1};
 
-// The time in which a failing rank writes its record and waits for the other ranks. The store may
-// end with this rank's process, and then no rank can read the reason.
+// The time in which a failing rank writes its record and waits for the other ranks. It waits
+// because the store may end with this rank's process, and then no other rank could read the reason.
 // Below: the rank waits until all ranks have written their records.
 // Above: the rank raises its error.
 // Measure: `rendezvous_test --gtest_filter=Rendezvous.ProblemOfOneRankReachesAll`
 inline constexpr std::chrono::seconds kLastRecordTimeout{5};
 
-// The time in which the store may give the cause of a rank's death: the rank may have aborted the
-// formation before it died.
+// The time that the store gets, after a rank has died, to give the cause. The store has a cause if
+// the rank aborted the formation before it died.
 // Below: the rank waits for the cause.
-// Above: the error names the death alone.
+// Above: the error names only the death.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py`
 inline constexpr std::chrono::milliseconds kDeathCauseTimeout{200};
 
 // -- Agreements
 
-// The wait for the other ranks after which a rank writes a key of its own, by which errors name the
-// missing ranks.
-// Below: the rank is only counted: an agreement takes one key.
+// A rank that has waited for the other ranks for this time writes a key of its own. An error names
+// the ranks without such a key as missing.
+// Below: the rank writes no key, and is only counted. If no rank waits longer, the agreement takes
+// one key, the counter.
 // Above: from the value on, the rank writes its key.
 // Measure: `agreement_test --gtest_filter=Agreement.TakesOneKey`
 inline constexpr std::chrono::milliseconds kNamelessWait{200};
 
-// The time that counted ranks have, after the deadline, to write their keys before an error names
+// The time that the counted ranks get after the deadline to write their keys. Then an error names
 // the missing ranks.
 // Below: the rank waits until all counted ranks have keys.
 // Above: from the value on, ranks without keys count as missing.

@@ -16,8 +16,8 @@ namespace hbm::communicator {
 // Measure: `message_test --gtest_filter=GroupNames.RememberTheLastGroups`
 inline constexpr size_t kRememberedGroupNames = 1024;
 
-// The longest wait of a rank that destroys a group, in each of two steps: it passes the last
-// barrier, then publishes in the store that it leaves. In a failed group the rank only publishes
+// A rank destroys a group in two steps: it passes the last barrier, then publishes in the store
+// that it leaves. This is the longest wait in each step. In a failed group the rank only publishes
 // its failure reports.
 // Below: the rank waits until the step is complete.
 // Above: the rank leaves, although the step is not complete.

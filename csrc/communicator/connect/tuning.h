@@ -11,15 +11,15 @@ namespace hbm::communicator::connect {
 // The chunk of a slot if each rank has a processor. The slots of a few ranks stay in the cache.
 // Unit: bytes
 // Below: a smaller value takes more phases for a large tensor.
-// Above: a larger value takes the slots out of the processor's cache.
+// Above: with a larger value the slots no longer fit the processor's cache.
 // Measure: `python -m benchmarks.collectives --contenders hbm-c-staged`
 inline constexpr size_t kSlotChunkBytes = 128 << 10;
 
 // The chunk of a slot if the ranks are oversubscribed.
 // Unit: bytes
-// Below: a smaller value takes more phases, and each phase lasts until all ranks had a turn on a
+// Below: a smaller value takes more phases, and each phase lasts until every rank has run on a
 // processor.
-// Above: a larger value takes more memory, and the slots out of the processor's cache.
+// Above: a larger value takes more memory, and the slots no longer fit the processor's cache.
 // Measure: `hbmcomm bench collectives --ranks 8 --contenders hbm-staged`
 inline constexpr size_t kOversubscribedSlotChunkBytes = 1 << 20;
 

@@ -11,7 +11,8 @@ namespace hbm::communicator::failure {
 
 // -- Rounds at the store
 
-// The period of the monitor's rounds at the store, unless a process ends.
+// In a round, the failure monitor exchanges reports with other nodes through the store. This is the
+// period of the rounds. The end of a process begins a round immediately.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays the errors of ranks on other nodes.
 inline constexpr std::chrono::milliseconds kRoundPeriod{250};
@@ -35,30 +36,30 @@ inline constexpr std::chrono::milliseconds kRoundPeriodWhileLeaving{2};
 // test_a_stopped_rank_is_not_dead`
 inline constexpr std::chrono::milliseconds kRoundAnswerTimeout{200};
 
-// The time since the end of a process after which its rank counts as dead, if the store is silent.
-// Until then the monitor asks the store whether the rank had left before.
+// If the store is silent, the rank of an ended process counts as dead after this time. Until then
+// the monitor asks the store whether the rank had left before its process ended.
 // Below: the monitor asks the store again.
 // Above: the rank counts as dead.
 // Measure: `pytest tests/python/failures/test_store_connection.py -k
 // test_a_stopped_rank_is_not_dead`
 inline constexpr std::chrono::milliseconds kSilentStoreDeathDelay{2000};
 
-// The time since the store's last answer after which the loss of the store fails an operation. The
-// store may have ended because of a death, which is the better error.
-// Below: the operation waits for that death to be noticed.
+// An operation fails because the store is lost only if the store has not answered for this time.
+// The store may have ended because a rank died, and an error that names this death is better.
+// Below: the operation waits for the monitor to notice that death.
 // Above: the operation fails: the store is gone.
 // Measure: `pytest tests/python/failures/test_deaths.py -k test_death_of_the_store`
 inline constexpr std::chrono::milliseconds kStoreLossGracePeriod{1000};
 
-// The rounds in which the monitor waits for an entry of the failure log. A writer first reserves a
-// number, then writes the entry under it, and may die in between.
+// The number of rounds in which the monitor asks for an entry that is not in the failure log yet. A
+// writer first reserves a number, then writes the entry under this number, and may die in between.
 // Unit: rounds
 // Below: up to and including the value, the monitor asks for the entry again.
-// Above: the monitor asks for the entry no more.
+// Above: the monitor no longer asks for the entry.
 // Measure: `failure_monitor_test`
 inline constexpr int kRoundsForFailureEntry = 40;
 
-// The longest letter about a second claim of a rank.
+// The longest letter to a claim mailbox. A letter reports the second claim of a rank.
 // Unit: bytes
 // Below: up to and including the value, the letter arrives whole.
 // Above: the rest of the letter is lost.
@@ -68,28 +69,28 @@ inline constexpr size_t kLongestLetterBytes = 4096;
 
 // -- Liveness connections
 
-// The time in which a process must have a liveness connection to its group's rank 0, if rank 0 is
-// on another node.
+// The time that a process has to make a liveness connection to its group's rank 0, if rank 0 is on
+// another node.
 // Below: the process tries to connect to the listener of rank 0, again after each failure.
 // Above: the process continues without the connection.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
 inline constexpr std::chrono::milliseconds kConnectionTimeout{6000};
 
 // The longest wait until the monitor's thread has opened the listener. The thread cannot be woken
-// if the process had no descriptor left for its eventfd.
+// if the process had no descriptor left for the thread's eventfd.
 // Below: the group waits for the listener's address.
 // Above: the group is formed without a listener.
 // Measure: `pytest tests/python/failures/test_store_connection.py -k
 // test_too_few_descriptors_are_named`
 inline constexpr std::chrono::milliseconds kListenTimeout{1000};
 
-// The time to connect to one address of a listener.
+// The time that a process (the caller) has to connect to one address of another process' listener.
 // Below: the caller waits.
 // Above: from the value on, the caller tries the next address.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
 inline constexpr std::chrono::milliseconds kAddressConnectTimeout{500};
 
-// The time in which a caller has to say which process it is.
+// The time that a caller has to say which process it is.
 // Below: the listener waits.
 // Above: from the value on, the listener closes the connection.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k
@@ -103,7 +104,7 @@ inline constexpr std::chrono::milliseconds kHelloTimeout{5000};
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
 inline constexpr std::chrono::milliseconds kHelloReplyTimeout{60'000};
 
-// The pause after the listener had no descriptor for a caller.
+// The pause of the listener after the process had no descriptor left for a caller.
 // Below: the caller waits in the kernel's queue.
 // Above: from the value on, the listener accepts callers again.
 // Measure: `pytest tests/python/failures/test_store_connection.py -k
@@ -112,7 +113,7 @@ inline constexpr std::chrono::milliseconds kAcceptPause{200};
 
 // The most callers that have not said yet which process they are.
 // Unit: callers
-// Below: the listener takes the next caller in.
+// Below: the listener accepts the next caller.
 // Above: from the value on, the listener closes the next caller's connection.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr size_t kMostUnknownCallers = 64;

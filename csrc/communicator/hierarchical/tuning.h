@@ -1,7 +1,7 @@
 // Thresholds of collectives over several nodes: leaders, and the blocks of their pipeline. All
-// ranks decide alike, because they compare only sizes and the layout of the nodes. Only in an
-// alltoall, where ranks have different sizes, some ranks may take turns and others not.
-// docs/design/hierarchical.md has the reasons.
+// ranks decide alike, because they compare only sizes and the layout of the nodes. An alltoall is
+// the exception. Its ranks may have different sizes, so some ranks may take turns (send to one
+// other node at a time) and others not. docs/design/hierarchical.md has the reasons.
 // Measure: `python -m benchmarks.collectives.nodes --layout 2x4 --rate 200mbit`
 
 #pragma once
@@ -24,8 +24,8 @@ inline constexpr size_t kOneLeaderBytes = 64 << 10;
 
 // The most bytes that are sent to other nodes without pacing, that is, without turns or answers. An
 // allgather counts the bytes of all transfers. An alltoall counts the bytes of its longest
-// transfer, and a broadcast to one other node the bytes of the tensor. The limit of an alltoall is
-// the chunk of messages if that is less.
+// transfer, and a broadcast to one other node the bytes of the tensor. For an alltoall the limit is
+// the chunk of messages, if the chunk is smaller than this value.
 // Unit: bytes
 // Below: up to and including the value, all is sent together: pacing would only add latencies.
 // Above: the nodes take turns in an allgather and an alltoall. In a broadcast the receiving leaders
@@ -33,16 +33,16 @@ inline constexpr size_t kOneLeaderBytes = 64 << 10;
 inline constexpr size_t kUnpacedBytes = 64 << 10;
 
 // The longest message between nodes in an alltoall with turns, unless the chunk of messages is
-// less.
+// smaller.
 // Unit: bytes
 // Below: a smaller value costs more messages.
 // Above: a larger value fills the queue of a slow link, which then drops packets.
 inline constexpr size_t kLongestTurnMessageBytes = 128 << 10;
 
-// The bytes of a broadcast, for each leader of each other node, from which the data goes along a
-// chain of nodes. From this size on there are at least 32 blocks with two other nodes, 48 with
-// three, and 64 with more. Many blocks matter, because the last link waits for one block of each
-// link before it.
+// A broadcast sends its tensor along a chain of nodes if the tensor has at least this many bytes
+// for each leader of each receiving node. Then there are at least 32 blocks with two receiving
+// nodes, 48 with three, and 64 with more. Many blocks matter, because the last link waits for one
+// block of each link before it.
 // Unit: bytes
 // Below: the root's node sends to each other node.
 // Above: from the value on, each node passes the blocks on to the next node.
@@ -52,7 +52,7 @@ inline constexpr size_t kChainBytesPerLeader = 256 << 10;
 
 // -- Blocks
 
-// The longest message between two leaders in a block, unless the chunk of messages is less.
+// The longest message between two leaders in a block, unless the chunk of messages is smaller.
 // Unit: bytes
 // Below: a smaller value costs more processor time for large tensors.
 // Above: a larger value fills the queue of a slow link.

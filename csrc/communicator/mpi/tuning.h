@@ -11,15 +11,15 @@ namespace hbm::communicator::mpi {
 
 // -- Messages
 
-// The payload of a message that leaves immediately, by MPI's eager protocol, whether or not the
-// receiver is there. MPICH's own limit is near 8,000 bytes and depends on the network.
+// The longest payload of a message that MPI sends immediately, by its eager protocol, whether or
+// not the receiver is ready. MPICH's own limit is near 8,000 bytes and depends on the network.
 // Unit: bytes
-// Below: up to and including the value, an operation of one such message needs no progress
-// thread after it has begun.
+// Below: up to and including the value, an operation of one such message to each peer needs no
+// progress thread after it has begun.
 // Above: a thread has to drive the operation to its end.
 inline constexpr size_t kEagerBytes = 4096;
 
-// The part of a tensor in the first message of a send, which has the header.
+// The most bytes of a tensor in the first message of a send. This message also has the header.
 // Unit: bytes
 // Below: up to and including the value, the send is one message.
 // Above: the rest follows in chunks.
@@ -35,7 +35,7 @@ inline constexpr size_t kChunksInFlight = 2;
 
 // The least chunk of messages.
 // Unit: bytes
-// Below: the group is refused: its staging_bytes are too few for its ranks.
+// Below: the group is refused, because its staging_bytes are too few for its ranks.
 // Above: from the value on, the group uses the largest chunk that staging_bytes and
 // kMostOperationBytes leave room for.
 // Measure: `pytest tests/python/collectives/test_bad_input.py`
@@ -56,14 +56,14 @@ inline constexpr uint64_t kMostOperationBytes = 16 << 20;
 
 // The most requests that one MPI_Testsome tests.
 // Unit: requests
-// Below: one call tests the requests of a round.
-// Above: the round takes a further call for each multiple.
+// Below: up to and including the value, one call tests all requests of a round.
+// Above: the round takes several calls, each for this many requests.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr size_t kRequestsPerTest = 32;
 
-// The tag ranges of a communicator. Operations of one communicator that are in flight together must
-// use different ranges. In a tag range, messages follow one another in the order of its operations.
-// Two ranges keep a link busy.
+// The number of tag ranges of an MPI communicator. Operations of one communicator that are in
+// flight together must use different ranges. In a range, messages follow one another in the order
+// of the range's operations. Two ranges keep a link busy.
 // Unit: tag ranges
 // Below: a smaller value leaves the link idle between two operations.
 // Above: a larger value only fills the link's queue, which then drops packets. A connection whose
@@ -73,8 +73,9 @@ inline constexpr int kTagRanges = 2;
 
 // -- Algorithms
 
-// The most bytes of a broadcast to two and more ranks that its root sends to each of them. With
-// more bytes, the root's link would take too long to carry the whole tensor to each rank.
+// The longest tensor that the root of a broadcast sends to each rank itself, if there are two or
+// more other ranks. For a longer tensor, the root's link would take too long to carry the whole
+// tensor to each rank.
 // Unit: bytes
 // Below: up to and including the value, the root sends the tensor to each rank.
 // Above: the root deals shards out, and each rank passes its shard on.
@@ -99,8 +100,8 @@ inline constexpr size_t kOneShotTotalBytes = 64 * 1024;
 
 // The period in which a waiting rank checks whether UCX has a TCP connection.
 // Below: a smaller value takes more system calls.
-// Above: a larger value polls for longer before the first sleep from which a message can wake the
-// rank.
+// Above: with a larger value, a rank polls for longer before its first sleep from which a message
+// can wake it.
 // Measure: `arrivals_test --gtest_filter=Arrivals.WakeOnceThereIsAConnection`
 inline constexpr std::chrono::milliseconds kConnectionCheckPeriod{100};
 
@@ -108,28 +109,31 @@ inline constexpr std::chrono::milliseconds kConnectionCheckPeriod{100};
 
 // The bytes in /dev/shm that MPI takes for each rank. MPICH 5.0 takes 1,061,440.
 // Unit: bytes
-// Below: with less left for each rank, the group is refused: MPI would end the ranks by SIGBUS.
+// Below: with less room left for each rank, the group is refused, because MPI would end the ranks
+// by SIGBUS.
 // Above: from the value on, MPI starts.
 // Measure: `mpi_connect_test --gtest_filter=Preconditions.ShmFoldersAreCountedAndHaveRoom`
 inline constexpr uint64_t kShmBytesPerRank = 1'088'000;
 
 // The files in /dev/shm that MPI makes for each rank: one of MPICH, and two of UCX.
 // Unit: files
-// Below: with room for fewer for each rank, the group is refused.
+// Below: with room for fewer files for each rank, the group is refused.
 // Above: from the value on, MPI starts.
 // Measure: `mpi_connect_test --gtest_filter=Preconditions.ShmFoldersAreCountedAndHaveRoom`
 inline constexpr uint64_t kShmFilesPerRank = 3;
 
 // The descriptors that MPI opens in a world of any size. MPICH 5.0.2 opens 20 in a world of one.
 // Unit: descriptors
-// Below: with fewer left, in addition to kDescriptorsPerRank for each rank, the group is refused.
+// Below: the group is refused if the process can open fewer descriptors than this value plus
+// kDescriptorsPerRank for each rank.
 // Above: from the value on, MPI starts.
 // Measure: `mpi_connect_test --gtest_filter=Preconditions.DescriptorsAreCounted`
 inline constexpr size_t kDescriptorsOfWorld = 24;
 
 // The descriptors that MPI opens for each rank. MPICH 5.0.2 opens up to 2 for each other rank.
 // Unit: descriptors
-// Below: with fewer left for each rank, the group is refused.
+// Below: the group is refused if the process can open fewer descriptors than kDescriptorsOfWorld
+// plus this value for each rank.
 // Above: from the value on, MPI starts.
 // Measure: `mpi_connect_test --gtest_filter=Preconditions.DescriptorsAreCounted`
 inline constexpr size_t kDescriptorsPerRank = 4;
@@ -155,8 +159,9 @@ inline constexpr size_t kQuotedOutputBytes = 600;
 
 // -- The end of the process
 
-// The longest wait for threads in MPI_Init, which may wait for a peer that never comes.
-// Below: the end of the process waits for them, so that it can unlink MPI's segments.
+// The longest time that the end of the process waits for threads that are in MPI_Init. Such a
+// thread may wait for a peer that never comes.
+// Below: the process waits, so that it can unlink all of MPI's segments.
 // Above: from the value on, the process unlinks the segments that it has mapped, and ends.
 // Measure: `pytest tests/python/failures/test_left_behind.py -k test_killed_ranks_leave_nothing`
 inline constexpr std::chrono::seconds kInitialisationEndTimeout{1};

@@ -10,8 +10,8 @@ namespace hbm::communicator::shm {
 
 // -- Waits
 
-// The time for which a waiting rank polls without yielding. It is 0 if the ranks outnumber the
-// processors.
+// The time for which a waiting rank polls without yielding. Ranks that outnumber the processors
+// yield from the beginning of a wait.
 // Below: the rank polls, and keeps its processor.
 // Above: from the value on, the rank yields its processor between polls.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
@@ -44,23 +44,24 @@ inline constexpr std::chrono::milliseconds kPeerCheckPeriod{10};
 
 // The time in which a rank that has begun to write the failure report must end it.
 // Below: the other ranks wait for the text of the report.
-// Above: from the value on, the writer counts as dead, and each rank raises its own finding.
+// Above: from the value on, the writer counts as dead, and each rank raises its own error.
 // Measure: `shm_failure_test --gtest_filter=NodeDeath.IsReportedToAllWaitersPromptly`
 inline constexpr std::chrono::milliseconds kReportWriteTimeout{50};
 
 // -- Slots and segments
 
-// The room for transfers in a slot, at least two chunks and at most four. Trials had two ranks, 1
-// MiB of L2 and 32 MiB of L3. An alltoall of 2 MiB took 6 % less time with this value than with 128
-// KiB. An allgather of 2 MiB took as long with 1 MiB as with this value.
+// The room for transfers in a slot. A slot has room for at least two chunks of a reduction and at
+// most four, whatever this value is. Trials had two ranks, 1 MiB of L2 and 32 MiB of L3. An
+// alltoall of 2 MiB took 6 % less time with this value than with 128 KiB. An allgather of 2 MiB
+// took as long with 1 MiB as with this value.
 // Unit: bytes
 // Below: a smaller value takes more phases for a large transfer.
-// Above: a larger value takes more memory, and the slots out of the processor's cache.
+// Above: a larger value takes more memory, and the slots no longer fit the processor's cache.
 // Measure: `python -m benchmarks.collectives --collectives alltoall --contenders hbm-c-staged`
 inline constexpr size_t kSlotTransferBytes = size_t{512} << 10;
 
-// The least transfer that other ranks read directly in its owner's segment, if the tensor is there.
-// This costs one more phase.
+// A transfer of at least this many bytes is zero-copy, if its tensor is in the owner's segment: the
+// other ranks read the tensor there. This costs one more phase.
 // Unit: bytes
 // Below: the transfer is copied to a slot.
 // Above: from the value on, the other ranks read the transfer in the segment.
@@ -100,7 +101,7 @@ inline constexpr size_t kOwnCopySliceBytes = size_t{64} << 10;
 
 // -- Reductions
 
-// The most ranks of a node with which each rank reduces whole chunks, in the processor's cache.
+// On a node with at most this many ranks, each rank reduces whole chunks, in the processor's cache.
 // Unit: ranks
 // Below: up to and including the value, each rank reduces all of each chunk, and a tensor of one
 // chunk takes one phase.
@@ -109,8 +110,9 @@ inline constexpr size_t kOwnCopySliceBytes = size_t{64} << 10;
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-staged`
 inline constexpr size_t kWholeChunkRanks = 3;
 
-// The most bytes, of all ranks' tensors together, that more than kWholeChunkRanks ranks reduce in
-// one phase. If two chunks of a slot have fewer bytes, these bytes are the limit.
+// More than kWholeChunkRanks ranks reduce a tensor in one phase if the tensors of all these ranks
+// together have at most this many bytes. If two chunks of a reduction have fewer bytes than this
+// value, the limit is two chunks.
 // Unit: bytes
 // Below: up to and including the value, each rank reduces all of the tensor in one phase.
 // Above: each rank reduces a share of each chunk.
@@ -121,8 +123,8 @@ inline constexpr size_t kOneShotTotalBytes = 256 << 10;
 
 // The most chunks of a staged message that are in flight.
 // Unit: chunks
-// Below: the sender puts the next chunk in.
-// Above: from the value on, the sender waits until the receiver has taken a chunk out.
+// Below: the sender writes the next chunk.
+// Above: from the value on, the sender waits until the receiver has copied a chunk.
 // Measure: `shm_transfer_test --gtest_filter=NodeTransfers.ArriveInSlicesAndExposeTheTensor`
 inline constexpr size_t kStagedChunksInFlight = 8;
 
@@ -144,7 +146,7 @@ inline constexpr size_t kShortStagedChunkBytes = size_t{32} << 10;
 // The chunk of a staged message of at least kLongStagedMessageBytes.
 // Unit: bytes
 // Below: a smaller value wakes the two ranks more often.
-// Above: a larger value takes the chunks out of the processor's cache.
+// Above: with a larger value the chunks no longer fit the processor's cache.
 // Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-staged`
 inline constexpr size_t kLongStagedChunkBytes = size_t{64} << 10;
 
@@ -157,7 +159,7 @@ inline constexpr size_t kLongStagedChunkBytes = size_t{64} << 10;
 // Measure: `local_peers_test --gtest_filter=Explore.FewDescriptorsInFlightAreEnough`
 inline constexpr std::chrono::milliseconds kDescriptorRetryPause{1};
 
-// The longest wait for descriptors before a rank checks whether the others live.
+// The longest wait for descriptors before a rank checks whether the other ranks live.
 // Below: a smaller value makes more system calls.
 // Above: a larger value delays the error after a death.
 // Measure: `local_peers_test --gtest_filter=Explore.NamesARankKilledInProgress`
