@@ -15,8 +15,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// The counter of a step is a sum of fields of this width. One field for each fact counts the ranks
-// on which the fact holds. The last field counts the ranks that arrived.
+// The counter of a step is an integer made of fields of this many bits. One field for each fact
+// counts the ranks on which the fact holds. The last field counts the ranks that arrived.
 constexpr int kFieldBits = 20;
 constexpr long kField = (1L << kFieldBits) - 1;
 
@@ -44,8 +44,9 @@ std::optional<unsigned> read_common_facts(const Participant& participant, const 
   return sum ? common_facts(participant, std::stol(*sum)) : std::nullopt;
 }
 
-// Waits until every counted rank has written its key, at most kCountedRankTimeout, so that errors
-// do not name a rank that has just arrived. Returns true if all ranks are counted.
+// Waits until every rank that has added to the counter has also written its key, at most
+// kCountedRankTimeout. So an error does not name a rank that has just arrived. Returns true if all
+// ranks have added to the counter.
 bool await_counted_ranks(const Participant& participant, const std::string& step) {
   const auto until = steady_clock::now() + kCountedRankTimeout;
   const long sum =

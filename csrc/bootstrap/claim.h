@@ -14,7 +14,7 @@ struct Claim {
   std::string process;  // process_id()
   long pid = 0;
   std::string host;
-  std::string boot_id;        // of its kernel
+  std::string boot_id;        // of the process' kernel
   std::string pid_namespace;  // in which `pid` is valid
   std::string started;        // start_of(pid)
   std::string job;            // job_id()
@@ -35,9 +35,9 @@ std::string job_id();
 // Returns true if torchrun gave the two jobs different ids.
 bool is_another_job(const std::string& one, const std::string& other);
 
-// Returns true if torchrun has restarted the claim's process as this process. Both have the same
-// torchrun job id, and the claim's process is not known to live. (The agent of torchrun keeps one
-// store for all restarts of a job.)
+// Returns true if this process replaces the claim's process after a restart by torchrun. The signs
+// are equal torchrun job ids, and that the claim's process is not known to live. (The agent of
+// torchrun keeps one store for all restarts of a job.)
 bool is_predecessor(const Claim& claim);
 
 // Returns true if the process has provably ended. Only the end of a process on this machine, in

@@ -12,9 +12,9 @@
 
 namespace hbm::bootstrap {
 
-// Aborts the group formation: all ranks throw Error(kUnavailable), "rank 2 of ... cannot take part:
-// " and `why`. `rank` may be outside of the group. `members` are the ranks' numbers in the job.
-// Errors of the store are logged.
+// Aborts the group formation. All ranks then throw Error(kUnavailable) with the text "rank 2 of ...
+// cannot take part: ", followed by `why`. `rank` may be outside of the group. `members` are the
+// ranks' numbers in the job. Errors of the store are logged.
 void fail_early(std::shared_ptr<KeyValue> store, int rank, const std::vector<uint64_t>& members,
                 const std::string& group, const std::string& why);
 

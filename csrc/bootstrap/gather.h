@@ -105,10 +105,10 @@ void require_not_aborted(const Participant& participant, KeyValue::Deadline dead
 void require_own_claim(const Participant& participant, const std::string& record);
 
 // Runs `act`, a part of a group formation. An exception other than a death or a network error
-// aborts the formation on every rank. A rank that waits in a step throws soon. A rank that has not
-// read this rank's record of the first step finds the reason in the record. A death or a network
-// error aborts nothing. Each rank detects deaths and the end of the store itself, and most network
-// errors follow from one of these.
+// aborts the formation on every rank. A rank that waits in a step then throws soon. A rank that
+// comes later reads this rank's record of the first step, and finds the reason there. A death or a
+// network error aborts nothing. Each rank detects deaths and the end of the store itself, and most
+// network errors follow from one of these.
 void run_in_formation(const Participant& participant, const std::function<void()>& act);
 
 // A rank that waits in a step calls check() repeatedly. check() throws if a rank of `among` has
@@ -130,8 +130,8 @@ class AbortWatcher {
 
 // Waits, until `until` at most, for the text that `rank` publishes in a step, and returns it.
 // Returns nothing at `until`, or if `rank` has published a problem. Also returns nothing if any
-// rank has died: a later gather() throws that death. A store that does not answer throws at the
-// participant's deadline.
+// rank has died: a later gather() throws that death. If the store does not answer, throws a
+// StoreError at the participant's deadline.
 std::optional<std::string> await_published(const Participant& participant, const std::string& step,
                                            int rank, KeyValue::Deadline until);
 

@@ -53,21 +53,21 @@ class KeyValue {
   // Adds to the integer under the key (absent: 0) and returns the sum.
   virtual long add(const std::string& key, long amount, Deadline deadline) = 0;
 
-  // Sets an absent key atomically. Returns the value that is present afterwards.
+  // Sets the key if it is absent, atomically. Returns the value that the key then has.
   virtual std::string claim(const std::string& key, const std::string& value,
                             Deadline deadline) = 0;
 
-  // Removes keys that no process will read; passes over absent keys. Waits 200 ms at most: a slow
-  // store removes them later. If the store cannot remove keys, they stay, and a line of the log
-  // says so at level debug.
+  // Removes keys that no process will read. Ignores absent keys. Waits 200 ms at most: a slow store
+  // removes the keys later. If the store cannot remove keys, they stay, and a line of the log says
+  // so at level debug.
   virtual void remove(const std::vector<std::string>& keys) noexcept = 0;
 };
 
 // Calls `found` repeatedly until it returns true; returns false at the deadline. `found` asks a
 // store, and throws if the store does not answer by `answer_by`: the latest of `deadline`, `answer`
-// and a second after the question. Runs `check` between the calls. An exception of `check` ends the
-// wait; if it is an Error, only after one more call of `found`, which may return true. Ctrl-C also
-// ends a long wait.
+// and a second after the question. Runs `check` between the calls. If `check` throws an Error,
+// calls `found` once more: returns true if `found` does, else rethrows the Error. Any other
+// exception of `check` ends the wait immediately. Ctrl-C also ends a long wait.
 bool await_answer(const std::function<bool(KeyValue::Deadline answer_by)>& found,
                   KeyValue::Deadline deadline, const std::function<void()>& check = {},
                   KeyValue::Deadline answer = {});

@@ -1,4 +1,4 @@
-// Detects the deaths of a group's ranks while the group is formed. Implemented in
+// Detects the deaths of a group's ranks while the group is being formed. Implemented in
 // csrc/communicator/failure/failure_detector.h.
 //
 // Threads: all functions may be called from any thread.
@@ -29,14 +29,15 @@ class RankWatch {
   // failure log, 200 ms at most.
   virtual void check(const std::vector<int>& ranks) = 0;
 
-  // Returns the dead ranks for the text of an error that may follow from a death: ". Meanwhile rank
-  // 0 (pid 4711 on host) has died". Empty if no rank has died. Waits briefly for proof.
+  // Returns a text that names the dead ranks of all groups, for an error that a death may have
+  // caused: ". Meanwhile rank 0 (pid 4711 on host) has died". If no death is known, waits for up to
+  // 300 ms. Empty if no death is known then.
   virtual std::string deaths() = 0;
 
-  // Reports to the processes of a group, which may have been formed, that a second process has
-  // tried to form it as one of its ranks. `first` is the process_id() of the group's rank 0,
-  // `prefix` the prefix of the group's keys. `mailboxes` has the mailbox_id() of each of its ranks.
-  // `why` is the text of the error that these ranks then throw. Waits 200 ms at most. Never throws.
+  // Reports to the processes of a group that a second process has come as one of its ranks. The
+  // group may be formed already. `first` is the process_id() of the group's rank 0, `prefix` the
+  // prefix of the group's keys. `mailboxes` has the mailbox_id() of each of its ranks. `why` is the
+  // text of the error that these ranks then throw. Waits 200 ms at most. Never throws.
   virtual void tell_claimed_twice(const std::string& /*first*/, const std::string& /*prefix*/,
                                   const std::vector<std::string>& /*mailboxes*/,
                                   const std::string& /*why*/) noexcept {}

@@ -44,7 +44,7 @@ struct Member {
   std::string host;
   long pid = 0;
   std::string process;            // process_id()
-  std::string boot_id;            // of its kernel
+  std::string boot_id;            // of the rank's kernel
   std::string pid_namespace;      // in which `pid` is valid
   std::string started;            // start_of(pid)
   std::string network_namespace;  // in which its abstract Unix sockets are visible
@@ -57,7 +57,7 @@ struct Member {
   // For communicator/connect/oversubscription.h.
   std::string processors;     // allowed_processors(), a mask
   std::string quota;          // allowed_quota(); empty: none
-  std::string most_ranks;     // the most ranks on this machine in any group of this process
+  std::string most_ranks;     // most_ranks() of this process
   std::string segment_bytes;  // the size of its segment
 
   // On rank 0 the address at which it accepts liveness connections
@@ -96,9 +96,9 @@ struct Rendezvous {
 //
 // `store` is the group's own. Ranks may meet in it repeatedly: the n-th rendezvous of one rank is
 // the n-th of the others. Calls met() of `watch` for this rank, and for each other rank as it
-// arrives. Each rank except rank 0 waits before it introduces itself: for rank 0, a few seconds at
-// most (kFirstRankTimeout), then until rank 0 would notice its death. `members_in_job` are the
-// ranks' numbers in the job; if empty, they equal the ranks.
+// arrives. Each rank except rank 0 waits before it introduces itself. It waits until rank 0 has
+// introduced itself, a few seconds at most (kFirstRankTimeout), and then until rank 0 would notice
+// its death. `members_in_job` are the ranks' numbers in the job; if empty, they equal the ranks.
 //
 // Throws Error(kTimeout) naming the missing ranks. Throws Error(kMismatch) if fields differ that
 // must be equal, or another process has claimed this rank.
@@ -107,8 +107,9 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
                 std::shared_ptr<RankWatch> watch = nullptr,
                 std::vector<uint64_t> members_in_job = {});
 
-// Returns the ranks on the machine of `rank`, itself included, ascending: ranks of the same boot of
-// a kernel that HBMCOMM_NODE_ID does not force apart. They need not share memory.
+// Returns the ranks on the machine of `rank`, ascending, with `rank` itself. These ranks run under
+// the same boot of one kernel, and HBMCOMM_NODE_ID does not force them onto different nodes. They
+// need not share memory.
 std::vector<int> on_machine_of(int rank, const std::vector<Member>& members);
 
 }  // namespace hbm::bootstrap

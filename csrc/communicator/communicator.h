@@ -1,6 +1,6 @@
 // The operations of a process group over one kind of communication: shared memory within a node
-// (shm/), MPI (mpi/), or both (hierarchical/). Another kind is another implementation of
-// Communicator; connect/connect.cpp chooses and makes one. peers.h is the group's view of its other
+// (shm/), MPI (mpi/), or both (hierarchical/). Each kind implements Communicator;
+// connect/connect.cpp chooses one and makes its object. peers.h is the group's view of its other
 // ranks.
 //
 // Ownership: each function makes one Operation for an OperationQueue. The operation keeps alive all
@@ -10,7 +10,7 @@
 //
 // Every rank of the group makes the same collectives, each with the same `sequence`, in the same
 // order. A large collective may be made as chunks: several collectives with one number. Each chunk
-// is made when the previous one is done. Counts are elements. Ranks are group ranks.
+// is made when the previous chunk is done. Counts are elements. Ranks are group ranks.
 //
 // Errors: a function, or begin() of its operation, throws Error(kExhausted) if there is no memory
 // to stage in.
@@ -134,9 +134,10 @@ class Communicator {
   // that sleeps until a message arrives over TCP wakes by itself, within 10 ms.
   virtual void wake() noexcept {}
 
-  // Called when the group has failed. Messages of its cancelled operations may still arrive. So
-  // that no later MPI communicator receives them, MPI must not use the ids of this group's MPI
-  // communicators again. REQUIRES: no thread drives an operation of the group any more.
+  // Called when the group has failed. Prevents MPI from using the ids of this group's MPI
+  // communicators again. Messages of the group's cancelled operations may still arrive, and a later
+  // MPI communicator with the same id would receive them. REQUIRES: no thread drives an operation
+  // of the group any more.
   virtual void invalidate() noexcept {}
 
   virtual CommunicatorMemory memory() const = 0;

@@ -63,7 +63,7 @@ struct MessageHeader {
   uint32_t part;  // the index of the round, block or phase in the operation, from 0
   uint64_t sequence;
   // Elements of the whole transfer from this sender to this receiver. Between the leaders of nodes:
-  // elements of the whole operation. In a slot: the number that errors name for the sender.
+  // elements of the whole operation. In a slot: the elements that errors report for the sender.
   uint64_t count;
   uint64_t payload;   // bytes that follow in this message; in an envelope: of the whole message
   uint64_t transfer;  // send over MPI: the sender's number of the message; else 0

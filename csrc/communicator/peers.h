@@ -36,10 +36,10 @@ class Peers {
   virtual std::exception_ptr explain(const progress::Operation& operation,
                                      const std::exception_ptr& error) = 0;
 
-  // Publishes an error that has broken the group here: ranks that wait end with Error(kPeer). An
-  // Error(kPeer) shows what another rank has done or reported, and ranks on other nodes get this
-  // from the store themselves. So this rank passes it only to the ranks of its node. Waits up to
-  // 200 ms for the store.
+  // Publishes an error that has broken the group on this rank. Ranks that wait then throw
+  // Error(kPeer). If `error` is itself an Error(kPeer), another rank caused it, and ranks on other
+  // nodes learn the cause from the store. So this rank then publishes it only to the ranks of its
+  // node. Waits up to 200 ms for the store.
   virtual void report_failure(const std::exception& error) = 0;
 
   // Returns true if an Error(kPeer) of a send or receive means that the whole group has failed.

@@ -81,8 +81,8 @@ std::string list_nodes(const std::vector<int>& node_of,
   return text;
 }
 
-// Throws Error(kUnavailable), with the same text on all ranks, if the group wants shared memory and
-// spans several nodes.
+// Throws Error(kUnavailable), with the same text on all ranks, if the transport is kShm and the
+// group spans several nodes.
 void require_one_node(const GroupSetup& setup, const std::vector<int>& node_of,
                       const std::vector<bootstrap::Member>& members) {
   const bool all = std::ranges::all_of(node_of, [&](int node) { return node == node_of.front(); });
@@ -94,9 +94,9 @@ void require_one_node(const GroupSetup& setup, const std::vector<int>& node_of,
                   "HBMCOMM_NODE); HBMCOMM_LOG=info says why ranks of one machine share no memory");
 }
 
-// Chooses and makes the communicator. Leaders wait for one another in make_node_layout(). So
-// detector.formed() is called before: from then on, at the latest, the detector reads deaths in the
-// failure log.
+// Chooses and makes the communicator. Calls detector.formed() before make_node_layout(), in which
+// leaders wait for one another: after formed() the detector reads the failure log, so a death ends
+// their wait.
 void join_ranks(const GroupSetup& setup, const shm::LocalPeers& local_peers, size_t slot_chunk,
                 size_t threads, failure::FailureDetector& detector, GroupConnection& made) {
   const std::vector<int>& node_of = local_peers.node_of;
@@ -167,7 +167,8 @@ GroupConnection connect_watched(const GroupSetup& setup,
   made.peers = detector;
   std::optional<shm::PeerListener> listener;
   const auto introduce = [&] {
-    // A group that may need MPI is refused before its ranks meet if `staging_bytes` are too few.
+    // chunk_bytes() throws if `staging_bytes` is too small for MPI. So a group that may need MPI
+    // fails before its ranks meet.
     if (setup.transport != bootstrap::GroupTransport::kShm) {
       mpi::chunk_bytes(setup.staging_bytes, setup.size);
     }

@@ -60,9 +60,9 @@ struct GroupConnection {
 // if the store is gone, and Error(kTimeout) naming the ranks that do not come. Throws
 // Error(kMismatch) if the arguments of ranks differ, or if another process has come as one of the
 // ranks. Throws Error(kInvalid) for a staging_bytes that is too small, or an invalid environment
-// variable. Throws Error(kExhausted) if memory is short. Throws Error(kUnavailable) if the group
-// wants shared memory and spans several nodes, or if a rank lacks a requirement, such as an MPI
-// library. An error of one rank reaches the others as in bootstrap::gather().
+// variable. Throws Error(kExhausted) if memory is short. Throws Error(kUnavailable) if the
+// transport is kShm and the group spans several nodes, or if a rank lacks a requirement, such as an
+// MPI library. An error of one rank reaches the others as in bootstrap::gather().
 GroupConnection connect(const GroupSetup& setup);
 
 }  // namespace hbm::communicator::connect

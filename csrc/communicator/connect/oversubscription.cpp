@@ -33,8 +33,8 @@ unsigned value_of(char digit) {
 std::string allowed_processors() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  // The call fails if the kernel has more processors than CPU_SETSIZE. Then as many processors as
-  // are online count as allowed, but at most CPU_SETSIZE.
+  // The call fails if the kernel has more processors than CPU_SETSIZE. Then the first processors
+  // count as allowed: as many as are online, at most CPU_SETSIZE.
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
     for (long cpu = 0; cpu < std::min<long>(sysconf(_SC_NPROCESSORS_ONLN), CPU_SETSIZE); ++cpu) {
       CPU_SET(static_cast<size_t>(cpu), &allowed);

@@ -14,15 +14,16 @@
 
 namespace hbm::communicator::connect {
 
-// Returns the processors on which this thread may run, as a rank tells the others: a mask in
-// hexadecimal. The first digit has processors 0 to 3.
+// Returns the processors on which this thread may run, in the form in which ranks exchange them: a
+// mask in hexadecimal. Its first digit has processors 0 to 3.
 std::string allowed_processors();
 
 // Returns the number of processors in the union of the masks.
 size_t count_processors(const std::vector<std::string>& masks);
 
-// Returns the CPU quota of the control group, as a rank tells the others: the number of processors
-// and an id of the group, as in "2 4711". Returns an empty text without a quota.
+// Returns the CPU quota of this process' control group, in the form in which ranks exchange it. The
+// text has the number of processors and an id of the control group, as in "2 4711". Empty if there
+// is no quota.
 std::string allowed_quota();
 
 // Returns the number of processors that the ranks may keep busy: the union of their masks. If every
@@ -34,7 +35,7 @@ size_t usable_processors(const std::vector<int>& ranks,
 // Returns the largest argument of all count_group() calls in this process; at least 1.
 int most_ranks();
 
-// Counts a group of this process, which has `ranks` ranks on this machine.
+// Records that a group of this process has `ranks` ranks on this machine.
 void count_group(int ranks);
 
 struct ProcessorDemand {
@@ -44,9 +45,9 @@ struct ProcessorDemand {
   bool oversubscribed() const noexcept { return static_cast<size_t>(ranks) > processors; }
 };
 
-// Returns the demand of the ranks `local` of one machine; it is the same on all of them. Counts as
-// many ranks as the largest group of any of these ranks has had on the machine, because ranks of
-// other groups need processors too.
+// Returns the demand of the ranks `local`, which are on one machine. The result is the same on all
+// these ranks. Counts the ranks on this machine of the largest group that any of these ranks has
+// been in, because ranks of other groups need processors too.
 ProcessorDemand processor_demand(const std::vector<int>& local,
                                  const std::vector<bootstrap::Member>& members);
 
