@@ -87,8 +87,8 @@ void FailureDetector::formed(const std::string& prefix, std::shared_ptr<shm::Shm
   is_monitored_ = is_monitored;
 }
 
-// Returns true if some rank does not share this rank's memory: only the monitor knows whether it
-// lives. Returns false in a forked child. Throws std::logic_error before formed().
+// Returns true if some rank does not share this rank's memory. Only the monitor knows whether such
+// a rank lives. Returns false in a forked child. Throws std::logic_error before formed().
 bool FailureDetector::asks_monitor() const {
   if (!is_monitored_)
     throw std::logic_error(group_->name + " is asked for its ranks before formed()");
@@ -179,9 +179,9 @@ std::exception_ptr FailureDetector::with_report(const progress::Operation& opera
   return std::make_exception_ptr(Error(error.kind(), error.what()));
 }
 
-// An error of MPI is mostly the consequence of a death, which MPI does not name. If a local peer is
-// late because it waits for a third rank, its timeout comes at about the same time as this rank's.
-// Its report names that third rank, so it is the better error.
+// Waits for an error that names the cause. An error of MPI mostly follows from a death, which MPI
+// does not name. After a timeout, the late local peer may itself have waited for a third rank. The
+// peer then fails at about the same time as this rank, and its report names the third rank.
 std::exception_ptr FailureDetector::explain(const progress::Operation& operation,
                                             const std::exception_ptr& error) {
   milliseconds timeout = kCauseTimeout;

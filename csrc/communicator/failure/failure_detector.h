@@ -34,8 +34,8 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
   FailureDetector(const FailureDetector&) = delete;
   FailureDetector& operator=(const FailureDetector&) = delete;
 
-  // The calls while the group is being formed, in their order. bootstrap::meet() makes the calls of
-  // RankWatch.
+  // These calls are made while the group is being formed, in this order. bootstrap::meet() calls
+  // the members of RankWatch.
 
   // Starts to receive reports of second claims: another process has come as one of this group's
   // ranks. Rank 0 also starts to listen for liveness connections, and returns the address, for
@@ -91,7 +91,7 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
   const std::shared_ptr<MonitoredGroup> group_;
   // Constant from formed() on.
   std::shared_ptr<shm::ShmGroup> shm_group_;  // null: ranks share no memory
-  std::optional<bool> is_monitored_;  // some rank does not share this rank's memory; none: unknown
+  std::optional<bool> is_monitored_;          // true: some rank does not share this rank's memory
 };
 
 }  // namespace hbm::communicator::failure

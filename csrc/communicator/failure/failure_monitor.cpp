@@ -150,7 +150,7 @@ void FailureMonitor::drop_unused_listener() {
   }
 }
 
-// REQUIRES: mutex_ is held, as for all functions below that do not lock it.
+// REQUIRES: mutex_ is held. This also applies to every function below that does not lock mutex_.
 void FailureMonitor::mark_ended(const std::string& process) {
   if (!ended_.insert(process).second) return;
   for (const auto& group : groups_) {

@@ -61,8 +61,8 @@ class FailureMonitor {
   // The monitor of this process.
   static FailureMonitor& here();
 
-  // Adds a group in the state kMeeting. The calls below throw std::logic_error in a state of the
-  // group in which they are not legal.
+  // Adds a group in the state kMeeting. Each call below throws std::logic_error if the group is in
+  // a state in which the call is not legal (monitored_group.h).
   void add(const std::shared_ptr<MonitoredGroup>& group);
 
   // Stops watching the group. Idempotent, and legal in every state.
@@ -82,8 +82,8 @@ class FailureMonitor {
   void all_met(MonitoredGroup& group);
 
   // Returns the names of the ranks in `ranks` whose process is known to have ended. Called while
-  // the group is formed. The process of a rank that has not come yet is known if another group with
-  // the same job_store has a rank with the same global rank.
+  // the group is being formed. The process of a rank that has not come yet is known if another
+  // group with the same job_store has a rank with the same global rank.
   std::vector<std::string> ended(const MonitoredGroup& group, const std::vector<int>& ranks);
 
   // Returns the names of all ended processes, of all groups that have not been removed.
@@ -146,7 +146,7 @@ class FailureMonitor {
     Clock::time_point until;
   };
   // One store: its failure log, and the state of its rounds. Guarded by mutex_, except `log` and
-  // `to_remove`, which are the thread's alone.
+  // `to_remove`, which only the thread uses.
   struct JobStore {
     explicit JobStore(const std::shared_ptr<bootstrap::KeyValue>& store)
         : keys(store.get()), log(store) {}
@@ -160,7 +160,7 @@ class FailureMonitor {
     uint64_t done = 0;         // the number of the last round that was complete
     std::string trouble;       // the error of the last round; empty: none
     bool was_removed = false;  // the store was a file, now removed; the other ranks may live
-    bool closed = false;       // the rank that serves the store leaves; no more requests to it
+    bool closed = false;  // the rank that serves the store leaves, so this process asks no more
     Clock::time_point answered = Clock::now();  // the time of the last answer
   };
   // A store's answer about a rank.
@@ -218,11 +218,11 @@ class FailureMonitor {
   // Used only by the thread after it has started.
   std::unique_ptr<LivenessConnections> connections_;
   std::optional<ClaimMailbox> mailbox_;  // open from the first group on
-  // The text of each second claim that was reported, by the key of the claimed group. This group
-  // may not be formed yet.
+  // Maps the key of a group to the text of the report that one of its ranks was claimed twice. The
+  // group may not be formed yet.
   std::map<std::string, std::string> claimed_twice_;
   std::string where_;            // address of the listener; empty: not listening
-  bool wants_listener_ = false;  // the thread is to listen
+  bool wants_listener_ = false;  // the thread must start to listen
   bool stopping_ = false;
   Descriptor wake_;  // an eventfd
   std::unique_ptr<BackgroundThread> thread_;

@@ -28,7 +28,7 @@ constexpr std::string_view kHello = "hbm link ";
 constexpr std::string_view kReply = "hbm link up";
 constexpr size_t kIdLength = 32;
 
-// The descriptors that a forked child closes: of the connections and of the listener.
+// The descriptors of the connections and of the listener. A forked child closes them.
 class Inheritance {
  public:
   static void add(int descriptor) {

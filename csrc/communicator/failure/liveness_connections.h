@@ -1,7 +1,7 @@
-// Liveness connections: TCP connections between processes of different nodes, by which each learns
-// of the end of the other. After a greeting they carry no data. The kernel closes them when a
-// process ends for any reason. While a process is stopped, its kernel still answers probes. A
-// process keeps its connections, for all its groups, until one of the two processes ends.
+// Liveness connections: TCP connections between processes of different nodes. After a greeting, a
+// connection carries no data. The kernel closes it when one of its two processes ends for any
+// reason, and the other process notices this. While a process is stopped, its kernel still answers
+// probes. A process keeps its connections, for all its groups, until one of the two processes ends.
 //
 // A forked child closes its copies, so that it does not keep the connections of its parent open.
 //
@@ -34,9 +34,9 @@ class LivenessConnections {
   // Stops listening. Existing connections stay.
   void stop_listening();
 
-  // Starts to connect to a process. `where`: the result of its listen(). `near`: it is in the same
-  // network namespace as this process. Loopback addresses are tried only if it is `near`: otherwise
-  // they would lead to this process's own machine.
+  // Starts to connect to a process. `where`: the result of listen() in that process. `near`: true
+  // if that process is in the same network namespace as this process. Loopback addresses are tried
+  // only if `near` is true: otherwise they would lead to this process's own machine.
   void call(const std::string& process, const std::string& where, bool near);
 
   // connected() returns true if the connection to `process` is up. calling() returns true while
@@ -77,7 +77,7 @@ class LivenessConnections {
   Descriptor listener_;
   std::string where_;
   std::vector<LivenessConnection> connections_;
-  Clock::time_point accept_after_{};  // when a descriptor for a caller may be free again
+  Clock::time_point accept_after_{};  // no caller is accepted before this time
 };
 
 }  // namespace hbm::communicator::failure

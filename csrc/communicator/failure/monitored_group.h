@@ -34,11 +34,11 @@ namespace hbm::communicator::failure {
 //
 //   remove() changes every state to kStopped.
 //
-// prepare(), meet() and await_greeting() are legal in kMeeting alone, and await_connections() in
-// kLocal and kMonitored. findings(), report() and finish_publishing() are legal from formed() on.
-// In kStopped they are legal too, but report() then publishes nothing. Each of these calls, and
-// those in the diagram except add() and remove(), throws std::logic_error in any other state. The
-// error names the group, the call and the state.
+// prepare(), meet() and await_greeting() are legal only in kMeeting, and await_connections() only
+// in kLocal and kMonitored. findings(), report() and finish_publishing() are legal from formed()
+// on. In kStopped they are legal too, but report() then publishes nothing. Each of these calls, and
+// all_met(), formed() and leave(), throws std::logic_error in any other state. The error names the
+// group, the call and the state.
 enum class GroupState { kMeeting, kJoining, kLocal, kMonitored, kLeaving, kLeft, kStopped };
 
 // A rank's arguments to FailureDetector.

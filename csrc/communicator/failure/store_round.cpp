@@ -1,19 +1,19 @@
 // The failure monitor's round at a store: it asks which ranks have left, exchanges entries of the
 // failure log, and publishes that this process leaves groups.
 //
-// Closing: a store ends with the process that serves it. PyTorch's client then prints each question
-// that fails. So the serving rank publishes an entry when it leaves its last group of the store.
-// Then it waits until the other ranks have counted themselves, that is, have added 1 to a key of
-// the group. Each does so when it leaves the group, or when it reads the entry. A counted rank asks
-// the store no more about this group.
+// Closing: a store ends with the process that serves it. Each later question to the store fails,
+// and PyTorch's client prints a message for it. So when the serving rank leaves its last group of
+// the store, it publishes an entry. Then it waits until the other ranks have counted themselves,
+// that is, have added 1 to a key of the group. A rank counts itself when it leaves the group, or
+// when it reads the entry. A counted rank asks the store no more about this group.
 //
 // Keys: once all ranks of a group have counted themselves, the serving rank removes the group's
 // keys below left_prefix. If no rank serves the store, the rank that counts itself last removes
 // them.
 //
 // Locks: only the monitor's thread runs this. It never holds mutex_ while it asks the store, and
-// takes mutex_ between two questions. The next round publishes entries that another thread adds
-// during this one.
+// takes mutex_ between two questions. If another thread adds entries during a round, the next round
+// publishes them.
 
 #include <algorithm>
 #include <cstddef>
