@@ -1,6 +1,6 @@
-// Decides how an operation over several nodes is cut: the leaders of each node, and the blocks of
-// the pipeline. The result is the same on all ranks, because it depends only on sizes and on the
-// layout. docs/design/hierarchical.md has the reasons.
+// Decides how many leaders of each node take part in an operation over several nodes, and how the
+// data is cut into the blocks of the pipeline. The result is the same on all ranks, because it
+// depends only on sizes and on the layout. docs/design/hierarchical.md has the reasons.
 //
 // Threads: pure functions.
 #pragma once
@@ -17,7 +17,8 @@ namespace hbm::communicator::hierarchical {
 
 // The granularity of a cut.
 struct Grain {
-  // The least number of blocks; fewer if messages would be shorter than least_message_bytes.
+  // An operation has at least this many blocks, unless its messages would then be shorter than
+  // least_message_bytes.
   size_t blocks;
   // The least bytes of a message between two leaders in a block.
   size_t least_message_bytes;

@@ -38,9 +38,9 @@ struct Partners {
   int from;
 };
 
-// Returns this rank's turns. In each turn a node sends to one other node and receives from one.
-// Each of its ranks sends to at most one rank of the receiving node, and receives from at most one
-// rank of the sending node.
+// Returns this rank's turns. In each turn a node sends to one other node and receives from one
+// other node. Each of its ranks sends to at most one rank of the receiving node, and receives from
+// at most one rank of the sending node.
 std::vector<Partners> turns_of(const NodeLayout& layout) {
   const size_t count = layout.nodes.size();
   const auto at = [&layout](size_t node, size_t local_rank) {
@@ -62,10 +62,10 @@ std::vector<Partners> turns_of(const NodeLayout& layout) {
 }
 
 // allgather. node_in: the ranks of a node exchange their inputs. inter_node: the leaders of a rail
-// exchange inputs of their nodes. Leader i sends the inputs of local ranks i, i + leaders_,
-// i + 2 * leaders_ and so on. node_out: the leaders pass the received inputs to their node. Above
-// kUnpacedBytes a node sends to one other node and receives from one, round-robin, so that a link
-// carries one transfer of a rail at a time.
+// exchange inputs of their nodes. Leader i sends the inputs of local ranks i, i + leaders_, i + 2 *
+// leaders_ and so on. node_out: the leaders pass the received inputs to their node. Above
+// kUnpacedBytes the nodes take turns. In a turn each node sends to one other node and receives from
+// one other node. So a link carries one transfer of a rail at a time.
 class LeaderAllgather final : public LeaderOperation {
  public:
   LeaderAllgather(std::shared_ptr<const NodeLayout> layout, const Signature& signature, Source in,
@@ -95,8 +95,8 @@ class LeaderAllgather final : public LeaderOperation {
   ElementRange range(size_t count, size_t block) const {
     return cut_.range(count, block % cut_.blocks);
   }
-  // Returns the nodes to which this node sends in a block, or, if `to` is false, from which it
-  // receives.
+  // Returns the nodes to which this node sends in a block if `to` is true, else the nodes from
+  // which it receives.
   std::vector<int> peers(size_t block, bool to) const {
     const size_t nodes = layout_->nodes.size();
     if (!by_turns_) return others(nodes, layout_->node);
@@ -245,8 +245,8 @@ class LeaderBroadcast final : public LeaderOperation {
                 count_);
   }
 
-  // Sends a block from the root's node to the leader with this local rank on the other node, which
-  // sends an empty answer.
+  // Exchanges a block between this rail's two leaders: the leader on the root's node sends the
+  // block, and the other leader sends an empty answer.
   OperationPtr answered_exchange(size_t block, const Sink& mine) {
     const int peer = static_cast<int>(1 - layout_->node);
     mpi::OutgoingTransfer outgoing{{}, {peer}, count_};
@@ -323,10 +323,11 @@ class LeaderBarrier final : public LeaderOperation {
 // transfers between nodes go from rank to rank over MPI. A transfer crosses the link once,
 // whichever rank sends it, so every rank is its own leader.
 //
-// A rank with much data to exchange in an alltoall uses turns, a block each, so that few transfers
-// share a link at a time. Each transfer has the same turn on both ranks, and all ranks take turns
-// in the same order. A rank with little data has all transfers in one block, one message to each
-// peer, which waits for no other message. So, by induction over the turns, no rank waits forever.
+// A rank with much data to exchange in an alltoall uses turns, one in each block, so that few
+// transfers share a link at a time. Each transfer has the same turn on both ranks, and all ranks
+// take turns in the same order. A rank with little data has all transfers in one block: one message
+// to each peer, and no message waits for another. So, by induction over the turns, no rank waits
+// forever.
 //
 // With one rank on each node the rail is the whole group, and this operation uses the channel of
 // the rail. All collectives of the group then use one MPI communicator. So a message that a rank

@@ -108,7 +108,7 @@ std::string LeaderOperation::describe() const {
 }
 
 // Merges the ranks of all stages that are in flight. In one block this rank may wait for a live
-// rank, and in the next block for a dead one.
+// rank, and in the next block for a dead rank.
 std::vector<int> LeaderOperation::ranks_of_stages(std::vector<int> (progress::Operation::*list)()
                                                       const) const {
   std::vector<int> ranks;

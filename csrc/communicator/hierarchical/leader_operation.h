@@ -70,7 +70,8 @@ class LeaderOperation : public progress::Operation {
   virtual size_t most_in_flight() const { return mpi::kTagRanges; }
 
   size_t element() const { return element_size(signature_.dtype); }
-  // Returns the channel of this rank's rail in the tag range of `block`. REQUIRES: a leader.
+  // Returns the channel of this rank's rail in the tag range of `block`. REQUIRES: this rank is a
+  // leader.
   const std::shared_ptr<mpi::Channel>& channel_of(size_t block) const {
     return layout_->rail[block % mpi::kTagRanges];
   }

@@ -1,4 +1,4 @@
-// The nodes of a group: the ranks of each, and its leaders.
+// The nodes of a group, with the ranks and the leaders of each node.
 //
 // Threads: constant after make_node_layout().
 #pragma once

@@ -85,7 +85,8 @@ Signature of_partial_results(const NodeLayout& layout, Signature signature) {
   return signature;
 }
 
-// Scratch memory for `blocks` blocks of the pipeline. Block b has the memory of block b - `blocks`.
+// Scratch memory for `blocks` blocks of the pipeline. Block b reuses the memory of block b -
+// `blocks`.
 class Scratch {
  public:
   void acquire(memory::StagingPool& staging, size_t blocks, size_t block_bytes) {

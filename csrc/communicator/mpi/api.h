@@ -84,14 +84,14 @@ class Api {
   // Asks MPI to cancel a receive. The receive must still be completed.
   virtual void cancel(Request request) const noexcept = 0;
 
-  // Returns true if the request is complete, and makes it null. Errors name `call`, the function
-  // that started the request.
+  // Returns true if the request is complete, and then makes `request` null. Errors name `call`, the
+  // function that started the request.
   virtual bool test(Request& request, const char* call) const = 0;
   // Returns true if the request is complete or has failed.
   virtual bool test_ended(Request& request) const noexcept = 0;
   // Tests several requests, and makes the complete ones null. Writes an entry of `completions` for
-  // each, and returns their number. REQUIRES: at most kRequestsPerTest requests, and as many
-  // completions.
+  // each, and returns their number. REQUIRES: at most kRequestsPerTest requests, and room for as
+  // many entries in `completions`.
   virtual std::size_t test_some(std::span<Request> requests,
                                 std::span<Completion> completions) const = 0;
 

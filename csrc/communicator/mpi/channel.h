@@ -75,7 +75,7 @@ struct Channel {
   int rank = 0;
   int size = 1;
   int tag_range = 0;                   // below kTagRanges
-  std::vector<int> group_ranks;        // the group ranks of its ranks; empty: the same numbers
+  std::vector<int> group_ranks;        // by channel rank; empty: equal to the channel ranks
   std::string group;                   // as errors name it, such as: group "0"
   uint64_t group_number = 0;           // in the headers of all messages
   std::shared_ptr<Comm> communicator;  // null in a group of one

@@ -1,6 +1,6 @@
-// The operations over a channel from which the collectives are made, for a whole group
-// (mpi/communicator.h) or for one leader of each node (hierarchical/). Ranks are the channel's
-// ranks. The root in a signature, used only in errors and headers, is a group rank.
+// The operations from which the collectives are made. Each works over a channel, which has all
+// ranks of a group (mpi/communicator.h) or one leader of each node (hierarchical/). Ranks are the
+// channel's ranks. The root in a signature, used only in errors and headers, is a group rank.
 //
 // `reported`: the count of elements in headers and errors. The operation fails if ranks have
 // different values of it.
@@ -21,7 +21,7 @@
 
 namespace hbm::communicator::mpi {
 
-// A transfer, and the ranks that receive or send it.
+// A transfer, with the ranks that receive it (outgoing) or the rank that sends it (incoming).
 struct OutgoingTransfer {
   Sources entries;
   std::vector<int> peers;
@@ -39,7 +39,7 @@ struct OwnPart {
   Sink sink;
 };
 
-// Moves at most one transfer to and one from each other rank.
+// Sends at most one transfer to each other rank, and receives at most one from each.
 OperationPtr make_exchange(std::shared_ptr<Channel> channel, const Signature& signature,
                            size_t count, std::vector<OutgoingTransfer> outgoing,
                            std::vector<IncomingTransfer> incoming, OwnPart own);

@@ -24,7 +24,7 @@ struct MpiState {
   int world_rank = -1;    // -1: MPI is not initialised
   int world_size = 0;
   SharingFacts sharing;
-  uint64_t group_number = 0;  // random; the group's messages carry the number of rank 0
+  uint64_t group_number = 0;  // random; the group's messages have rank 0's number
   std::string risks;          // risky_variables()
 };
 
@@ -32,10 +32,10 @@ struct MpiState {
 std::string encode(const MpiState& state);
 MpiState decode(const std::string& record);
 
-// Returns true if all ranks are in one existing world, false if none has a world. Worlds that hbm
-// has not formed have no id. Only the sizes and the ranks of such worlds are compared, so ranks of
-// two jobs of one size may pass. Making the communicator then fails at the deadline. Throws
-// Error(kUnavailable), with a remedy, in any other case.
+// Returns true if all ranks are in one existing world, false if no rank has a world. In any other
+// case throws Error(kUnavailable) with a remedy. A world that hbm has not formed has no id: only
+// its size and its ranks are compared. So ranks of two jobs of the same size may pass, and making
+// the communicator then fails at the deadline.
 bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group);
 
 // Returns true if MPI may use shared memory for messages to `rank` from ranks of other nodes. Such
@@ -46,8 +46,9 @@ bool nodes_share_memory(const std::vector<MpiState>& ranks, const std::vector<in
 // Returns the node of each rank. Nodes are numbered in the order of their first ranks.
 std::vector<int> nodes_of(const std::vector<MpiState>& ranks);
 
-// Returns the variables that make a trial of MPI_Init necessary, as in "rank 1: UCX_TLS=rc";
-// without ranks if they are equal on all. Returns an empty text if no rank has any.
+// Returns the variables that make a trial of MPI_Init necessary, as in "rank 1: UCX_TLS=rc". The
+// text does not name the ranks if all ranks have the same variables. Returns an empty text if no
+// rank has such a variable.
 std::string risks_of(const std::vector<MpiState>& ranks);
 
 // Returns a name for the memory that this process can share through MPICH. It is made of the
@@ -75,7 +76,7 @@ struct MpiConnection {
 MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of);
 
 // Returns a communicator of some ranks of a connected group, in that order. Only these ranks call
-// it. Throws Error(kTimeout).
+// it. Throws Error(kTimeout) if a rank does not come before the deadline.
 std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,
                                    const MpiConnection& group, const std::vector<int>& ranks);
 

@@ -202,7 +202,7 @@ class BlockBroadcast final : public TwoPhase {
   std::byte* const data_;
 };
 
-// A broadcast along a chain of ranks: each receives a block and sends it to the next.
+// A broadcast along a chain of ranks: each rank receives a block and sends it to the next rank.
 class ChainBroadcast final : public TwoPhase {
  public:
   ChainBroadcast(std::shared_ptr<Channel> channel, const Signature& signature, void* data,

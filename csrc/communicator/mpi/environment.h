@@ -30,8 +30,8 @@ class StartEnvironment {
 void set_transport_defaults(bool shares_memory = true);
 
 // Returns the variables with which MPI_Init may fail, sorted, as in "UCX_NET_DEVICES=eth7
-// UCX_TLS=rc"; empty if there are none. They choose devices, transports or algorithms. MPI ends the
-// process if it cannot use the choice.
+// UCX_TLS=rc"; empty if there are none. These variables choose devices, transports or algorithms.
+// MPI ends the process if it cannot use the choice.
 std::string risky_variables();
 
 }  // namespace hbm::communicator::mpi

@@ -119,8 +119,8 @@ void set_search_path(std::vector<std::string> directories) {
 bool already_loaded() { return !loaded_libraries().empty(); }
 
 const MpiLibrary& library() {
-  // A call after a throw tries again. Never destroyed: another thread may call MPI while the
-  // process ends.
+  // If load() throws, the next call tries again. The object is never destroyed, because another
+  // thread may call MPI while the process ends.
   static const MpiLibrary& loaded = *new MpiLibrary(load());
   return loaded;
 }

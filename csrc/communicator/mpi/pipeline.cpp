@@ -95,8 +95,8 @@ void TwoPhase::open_first(size_t block) {
   post_first(round, block);
 }
 
-// Completes the first phase of the next block, and opens its second phase in the Round of the block
-// two before it. (awaits_first() is true only after that block has finished.)
+// Completes the first phase of the next block, and opens the block's second phase in the Round of
+// the block two before. (awaits_first() is true only after that earlier block has finished.)
 bool TwoPhase::poll_first(progress::Progress& progress) {
   if (!awaits_first()) return false;
   Round& first = first_[passed_ % 2];
@@ -140,9 +140,9 @@ std::vector<int> TwoPhase::missing() const {
   return ranks;
 }
 
-// As long as blocks remain to be posted, every peer of the round is needed, also one whose messages
-// for this block have arrived. Otherwise its death would go unnoticed while the live ranks wait for
-// each other in this block.
+// As long as blocks remain to be posted, every peer of the round is needed, also a peer whose
+// messages for this block have arrived. Otherwise the death of such a peer would go unnoticed while
+// the live ranks wait for each other in this block.
 std::vector<int> TwoPhase::needed() const {
   const bool unposted = passed_ + 2 < blocks_;
   const auto ranks_of = [unposted](const Round& round) {

@@ -1,10 +1,10 @@
 // A PMI-1 responder: forms an MPI job without a launcher.
 //
-// MPICH asks the process that started it for its rank, its size, the ranks on its node, and the
-// addresses of other ranks. It uses a line protocol (PMI-1) over an inherited descriptor. The
-// responder, a thread of the rank's own process, answers these questions over a socket pair. It
-// gets the addresses of other ranks from a key-value store that the ranks share.
-// docs/design/bootstrap.md has the reasons.
+// MPICH asks the process that started this rank for the number of the rank, the size of the job,
+// the ranks on this node, and the addresses of other ranks. For this MPICH uses a line protocol
+// (PMI-1) over an inherited descriptor. The responder, a thread of the rank's own process, answers
+// these questions over a socket pair. It gets the addresses of other ranks from a key-value store
+// that the ranks share. docs/design/bootstrap.md has the reasons.
 //
 // Threads: the responder never takes the interpreter's lock, so MPI_Init may run while another
 // thread holds it. If PMI fails inside MPI_Init, MPI_Init never returns; the caller must be able to
@@ -43,8 +43,8 @@ class PmiResponder {
   PmiResponder(std::shared_ptr<bootstrap::KeyValue> store, Job job);
 
   // Ends the thread, also if it waits in a barrier, and clears the environment variables. MPI keeps
-  // its end of the socket, unless MPI is in another process. A later question of MPI ends the
-  // process.
+  // its end of the socket, unless MPI is in another process. If MPI asks a question later, the
+  // process ends.
   ~PmiResponder();
 
   // Clears the environment variables and releases the store. REQUIRES: MPI_Init has returned on

@@ -3,7 +3,7 @@
 // The first message has a header and up to kFirstMessageBytes of the tensor, under the user's tag.
 // So MPI matches each send with a receive as users expect, also with a receive from any source. The
 // rest of a longer tensor follows in chunks, two in flight. The chunks have a tag of this transfer,
-// so that transfers with one user tag cannot mix.
+// so that transfers with the same user tag cannot mix.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

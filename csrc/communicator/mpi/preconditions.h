@@ -19,7 +19,7 @@ struct SharingFacts {
   std::string namespaces;     // of PIDs and of System V's IPC, which UCX uses to share memory
   std::string shm_directory;  // identity of /dev/shm
   std::string access;         // group id, user namespace: UCX opens memory only if both are equal
-  // UCX may use shared memory: UCX_TLS allows it, and no other layer replaces UCX.
+  // True if UCX may use shared memory: UCX_TLS allows it, and no other layer replaces UCX.
   bool shares = true;
 };
 

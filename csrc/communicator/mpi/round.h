@@ -1,4 +1,5 @@
-// One round of messages: at most one to and one from each peer, staged in the channel's pool.
+// One round of messages. A rank sends at most one message to each peer, and receives at most one
+// from each. The messages are staged in the channel's pool.
 //
 // All collectives consist of rounds. A Round allocates its buffers once, and each open() starts
 // another round of messages in them. A message to several peers is copied into a buffer once.

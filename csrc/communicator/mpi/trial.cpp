@@ -31,9 +31,9 @@ using std::chrono::steady_clock;
 std::mutex program_mutex;
 std::vector<std::string> trial_program;
 
-// A program whose output goes to a pipe. The end of its output shows that it has ended. The exit
-// status alone would not do, because a handler of SIGCHLD in the user's program may collect it
-// first.
+// A program whose output goes to a pipe. The end of the output shows that the program has ended.
+// The exit status alone would not be enough, because a handler of SIGCHLD in the user's program may
+// collect it first.
 class Program {
  public:
   explicit Program(const std::vector<std::string>& command) {

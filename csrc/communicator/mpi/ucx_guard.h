@@ -16,7 +16,7 @@
 
 namespace hbm::communicator::mpi {
 
-// Makes the guards the first definitions that the MPI library, loaded after this call, finds.
+// Makes an MPI library that is loaded after this call use the guards instead of UCX's functions.
 void raise_ucx_guard() noexcept;
 
 // Sets the real functions that the guards call. `library`: dlopen's handle of the MPI library.

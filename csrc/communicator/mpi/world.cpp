@@ -38,8 +38,8 @@ World* world = nullptr;  // never destroyed, like MPI
 
 // MPICH 5.0.2 sends its addresses over PMI from buffers whose unused end it has not cleared.
 // Earlier calls, such as loads of libraries, leave data there, and the PMI lines get longer.
-// Slurm's mpi/pmi2 takes 1,024 bytes a line, so MPI_Init may fail. It has not been seen to fail
-// with libnuma loaded first (tests/python/collectives/test_launchers.py runs under Slurm).
+// Slurm's mpi/pmi2 takes 1,024 bytes a line, so MPI_Init may fail. With libnuma loaded first,
+// MPI_Init has not been seen to fail (tests/python/collectives/test_launchers.py runs under Slurm).
 void load_before_mpi() { memory::libraries(); }
 
 std::atomic<bool> has_segment_names{false};  // MPI's segments may have names in /dev/shm
@@ -70,8 +70,8 @@ struct UnlinkedSegments {
 };
 
 // The thread counts itself, and then checks whether the process ends. end_initialisation() reads
-// the count after the flag of the end (process_end::begun) is set. So at least one of the two sees
-// the other.
+// the count after the flag of the end (process_end::begun) is set. So either this thread sees the
+// flag, or end_initialisation() sees the count.
 void initialise(const Api& mpi) {
   struct Counted {
     Counted() { initialising.fetch_add(1); }
@@ -173,7 +173,7 @@ World& World::form(std::shared_ptr<bootstrap::KeyValue> store, const std::string
     try_initialise(found, store, trial, risks, check);
   }
   const UnlinkedSegments unlinked;
-  // Both outlive this call if MPI_Init never returns.
+  // The responder outlives this call if MPI_Init never returns.
   auto responder = std::make_shared<PmiResponder>(store, job);
   const auto arrivals = std::make_shared<Arrivals>();
   if (!run_abandonable([&mpi, responder] { initialise(mpi); }, deadline, check)) {

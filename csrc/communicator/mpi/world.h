@@ -61,7 +61,7 @@ class World {
   std::string broadcast(std::string value, Deadline deadline);
 
   // Finalises MPI at the end of a launched process, if every rank calls this within `timeout`.
-  // Otherwise leaves MPI initialised: a plain exit is clean.
+  // Otherwise leaves MPI initialised, and the process can exit without MPI_Finalize.
   void finalize_together(std::chrono::milliseconds timeout) noexcept;
 
   int rank() const noexcept { return rank_; }
