@@ -1,8 +1,8 @@
 // The communicator of the ranks of one node, over the memory that they share.
 // communicator/communicator.h specifies each operation.
 //
-// The ranks in calls are local ranks. If the whole group is on this node, these are the group's
-// ranks.
+// The ranks in calls are local ranks. If the whole group is on this node, local ranks and group
+// ranks are equal.
 #pragma once
 
 #include <memory>

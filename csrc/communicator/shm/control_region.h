@@ -105,7 +105,7 @@ struct alignas(kCacheLine) Control {
   uint64_t magic;
   uint64_t chunk_bytes;
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: the owner destroyed the group
-  // The number of local peers that no longer use this region. Each adds 1.
+  // The number of local peers that no longer use this region. Each local peer adds 1.
   alignas(kCacheLine) std::atomic<uint32_t> released;
   Doorbell collectives;
   Doorbell messages;
@@ -152,10 +152,10 @@ struct Mailbox {
 // is at index k % kStagedChunksInFlight.
 //
 // `state` decides which rank may use the transfer. The receiver takes an open transfer before it
-// reads the message. The sender withdraws an open transfer that it cancels. Both use compare and
-// exchange, so one of them wins. A withdrawn message counts as never sent. The receiver ends a
-// transfer that it has taken or has found withdrawn, and does not access it again. Only then may
-// the sender free the block.
+// reads the message. The sender withdraws an open transfer that it cancels. Sender and receiver use
+// compare-and-exchange, so only one of them succeeds. A withdrawn message counts as never sent. The
+// receiver ends a transfer that it has taken or has found withdrawn, and does not access it again.
+// Only then may the sender free the block.
 struct alignas(kCacheLine) MessageTransfer {
   enum TransferState : uint32_t {
     kOpen,

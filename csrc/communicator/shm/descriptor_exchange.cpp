@@ -105,7 +105,7 @@ class DescriptorExchange {
   }
 
   // The exchange with other ranks continues, so that they do not count as lost. The loss of an
-  // unknown caller is no error: it may only have checked whether a process listens here.
+  // unknown caller is no error: such a caller may only have checked whether a process listens here.
   void lose(PeerConnection& connection) {
     if (connection.rank != kUnknown) lost_.insert(connection.rank);
     connection.socket = Descriptor();
@@ -127,7 +127,7 @@ class DescriptorExchange {
     poll(waits.data(), waits.size(), static_cast<int>(longest.count()));
   }
 
-  // Returns the ranks that have not sent descriptors, or have not taken them.
+  // Returns the ranks that have not sent their descriptors, or have not received this rank's.
   std::set<int> missing() const {
     std::set<int> ranks = lost_;
     for (const auto& [key, rank] : peers_) {

@@ -27,7 +27,7 @@ namespace {
 
 // A rank's state towards another rank while they call each other.
 constexpr char kKnown = 'k';    // a local peer already
-constexpr char kCalled = 'c';   // called
+constexpr char kCalled = 'c';   // this rank has called the other
 constexpr char kNothing = '-';  // could not be reached; or a lower rank, which calls this one
 
 // Facts about the other ranks of a rank's machine, which the ranks count (agreement.h). Both facts

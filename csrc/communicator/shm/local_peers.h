@@ -1,14 +1,14 @@
 // Finds the ranks of a group that share memory with this rank. Two ranks of one machine may still
-// share no memory, so they map each other's segments. Each then checks that the mapped segment
+// share no memory, so they map each other's segments. Each rank then checks that the mapped segment
 // holds the bytes that its owner has written.
 //
-// Descriptors pass over Unix sockets, and all other steps use the store. There is no thread, and
-// every wait ends at the deadline of the rendezvous. A process remembers a local peer as long as
-// some group uses it, so a further group of the same ranks needs no sockets.
+// Descriptors pass over Unix sockets, and all other steps use the store. The search starts no
+// thread, and every wait ends at the deadline of the rendezvous. A process remembers a local peer
+// as long as some group uses it, so a further group of the same ranks needs no sockets.
 //
-// The usual case takes a few keys of the store. In the usual case every rank remembers all other
-// ranks of its machine as local peers, or no rank remembers any and all can share memory. Any other
-// case takes some keys for each rank.
+// Two usual cases take a few keys of the store. In the first case, every rank remembers all other
+// ranks of its machine as local peers. In the second case, no rank remembers a local peer, and all
+// ranks of each machine can share memory. Any other case takes some keys for each rank.
 //
 // Threads: any thread may call every function, also for several groups at a time.
 #pragma once
@@ -38,8 +38,8 @@ struct LocalPeers {
   std::vector<int> node_of;
   // By group rank; null: this rank, or a rank of another node.
   std::vector<std::shared_ptr<const LocalPeer>> at;
-  // If the ranks of this node have exchanged their control regions already: this rank's region, and
-  // the offset of each rank's region, by group rank. Else `region` is null.
+  // Set if the ranks of this node have already exchanged their control regions: this rank's region,
+  // and the offset of each rank's region, by group rank. Otherwise `region` is null.
   std::shared_ptr<GroupRegion> region = nullptr;
   std::vector<uint64_t> regions = {};
 };

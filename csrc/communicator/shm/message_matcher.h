@@ -61,9 +61,9 @@ class MessageMatcher {
   // Queues a send to local rank `to`. Returns the send's position among the sends to that rank.
   uint64_t enter(size_t to);
 
-  // Posts the envelope if the send at `position` is next and a cell is free. Copies an inline
-  // message. Returns true if it has posted; the position is then used up. leave() gives up a
-  // position without posting.
+  // Posts the envelope, with a copy of an inline message, if the send at `position` is next and a
+  // cell is free. Returns true if the envelope was posted; the position must then not be used
+  // again. leave() gives up a position without posting.
   bool post(size_t to, uint64_t position, const Envelope& envelope, const void* message);
   void leave(size_t to, uint64_t position);
 

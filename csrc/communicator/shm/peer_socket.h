@@ -23,8 +23,9 @@ struct SocketAddress {
   socklen_t length = 0;
 };
 
-// Returns an address without a file: visible in one network namespace, gone with its socket. Throws
-// Error(kInvalid) if the name is too long for the kernel, as file_address() does.
+// Returns an address without a file. The address is visible only in this network namespace, and
+// disappears with its socket. Throws Error(kInvalid) if the name is too long for the kernel, as
+// file_address() does.
 SocketAddress abstract_address(const std::string& name);
 SocketAddress file_address(const std::string& path);
 

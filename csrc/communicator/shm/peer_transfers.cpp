@@ -97,11 +97,11 @@ void PeerTransfers::announce(Slot& slot) {
 }
 
 // Returns the chunk: the bytes of each transfer in a slot that has room for `room` bytes of each.
-// `bytes`: the size of the largest transfer. A transfer of up to the chunk of a reduction is cut
-// only if `room` is less. For a longer transfer the chunk is at most half of the transfer. So the
-// receiver copies the first chunk while this rank copies the second. If the tensors do not fit into
-// the cache, the chunk is at most the chunk of a reduction, so that the slots take little of the
-// cache. (A threshold that follows the cache size made no difference.)
+// `bytes`: the size of the largest transfer. A transfer that is no longer than the chunk of a
+// reduction is cut only if it is longer than `room`. For a longer transfer the chunk is at most
+// half of the transfer. So the receiver copies the first chunk while this rank copies the second.
+// If the tensors do not fit into the cache, the chunk is at most the chunk of a reduction, so that
+// the slots take little of the cache. (A threshold that follows the cache size made no difference.)
 size_t PeerTransfers::chunk_of(size_t bytes, size_t room) const {
   const size_t least = std::min(shm_group_->layout().chunk_bytes, room);
   if (chunks_are_alike()) return least;  // ranks may have different `bytes` by mistake
@@ -217,7 +217,7 @@ void PeerTransfers::check_location(size_t index) const {
 }
 
 // Returns the most rounds that the transfers of local rank `index` can need, by its
-// TransferLocations; at least 1. REQUIRES: its chunk is not 0.
+// TransferLocations; at least 1. REQUIRES: that rank's chunk is not 0.
 uint64_t PeerTransfers::most_rounds(size_t index) const {
   const Slot& slot = shm_group_->slot(index);
   const TransferLocation* const locations = shm_group_->locations(slot);

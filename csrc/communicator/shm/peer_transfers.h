@@ -33,7 +33,7 @@ class PeerTransfers : public PhasedOperation {
     const std::byte* zero_copy = nullptr;  // the whole data; null: it comes through slots
     uint64_t offset = 0;                   // in a slot's data
     uint64_t chunk = 0;                    // bytes of the transfer in one slot; not 0
-    bool put_by_sender = false;            // the sender copies the data to its destination
+    bool put_by_sender = false;            // the sender copies the data to destination()
   };
 
   enum class Cast {
@@ -106,12 +106,12 @@ class PeerTransfers : public PhasedOperation {
   size_t round_ = 0;
   bool learned_ = false;
   bool needs_completion_barrier_ = false;  // some rank reads a transfer in its sender's segment
-  // The counts of some sender and its receiver differ. That receiver reports the error. This rank
-  // waits for the report, and does not return as if the operation had succeeded.
+  // True if the counts of some sender and its receiver differ. That receiver reports the error.
+  // This rank waits for the report, and does not return as if the operation had succeeded.
   bool unbalanced_ = false;
   bool shows_destination_ = false;
   Sink destination_{};            // the part of the root's output that this rank has yet to fill
-  size_t destination_bytes_ = 0;  // bytes of the root's output, if all ranks send as many as this
+  size_t destination_bytes_ = 0;  // the root's output, if every rank sends as much as this rank
   const std::byte* next_{};       // the next byte to copy to destination_
 };
 
@@ -120,8 +120,8 @@ class PeerTransfers : public PhasedOperation {
 class PeerExchange : public PeerTransfers {
  public:
   // `outgoing` and `incoming`: by local rank. Copies this rank's transfer to itself in begin(), if
-  // it is below kOverlappedOwnCopyBytes. Copies a larger one in slices while the rank waits, and
-  // the rest at the end.
+  // it is below kOverlappedOwnCopyBytes. Copies a larger transfer in slices while the rank waits,
+  // and the rest at the end.
   PeerExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
                std::vector<Source> outgoing, std::vector<Sink> incoming, Cast cast);
 
@@ -145,9 +145,9 @@ class PeerExchange : public PeerTransfers {
   const Source own_source_;
   const std::vector<Sink> sinks_;
   size_t footprint_ = 0;   // bytes that the caches would have to hold
-  size_t distance_ = 1;    // to the local rank whose part is copied next
+  size_t distance_ = 1;    // from this rank to the local rank whose part is copied next
   size_t copied_ = 0;      // bytes of that part already copied
-  size_t own_copied_ = 0;  // bytes
+  size_t own_copied_ = 0;  // bytes of own_bytes() already copied
 };
 
 // A multicast of scatter/gather lists to the other local ranks.

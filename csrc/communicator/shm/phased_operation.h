@@ -41,8 +41,8 @@ class PhasedOperation : public progress::Operation {
   // operation.
   Slot& open();
 
-  // Throws Error(kMismatch) if a rank is in another operation. `same_count`: the count must be the
-  // same on all ranks. The error reports the true counts even if `same_count` is false.
+  // Throws Error(kMismatch) if a rank is in another operation. `same_count`: true if the count must
+  // be the same on all ranks. The error reports the true counts even if `same_count` is false.
   void check(bool same_count) const;
   // Throws unless local rank `index` sends as many elements as this rank expects.
   void check_transfer(size_t index, size_t found, size_t expected) const;

@@ -71,7 +71,8 @@ bool ShmGroup::released(const std::byte* region, size_t local_ranks) noexcept {
 }
 
 // The last rank to publish finds all ranks here, and wakes the ranks that sleep. If several ranks
-// publish last at the same time, each may do so. No rank has to wake earlier.
+// publish last at the same time, each of them may wake the sleeping ranks. No rank has to wake
+// earlier.
 void ShmGroup::publish() noexcept {
   arrived_ = 0;
   ++phase_;

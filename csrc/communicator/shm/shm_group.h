@@ -137,8 +137,8 @@ class ShmGroup {
   std::vector<int> left() const;
 
   // Reports a failure to the ranks of the node, and wakes them. `death`: the failure is the death
-  // of another rank. Only the first report of the node counts. Returns that report, or `failure` if
-  // its writer has died.
+  // of another rank. Only the first report of the node counts. Returns the first report, or
+  // `failure` if the writer of the first report has died.
   std::string report(const std::string& failure, bool death) noexcept;
   bool failed() const noexcept;
 
