@@ -71,9 +71,10 @@ void leave_record(const Participant& participant, const std::string& step,
   if (found != record) throw_claimed(participant, found);
 }
 
-// Aborts the group formation, by two keys. A rank that waits may have read this rank's record, and
-// reads no record twice, so it finds the reason under end_key(). A rank that arrives late finds all
-// records and does not wait, so it finds the reason in this rank's record.
+// Aborts the group formation, and writes the reason under two keys. A rank that waits may have read
+// this rank's record already, and reads no record twice, so it finds the reason under end_key(). A
+// rank that arrives late finds all records and does not wait, so it finds the reason in this rank's
+// record.
 void abort_with(const Participant& participant, char kind, const std::string& why) {
   const auto until = std::chrono::steady_clock::now() + kStoreAnswerTimeout;
   try {
@@ -265,9 +266,9 @@ void throw_claimed(const Participant& participant, const std::string& record) {
     // A rank that waits sees the abort. A rank that has all records no longer waits: the spoilt
     // counter stops it.
     if (abort_formation(participant, both)) spoil(participant, kFirstCount);
-    // A rank that has passed kFirstCount notices neither key. It gets a report that its group may
-    // consist of ranks of two jobs. If the jobs have different ids, no report is needed: the ranks
-    // of the group have compared their ids.
+    // A rank that has passed kFirstCount notices neither the abort nor the counter. It gets a
+    // report that its group may consist of ranks of two jobs. If the jobs have different ids, no
+    // report is needed: the ranks of the group have compared their ids.
     if (!has_ended(holder) && !is_another_job(holder.job, job_id()))
       report_to_formed(participant, both);
   } catch (const Error& unreachable) {

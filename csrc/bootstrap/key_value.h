@@ -44,7 +44,7 @@ class KeyValue {
   virtual std::optional<std::string> get(const std::string& key, Deadline deadline) = 0;
 
   // Returns the values of keys, in the order of the keys. REQUIRES: has(keys). Asks for one key
-  // after the other, unless a store can do better.
+  // after the other; a subclass may ask for all keys together.
   virtual std::vector<std::string> get_all(const std::vector<std::string>& keys, Deadline deadline);
 
   // Returns true if all keys are present now.

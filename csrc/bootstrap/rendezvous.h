@@ -57,7 +57,7 @@ struct Member {
   // For communicator/connect/oversubscription.h.
   std::string processors;     // allowed_processors(), a mask
   std::string quota;          // allowed_quota(); empty: none
-  std::string most_ranks;     // most_ranks() of this process
+  std::string most_ranks;     // most_ranks() of the rank's process
   std::string segment_bytes;  // the size of its segment
 
   // On rank 0 the address at which it accepts liveness connections

@@ -122,7 +122,7 @@ class Communicator {
   // Returns an operation that reduces `data` in place. The communicator owns the operation and
   // reuses its storage, so the call allocates nothing and takes no lock. The operation is valid
   // until the next call. Returns null if preallocated_allreduce_bytes() is 0. REQUIRES: one thread
-  // at a time calls it, and the operation of the previous call is over. Both hold after
+  // at a time calls it, and the operation of the previous call is over. Both conditions hold after
   // OperationQueue::try_claim().
   virtual progress::Operation* preallocated_allreduce(OperationNumber /*sequence*/, void* /*data*/,
                                                       size_t /*count*/, Dtype /*dtype*/,

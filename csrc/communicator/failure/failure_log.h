@@ -24,9 +24,10 @@ struct FailureEntry {
   std::string text;   // kClosing: the group rank that serves the store; else text for errors
 };
 
-// Convert an entry to and from text, for the store and for a claim mailbox.
+// Convert an entry to and from text, for the store and for a claim mailbox. parse() returns no
+// value if the record is not of this version.
 std::string format(const FailureEntry& entry);
-std::optional<FailureEntry> parse(const std::string& record);  // none: not of this version
+std::optional<FailureEntry> parse(const std::string& record);
 
 class FailureLog {
  public:

@@ -18,7 +18,7 @@ class ClaimMailbox {
   // Opens the mailbox with this name. If the kernel refuses, nothing arrives there.
   explicit ClaimMailbox(const std::string& name);
 
-  // Readable if a letter has arrived; -1 if the kernel refused.
+  // Returns a descriptor that is readable if a letter has arrived; -1 if the kernel refused.
   int descriptor() const noexcept { return socket_.get(); }
 
   // Returns the next letter. Does not wait.

@@ -77,8 +77,8 @@ class Api {
   // Starts a receive of at most `bytes`.
   virtual Request irecv(void* data, std::size_t bytes, int peer, int tag,
                         CommHandle comm) const = 0;
-  // Starts to receive a message that has arrived, from any rank, and sets `peer`. Returns null if
-  // no message has arrived.
+  // Starts to receive a message that has arrived, from any rank, and sets `peer` to the sender.
+  // Returns null if no message has arrived.
   virtual Request irecv_any(void* data, std::size_t bytes, int tag, CommHandle comm,
                             int& peer) const = 0;
   // Asks MPI to cancel a receive. The receive must still be completed.

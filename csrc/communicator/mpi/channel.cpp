@@ -11,8 +11,8 @@
 namespace hbm::communicator::mpi {
 namespace {
 
-// Returns the bytes that the pool, which rounds up to powers of two, gives to the largest
-// operation: TwoPhase on a rank that sends to and receives from all ranks.
+// Returns the bytes of the pool that the largest operation takes: TwoPhase, on a rank that sends to
+// and receives from all ranks. The pool rounds the memory of a Round up to a power of two.
 uint64_t operation_bytes(size_t chunk, uint64_t size) {
   const uint64_t buffer = chunk + kHeaderBytes;
   const uint64_t first_phase = std::bit_ceil(2 * (size - 1) * buffer);

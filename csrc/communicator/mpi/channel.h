@@ -34,9 +34,9 @@ class Comm {
   // Starts a receive of at most `bytes`.
   Request irecv(void* data, size_t bytes, int peer, int tag);
 
-  // Starts to receive a message that has arrived, from any peer, and sets `peer`. Returns null if
-  // no message has arrived. A posted MPI_ANY_SOURCE receive would do the same. But with it MPICH
-  // 5.0.2 loses some messages if peers are on this node and on others.
+  // Starts to receive a message that has arrived, from any peer, and sets `peer` to the sender.
+  // Returns null if no message has arrived. A posted MPI_ANY_SOURCE receive would do the same. But
+  // with it MPICH 5.0.2 loses some messages if peers are on this node and on others.
   Request irecv_any(void* data, size_t bytes, int tag, int& peer);
 
   // Asks MPI to cancel a receive. The request must still be completed.

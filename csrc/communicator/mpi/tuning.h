@@ -49,8 +49,8 @@ inline constexpr size_t kLargestChunkBytes = 512 << 10;
 
 // The most staging memory of one operation.
 // Unit: bytes
-// Below: up to and including the value, the group uses the chunk.
-// Above: the chunk is halved, down to kSmallestChunkBytes.
+// Below: the group uses the largest chunk with which an operation takes at most this value.
+// Above: a chunk with which an operation would take more is halved, down to kSmallestChunkBytes.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr uint64_t kMostOperationBytes = 16 << 20;
 

@@ -104,8 +104,9 @@ class DescriptorExchange {
     met_.emplace(connection.rank, std::move(other));
   }
 
-  // The exchange with other ranks continues, so that they do not count as lost. The loss of an
-  // unknown caller is no error: such a caller may only have checked whether a process listens here.
+  // Closes a connection that has failed. The exchange with other ranks continues, so that they do
+  // not count as lost. The loss of an unknown caller is no error: such a caller may only have
+  // checked whether a process listens here.
   void lose(PeerConnection& connection) {
     if (connection.rank != kUnknown) lost_.insert(connection.rank);
     connection.socket = Descriptor();

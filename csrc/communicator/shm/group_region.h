@@ -20,7 +20,8 @@ class GroupRegion {
               size_t chunk_bytes);
 
   // Frees the region's block. If the region was published, the block is freed only after all local
-  // peers have destroyed their ShmGroup. It is never freed if a local peer ends without that.
+  // peers have destroyed their ShmGroup. It is never freed if a local peer's process ends without
+  // destroying its ShmGroup.
   ~GroupRegion();
   GroupRegion(const GroupRegion&) = delete;
   GroupRegion& operator=(const GroupRegion&) = delete;

@@ -29,8 +29,9 @@ class PhasedOperation : public progress::Operation {
   PhasedOperation(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count)
       : shm_group_(std::move(shm_group)), signature_(signature), count_(count) {}
 
-  // Uses the slots of this phase. Publishes the next slot and returns kActive, or returns kDone. If
-  // it returns kActive or kIdle without publishing, poll() calls it again for the same phase.
+  // Uses the slots of this phase. Publishes the next slot and returns kActive, or returns kDone if
+  // the collective is done. If it returns kActive or kIdle without publishing, poll() calls it
+  // again for the same phase.
   virtual progress::Progress next_phase() = 0;
 
   // Does a part of the work that needs no other rank; returns false if none is left. Called while

@@ -42,7 +42,7 @@ inline constexpr int kPollsPerClockReading = 32;
 // Measure: `shm_failure_test --gtest_filter=NodeDeath.EndsTransfersThatWaitForIt`
 inline constexpr std::chrono::milliseconds kPeerCheckPeriod{10};
 
-// The time in which a rank that has begun to write the failure report must end it.
+// The time in which a rank that has begun to write the failure report must finish it.
 // Below: the other ranks wait for the text of the report.
 // Above: from the value on, the writer counts as dead, and each rank raises its own error.
 // Measure: `shm_failure_test --gtest_filter=NodeDeath.IsReportedToAllWaitersPromptly`
@@ -83,7 +83,8 @@ inline constexpr size_t kBytesPerPoll = size_t{16} << 20;
 // Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-zero-copy`
 inline constexpr size_t kReducedBytesPerPoll = size_t{4} << 20;
 
-// The least transfer of a rank to itself that is copied while the rank waits for the other ranks.
+// If a rank's transfer to itself has at least this many bytes, the rank copies the transfer while
+// it waits for the other ranks.
 // Unit: bytes
 // Below: the transfer is copied when the operation begins.
 // Above: from the value on, the transfer is copied in slices of kOwnCopySliceBytes between polls,
@@ -128,11 +129,11 @@ inline constexpr size_t kOneShotTotalBytes = 256 << 10;
 // Measure: `shm_transfer_test --gtest_filter=NodeTransfers.ArriveInSlicesAndExposeTheTensor`
 inline constexpr size_t kStagedChunksInFlight = 8;
 
-// The least message that is staged in long chunks. A shorter message has short chunks, so that its
-// receiver waits less for the first chunk.
+// A message of at least this many bytes is staged in long chunks. A shorter message has short
+// chunks, so that its receiver waits less for the first chunk.
 // Unit: bytes
 // Below: the message is staged in chunks of kShortStagedChunkBytes.
-// Above: from the value on, it is staged in chunks of kLongStagedChunkBytes.
+// Above: from the value on, the message is staged in chunks of kLongStagedChunkBytes.
 // Measure: `shm_transfer_test --gtest_filter=NodeTransfers.UseLargerChunksIfLong`
 inline constexpr size_t kLongStagedMessageBytes = size_t{512} << 10;
 
