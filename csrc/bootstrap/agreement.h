@@ -3,7 +3,7 @@
 //
 // The step uses one key of the store, a counter, to which each rank adds. The last rank to add
 // learns the result from the store's answer to its addition; the other ranks read the counter. A
-// rank that has waited for others for 200 ms (kNamelessWait) writes a key of its own, so that
+// rank that has waited for other ranks for 200 ms (kNamelessWait) writes a key of its own, so that
 // errors can name the missing ranks.
 //
 // Threads: as in gather.h.

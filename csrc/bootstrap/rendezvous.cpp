@@ -111,8 +111,8 @@ void set_prefixes(Participant& participant, long rendezvous) {
 
 // Finds the first rendezvous in which this rank has no record, and sets the prefixes. Rendezvous
 // are numbered because a store may outlive a group: torchrun's agent keeps one for the whole job.
-// The n-th rendezvous of one rank is the n-th of the others. Throws if another process has left a
-// record as this rank, unless torchrun has restarted that process as this one.
+// The n-th rendezvous of one rank is also the n-th of every other rank. Throws if another process
+// has left a record as this rank, unless torchrun has restarted that process as this one.
 void find_rendezvous(Participant& participant) {
   const auto own_key = [&](long rendezvous) {
     set_prefixes(participant, rendezvous);

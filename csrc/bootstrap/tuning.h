@@ -75,7 +75,7 @@ inline constexpr std::chrono::seconds kWatchedTimeout{1};
 // test_a_rank_that_fails_before_it_meets_the_others`
 inline constexpr std::chrono::seconds kEarlyFailureTimeout{1};
 
-// The most unread records that a rank requests in one check while it waits for the others.
+// The most unread records that a rank requests in one check while it waits for the other ranks.
 // Unit: records
 // Below: a smaller value reads the records of many early ranks late.
 // Above: a larger value makes one check long, and deaths go unnoticed during it.

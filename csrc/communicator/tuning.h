@@ -11,7 +11,7 @@ namespace hbm::communicator {
 // A process remembers the names of this many groups over MPI, the latest ones. A message of an
 // earlier group may arrive in a later group, and the error then names the earlier group.
 // Unit: groups
-// Below: for one of the latest groups, up to and including the value, the error has the name.
+// Below: for one of these latest groups, the error has the name.
 // Above: for an older group, the error has the number of the group.
 // Measure: `message_test --gtest_filter=GroupNames.RememberTheLastGroups`
 inline constexpr size_t kRememberedGroupNames = 1024;

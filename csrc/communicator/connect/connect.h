@@ -30,7 +30,7 @@ struct GroupSetup {
   std::shared_ptr<bootstrap::KeyValue> job_store;
   std::vector<uint64_t> global_ranks;   // by rank; empty: unknown
   std::chrono::milliseconds heartbeat;  // another machine may be silent for this time
-  bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of both stores
+  bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of `store` and `job_store`
   int rank = 0;
   int size = 1;
   std::string group;  // as errors name it

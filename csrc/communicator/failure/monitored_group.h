@@ -49,7 +49,7 @@ struct GroupFacts {
   std::shared_ptr<bootstrap::KeyValue> store;      // the group's own keys
   std::shared_ptr<bootstrap::KeyValue> job_store;  // one object for all groups of the job
   std::chrono::milliseconds heartbeat{0};          // another machine may be silent for this time
-  bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of both stores
+  bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of `store` and `job_store`
 };
 
 struct MonitoredGroup : GroupFacts {

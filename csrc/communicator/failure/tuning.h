@@ -97,8 +97,8 @@ inline constexpr std::chrono::milliseconds kAddressConnectTimeout{500};
 // test_a_death_in_init_leaves_no_listener`
 inline constexpr std::chrono::milliseconds kHelloTimeout{5000};
 
-// The time that the listener's process has to reply to a caller's greeting. It may be busy or
-// stopped.
+// The time that the listener's process has to reply to a caller's greeting. That process may be
+// busy or stopped.
 // Below: the caller waits.
 // Above: from the value on, the caller tries the next address.
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`

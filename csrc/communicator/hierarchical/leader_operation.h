@@ -63,7 +63,7 @@ class LeaderOperation : public progress::Operation {
   // Returns true if inter_node() of a block begins only after node_in() of that block.
   virtual bool inter_node_follows_node() const { return true; }
   // Returns the group ranks for which inter_node() will wait in block `first` and in later blocks.
-  // None of these blocks has begun inter_node().
+  // REQUIRES: none of these blocks has begun inter_node().
   virtual std::vector<int> inter_node_peers(size_t first) const;
 
   // Returns the most blocks in the inter-node stage at a time; at most kTagRanges.

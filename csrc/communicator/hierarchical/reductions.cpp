@@ -1,9 +1,9 @@
-// The collectives over several nodes that reduce. Each reduces an element in the order of the ranks
-// of each node, then in the order of the nodes, so all give the same bits. The partial result of a
-// node has the tensor's type. In a mean of integers the partial result has a wider type, because
-// the sums must be exact (kernels/partial_sum.h). A mean divides at the end. A mean of
-// floating-point numbers below 32 bits, whose sum may overflow, divides the partial sum of each
-// node before it is rounded. This also holds for complex numbers with such parts.
+// The collectives over several nodes that reduce. Each collective reduces an element in the order
+// of the ranks of each node, then in the order of the nodes, so all collectives give the same bits.
+// The partial result of a node has the tensor's type. In a mean of integers the partial result has
+// a wider type, because the sums must be exact (kernels/partial_sum.h). A mean divides at the end.
+// A mean of floating-point numbers below 32 bits, whose sum may overflow, divides the partial sum
+// of each node before it is rounded. This also holds for complex numbers with such parts.
 #include <algorithm>
 #include <cstdint>
 #include <utility>

@@ -2,10 +2,10 @@
 // deadline comes, but UCX collects its connections in epoll descriptors. Such a descriptor is
 // readable while a connection has data to receive, or has room again for data to send.
 //
-// This class reads nothing from these descriptors and does not change them. They become readable
-// for messages over TCP. Messages through shared memory, and messages that another thread has
-// received already by polling MPI, do not make them readable. If MPI has opened a device, such as
-// an RDMA card, messages may bypass TCP: collect() then uses no descriptor.
+// This class reads nothing from these descriptors and does not change them. The descriptors become
+// readable for messages over TCP. Messages through shared memory, and messages that another thread
+// has received already by polling MPI, do not make them readable. If MPI has opened a device, such
+// as an RDMA card, messages may bypass TCP: collect() then uses no descriptor.
 //
 // Threads: one thread calls the constructor and collect(), before other threads use the object. Any
 // thread may call connected() and sleep().

@@ -1,5 +1,5 @@
-// The collectives over MPI that reduce. Each reduces an element in rank order, so all give the same
-// bits.
+// The collectives over MPI that reduce. Each collective reduces an element in rank order, so all
+// collectives give the same bits.
 //
 // allreduce and reduce of short tensors take one round: every rank that takes the result gets the
 // data of all ranks, and reduces it. Longer tensors go block by block, two blocks in flight. In

@@ -1,8 +1,8 @@
 // The MPI world of this process; a process has at most one.
 //
 // The first group that needs MPI forms the world, unless a launcher or other code has initialised
-// MPI already. The communicators of all groups are made from the world. It exists until the process
-// ends: MPI cannot be initialised twice, and MPI_Finalize hangs if a peer is dead or late.
+// MPI already. The communicators of all groups are made from the world. The world exists until the
+// process ends: MPI cannot be initialised twice, and MPI_Finalize hangs if a peer is dead or late.
 //
 // Threads: any thread may call every function. form(), launched() and current() exclude one
 // another.

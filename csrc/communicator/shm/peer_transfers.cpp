@@ -96,12 +96,13 @@ void PeerTransfers::announce(Slot& slot) {
   }
 }
 
-// Returns the chunk: the bytes of each transfer in a slot that has room for `room` bytes of each.
-// `bytes`: the size of the largest transfer. A transfer that is no longer than the chunk of a
-// reduction is cut only if it is longer than `room`. For a longer transfer the chunk is at most
-// half of the transfer. So the receiver copies the first chunk while this rank copies the second.
-// If the tensors do not fit into the cache, the chunk is at most the chunk of a reduction, so that
-// the slots take little of the cache. (A threshold that follows the cache size made no difference.)
+// Returns the chunk, that is, the bytes of each transfer in one slot. `bytes`: the size of the
+// largest transfer. `room`: the most bytes for each transfer in a slot. A transfer that is no
+// longer than the chunk of a reduction is cut only if it is longer than `room`. For a longer
+// transfer the chunk is at most half of the transfer. So the receiver copies the first chunk while
+// this rank copies the second. If the tensors do not fit into the cache, the chunk is at most the
+// chunk of a reduction, so that the slots take little of the cache. (A threshold that follows the
+// cache size made no difference.)
 size_t PeerTransfers::chunk_of(size_t bytes, size_t room) const {
   const size_t least = std::min(shm_group_->layout().chunk_bytes, room);
   if (chunks_are_alike()) return least;  // ranks may have different `bytes` by mistake

@@ -50,8 +50,8 @@ class MessageOperation : public progress::Operation {
   const MessageHeader header_;
 
  private:
-  // Throws if the peer has died. Called in poll(), not in sleep(): the progress thread of several
-  // messages calls poll() of each, but sleeps in only one.
+  // Throws if the peer has died. Called in poll(), not in sleep(): the progress thread calls poll()
+  // of every message, but sleep() of only one message.
   void check_peers() {
     const Clock::time_point now = Clock::now();
     if (!shm_group().failed() && now < check_due_) return;
