@@ -26,7 +26,7 @@ namespace hbm::communicator::connect {
 // must be equal on all ranks.
 struct GroupSetup {
   std::shared_ptr<bootstrap::KeyValue> store;  // the group's own keys
-  // The keys of all groups; one object for all groups of a c10d store.
+  // The keys of all groups. All groups of a c10d store share one such object.
   std::shared_ptr<bootstrap::KeyValue> job_store;
   std::vector<uint64_t> global_ranks;   // by rank; empty: unknown
   std::chrono::milliseconds heartbeat;  // another machine may be silent for this time

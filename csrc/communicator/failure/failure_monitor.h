@@ -49,7 +49,7 @@ struct Findings {
   std::string store_trouble;  // the store's error, if it has lasted for over a second; else empty
 };
 
-// Returns the name of a group in the failure log, which no other group has. `first`: the
+// Returns the name of a group in the failure log. No other group has this name. `first`: the
 // bootstrap::process_id() of its rank 0. `prefix`: of the group's keys. `name`: the group's name.
 std::string log_key(const std::string& first, const std::string& prefix, const std::string& name);
 

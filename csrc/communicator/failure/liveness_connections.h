@@ -48,8 +48,8 @@ class LivenessConnections {
 
   void add_to(std::vector<pollfd>& waits) const;
 
-  // Continues the connections that are ready, without waiting. Returns the processes that have
-  // ended.
+  // Takes the next step of every connection that is ready, without waiting. Returns the processes
+  // that have ended.
   std::vector<std::string> advance();
 
   // Returns the time for which the machine of a connected process has not answered; no value

@@ -240,7 +240,7 @@ void FailureMonitor::decide_unanswered(const JobStore& store, Clock::time_point 
   }
 }
 
-// Marks a rank as one that has left, or else as dead. REQUIRES: mutex_ is held.
+// Marks a rank as left if `has_left` is true, else as dead. REQUIRES: mutex_ is held.
 void FailureMonitor::decide(MonitoredGroup& group, int rank, bool has_left) {
   group.undecided.erase(rank);
   if (has_left) {

@@ -17,7 +17,7 @@ namespace {
 
 using shm::PeerExchange;
 
-// Returns the numbers below `count` except `self`, starting after `self`.
+// Returns the numbers from 0 to count - 1 except `self`, in cyclic order from self + 1 on.
 std::vector<int> others(size_t count, size_t self) {
   std::vector<int> found;
   for (size_t step = 1; step < count; ++step) {
@@ -91,7 +91,7 @@ class LeaderAllgather final : public LeaderOperation {
   }
 
   // Returns the part of a transfer of `count` elements in a block. With turns, the blocks of each
-  // turn together have all parts.
+  // turn together have all parts of the transfer.
   ElementRange range(size_t count, size_t block) const {
     return cut_.range(count, block % cut_.blocks);
   }

@@ -125,7 +125,8 @@ std::vector<int> LeaderOperation::ranks_of_stages(std::vector<int> (progress::Op
   return ranks;
 }
 
-// Also returns the peers of later blocks, whose inter-node stage has not begun.
+// Returns the ranks that the stages in flight need, and the peers of later blocks, whose inter-node
+// stage has not begun.
 std::vector<int> LeaderOperation::needed() const {
   std::vector<int> ranks = ranks_of_stages(&progress::Operation::needed);
   if (started_ == blocks_) return ranks;

@@ -51,7 +51,7 @@ class Api {
   virtual bool initialised() const = 0;
   virtual bool finalised() const = 0;
 
-  // MPI_Init_thread; asks for MPI_THREAD_MULTIPLE.
+  // Calls MPI_Init_thread, and asks for MPI_THREAD_MULTIPLE.
   virtual void initialise() const = 0;
   virtual bool threads_multiple() const = 0;
   virtual void finalise() const noexcept = 0;

@@ -44,7 +44,7 @@ class Comm {
 
   // Prevents the communicator from being freed, after an operation was cancelled. MPI may still use
   // it. If it were freed, MPI would give its id to the next communicator of the same ranks, which
-  // would receive late messages of this one.
+  // would receive late messages of this communicator.
   void leak() noexcept { leaked_ = true; }
 
   const Api& mpi() const noexcept { return mpi_; }

@@ -57,7 +57,7 @@ inline constexpr uint64_t kMostOperationBytes = 16 << 20;
 // The most requests that one MPI_Testsome tests.
 // Unit: requests
 // Below: up to and including the value, one call tests all requests of a round.
-// Above: the round takes several calls, each for this many requests.
+// Above: the round takes several calls, each for at most this many requests.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr size_t kRequestsPerTest = 32;
 

@@ -45,8 +45,9 @@ void load_before_mpi() { memory::libraries(); }
 std::atomic<bool> has_segment_names{false};  // MPI's segments may have names in /dev/shm
 std::atomic<int> initialising{0};            // threads in MPI_Init; sequentially consistent
 
-// Runs at the end of the process, and unlinks the names as ~UnlinkedSegments does. That destructor
-// may not run, because the thread that forms a group may sleep for ever by then (park()).
+// Runs at the end of the process, and unlinks the names of MPI's segments as ~UnlinkedSegments
+// does. That destructor may not run, because the thread that forms a group may sleep for ever by
+// then (park()).
 void end_initialisation() {
   if (!has_segment_names.load()) return;
   const auto until = std::chrono::steady_clock::now() + kInitialisationEndTimeout;

@@ -1,5 +1,5 @@
-// Exchanges, between ranks that have connected by sockets, the descriptors of their memory and of
-// their processes.
+// Exchanges the descriptors of memory and of processes between ranks that have connected by
+// sockets.
 //
 // Threads: one call at a time for each PeerListener.
 #pragma once

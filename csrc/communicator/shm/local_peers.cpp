@@ -341,7 +341,7 @@ class Exploration {
   std::map<int, Descriptor> called_;
   std::vector<uint64_t> regions_;         // by rank: offset of its control region
   std::optional<Own> own_;                // set once this rank must introduce itself to another
-  std::shared_ptr<GroupRegion> region_;   // for all ranks of this machine
+  std::shared_ptr<GroupRegion> region_;   // this rank's region, for all ranks of this machine
   std::exception_ptr problem_ = nullptr;  // why this rank cannot continue
 };
 

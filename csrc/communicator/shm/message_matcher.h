@@ -33,7 +33,7 @@ struct ReceivedMessage {
 };
 
 // A receive that waits for its message. When `received` is set, the receiver has taken the
-// message's transfer (MessageTransfer::kTaken), if there is one.
+// message's transfer (MessageTransfer::kTaken), if the message has one.
 struct PendingReceive {
   std::optional<size_t> from;  // nothing: any rank
   int tag;

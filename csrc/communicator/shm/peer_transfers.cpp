@@ -256,8 +256,8 @@ progress::Progress PeerTransfers::next_phase() {
   return progress::Progress::kActive;
 }
 
-// Copies up to kBytesPerPoll of this rank's transfer to its destination. Returns true if nothing is
-// left.
+// Copies up to kBytesPerPoll of this rank's transfer to the destination in the root's segment.
+// Returns true if nothing is left to copy.
 bool PeerTransfers::put() {
   const size_t left = destination_.count * element();
   if (left == 0) return true;

@@ -93,7 +93,7 @@ class PeerTransfers : public PhasedOperation {
 
   // A transfer from this rank through the slots.
   struct SlotTransfer {
-    size_t to;      // local rank; of a multicast, the first receiver
+    size_t to;      // the receiver's local rank; in a multicast, the first receiver's
     size_t offset;  // in a slot's data
   };
 
@@ -146,7 +146,7 @@ class PeerExchange : public PeerTransfers {
   const std::vector<Sink> sinks_;
   size_t footprint_ = 0;   // bytes that the caches would have to hold
   size_t distance_ = 1;    // from this rank to the local rank whose part is copied next
-  size_t copied_ = 0;      // bytes of that part already copied
+  size_t copied_ = 0;      // bytes of that local rank's part already copied
   size_t own_copied_ = 0;  // bytes of own_bytes() already copied
 };
 
@@ -185,7 +185,7 @@ class ShmReduceScatter : public PeerTransfers {
   const Source own_;
   std::byte* const out_;
   const Combining how_;
-  size_t reduced_ = 0;  // bytes of the result
+  size_t reduced_ = 0;  // bytes of the result that are done
 };
 
 // reduce_scatter of inputs that are scatter/gather lists.

@@ -150,7 +150,7 @@ class ShmSend final : public MessageOperation {
     if (offset) envelope_.message = *offset;
   }
 
-  // Fills the free chunks; returns false if none was free.
+  // Fills the free chunks. Returns true if it has filled a chunk.
   bool fill() {
     if (envelope_.kind != Envelope::kStaged) return false;
     const uint64_t before = filled_;
