@@ -1,6 +1,6 @@
 // The communicator of a group that spans several nodes. Collectives use shared memory within each
-// node and MPI between nodes, so that the link of each node carries no more data than necessary.
-// send and recv use MPI between all ranks. Within a node, MPI itself uses shared memory.
+// node and MPI between nodes. So the link of each node carries no more data than necessary. send
+// and recv use MPI between all ranks. Within a node, MPI itself uses shared memory.
 //
 // The operations are in data_movement.cpp and reductions.cpp. Their base class is in
 // leader_operation.h.

@@ -1,10 +1,10 @@
 // A PMI-1 responder: forms an MPI job without a launcher.
 //
-// MPICH asks the process that started this rank for the number of the rank, the size of the job,
-// the ranks on this node, and the addresses of other ranks. For this MPICH uses a line protocol
-// (PMI-1) over an inherited descriptor. The responder, a thread of the rank's own process, answers
-// these questions over a socket pair. It gets the addresses of other ranks from a key-value store
-// that the ranks share. docs/design/bootstrap.md has the reasons.
+// MPICH asks its launcher for the rank's number, the size of the job, the ranks on this node, and
+// the addresses of other ranks. For this MPICH uses a line protocol (PMI-1) over an inherited
+// descriptor. The responder, a thread of the rank's own process, answers these questions over a
+// socket pair. It gets the addresses of other ranks from a key-value store that the ranks share.
+// docs/design/bootstrap.md has the reasons.
 //
 // Threads: the responder never takes the interpreter's lock, so MPI_Init may run while another
 // thread holds it. If PMI fails inside MPI_Init, MPI_Init never returns; the caller must be able to
