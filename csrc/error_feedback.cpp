@@ -20,8 +20,8 @@
 namespace hbm::error_feedback {
 namespace {
 
-// Checks of the arguments. Each throws Error(kInvalid) that names the argument, its value and the
-// requirement.
+// Checks of the arguments. Each check throws an Error(kInvalid) that names the argument, its value
+// and the requirement.
 
 template <class... Parts>
 void require(bool holds, const Parts&... parts) {
@@ -185,7 +185,7 @@ std::vector<int64_t> counts_of(const std::vector<at::Tensor>& tensors) {
 }
 
 // Runs `work` for each part. Each thread has an equal share of the elements, and runs the parts
-// that begin in it.
+// that begin in its share.
 template <class Work>
 void for_each(const std::vector<Part>& parts, Work work) {
   if (parts.empty()) return;
@@ -226,8 +226,8 @@ Stretches stretches_of(int64_t total, const std::vector<int64_t>& begins,
   return all;
 }
 
-// Unpacks to memory that begins at or after `from` and may overlap it. Works from the end, in
-// blocks that it copies aside first, so that no unread element is overwritten.
+// Unpacks to `to`, which begins at or after `from` and may overlap the packed elements. Works from
+// the end, in blocks that it copies aside first, so that no unread element is overwritten.
 bool unpack_forwards(std::byte* to, Dtype to_type, const std::byte* from, Dtype from_type,
                      size_t count) {
   constexpr size_t kBlock = 1024;
@@ -258,7 +258,7 @@ at::Tensor accumulate(const std::vector<at::Tensor>& gradients,
                       const std::vector<std::optional<at::Tensor>>& before,
                       const std::vector<at::Tensor>& after, double factor, bool squares) {
   check_accumulate(gradients, before, after);
-  size_t apart = 0;  // bytes that are written to memory that is not read
+  size_t apart = 0;  // bytes written to memory that this call does not read
   for (size_t i = 0; i < after.size(); ++i) {
     const bool in_place =
         (before[i] && share_memory(*before[i], after[i])) || share_memory(gradients[i], after[i]);

@@ -1,7 +1,7 @@
 // The passes of error feedback over the tensors of a bucket.
 //
 // A parameter's gradients are accumulated in its residual, a flat tensor. Some residuals are packed
-// into one tensor that is sent, the wire. The average of the ranks' wires is unpacked to the
+// into the wire, the tensor that is sent. The average of the ranks' wires is unpacked to the
 // gradients. Tensors are flat: of one dimension, contiguous and in the memory of the CPU. Gradients
 // and residuals are float32, bfloat16 or float16, or all float64.
 //
@@ -25,10 +25,10 @@ namespace hbm::error_feedback {
 inline constexpr int64_t kPartElements = 32768;  // elements per step of a thread
 
 // after[i] = before[i] + factor * gradients[i]; an absent `before` is zeros. after[i] may be
-// before[i] or gradients[i], and shares no memory with either otherwise. Returns float64 [n, 2].
-// Row i has the sum of |after[i]|, or of its squares if `squares`, and the sum of |gradients[i]|.
-// The latter is 0 only if all elements are 0. A NaN or an infinity among the elements makes a sum
-// NaN or infinite.
+// before[i] or gradients[i]; otherwise it shares memory with neither. Returns float64 [n, 2]. Row i
+// has two sums. The first is the sum of |after[i]|, or of the squares of after[i] if `squares`. The
+// second is the sum of |gradients[i]|. The second is 0 only if all elements of gradients[i] are 0.
+// A NaN or an infinity among the elements makes a sum NaN or infinite.
 at::Tensor accumulate(const std::vector<at::Tensor>& gradients,
                       const std::vector<std::optional<at::Tensor>>& before,
                       const std::vector<at::Tensor>& after, double factor, bool squares);
@@ -43,8 +43,8 @@ void pack(const std::vector<at::Tensor>& residuals, const at::Tensor& wire, doub
 // Converts consecutive parts of `wire` to buffer[begins[i] : begins[i] + counts[i]]; all other
 // elements of `buffer` become 0. The parts are in ascending order and disjoint, and together all of
 // `wire`. Returns true if all elements of `wire` are finite. `wire` may begin at the start of
-// `buffer` if the type of `wire` has no more bytes than that of `buffer`. Its parts then only move
-// towards the end.
+// `buffer` if an element of `wire` has no more bytes than an element of `buffer`, because the parts
+// of `wire` then move only towards the end of `buffer`.
 bool unpack(const at::Tensor& wire, const at::Tensor& buffer, const std::vector<int64_t>& begins,
             const std::vector<int64_t>& counts);
 

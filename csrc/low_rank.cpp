@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::array<int64_t, 2> kNoSizes{};
 
-// Returns the sizes of a matrix; zeros for other tensors, which check() rejects.
+// Returns the sizes of a matrix. Returns zeros for a tensor that is not a matrix; check() rejects
+// it.
 at::IntArrayRef sizes_of(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor.sizes() : at::IntArrayRef(kNoSizes);
 }
@@ -73,7 +74,7 @@ struct Portion {
 };
 
 constexpr int64_t kLeastWork = 1 << 19;         // per thread
-constexpr int64_t kWorkOfCopy = 16;             // multiplications as long as copying an element
+constexpr int64_t kWorkOfCopy = 16;             // multiplications that take as long as copying an element
 constexpr int64_t kCopiedPerPortion = 1 << 15;  // elements
 
 // Runs `work` for each portion. Threads get equal shares of the work. A portion that crosses the

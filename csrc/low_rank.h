@@ -3,8 +3,9 @@
 // matrices: one transposes the kernels of convolutions, one scales rows to norm 1.
 //
 // Tensors are float32, contiguous and in the memory of the CPU. A matrix is [rows, columns]; its
-// factors are L, [rows, rank], and Rᵀ, [rank, columns]. Lists have one of each for every matrix.
-// The bits do not depend on the number of threads; other processors may round differently.
+// factors are L, [rows, rank], and Rᵀ, [rank, columns]. Lists of factors have one L or one Rᵀ for
+// each matrix. The bits do not depend on the number of threads; other processors may round
+// differently.
 //
 // Threads: callable from any; PyTorch's intra-op threads share the work. REQUIRES: no other call
 // uses memory that a call writes. Errors: Error(kInvalid) for unsuitable tensors, before any tensor
@@ -44,8 +45,9 @@ void transpose_blocks(const Tensors& sources, const Tensors& targets,
 // elements, and their sums, are finite.
 void normalize_rows(const Tensors& matrices);
 
-// Orthonormalises the columns of each tensor, also linearly dependent ones. Returns new tensors of
-// the same shapes; their columns span the columns of `lefts`. REQUIRES: `lefts` are finite.
+// Orthonormalises the columns of each tensor, even if they are linearly dependent. Returns new
+// tensors of the same shapes; their columns span the columns of `lefts`. REQUIRES: `lefts` are
+// finite.
 Tensors bases(const Tensors& lefts);
 
 }  // namespace hbm::low_rank

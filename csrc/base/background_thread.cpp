@@ -43,7 +43,7 @@ class BackgroundThread::All {
  private:
   void live(std::shared_ptr<Run> run) {
     run->body();
-    run->body = nullptr;  // also destroys the objects that it owns
+    run->body = nullptr;  // also destroys the objects that the body owns
     const std::lock_guard lock(mutex_);
     running_.erase(run);
     changed_.notify_all();

@@ -1,7 +1,7 @@
-// A background thread that must stop before the process ends: it uses memory and libraries that are
-// cleaned up then.
+// A background thread that must stop before the process ends, because it uses memory and libraries
+// that are cleaned up at the end.
 //
-// Threads: any thread may make and stop one.
+// Threads: any thread may make and stop a BackgroundThread.
 #pragma once
 
 #include <functional>
@@ -20,8 +20,8 @@ class BackgroundThread {
   BackgroundThread(const BackgroundThread&) = delete;
   BackgroundThread& operator=(const BackgroundThread&) = delete;
 
-  // Interrupts the body and waits until it has returned, at most a second (kThreadEndTimeout). Does
-  // nothing in a forked child, which has no such thread.
+  // Interrupts the body, and waits at most a second (kThreadEndTimeout) until the body has
+  // returned. Does nothing in a forked child, which has no such thread.
   void stop();
 
  private:

@@ -7,8 +7,8 @@
 
 namespace hbm {
 
-// Returns the id: the same in every process of a machine until its next boot. Empty if the kernel
-// has none.
+// Returns the id. Every process of a machine gets the same id until the next boot. Returns an empty
+// string if the kernel has no such id.
 std::string boot_id();
 
 }  // namespace hbm

@@ -1,6 +1,6 @@
 // A file descriptor that is closed with its owner. Move-only.
 //
-// Threads: one at a time.
+// Threads: one thread at a time may use an object.
 #pragma once
 
 #include <unistd.h>
@@ -12,7 +12,7 @@ namespace hbm {
 class Descriptor {
  public:
   Descriptor() noexcept = default;
-  // Takes ownership of the descriptor; negative: none.
+  // Takes ownership of `descriptor`. A negative number means that there is no descriptor.
   explicit Descriptor(int descriptor) noexcept : descriptor_(descriptor) {}
   Descriptor(Descriptor&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {

@@ -7,9 +7,9 @@
 
 namespace hbm {
 
-// Returns the end of an error's text if this process has no more than kFewDescriptorsLeft
-// descriptors left, a likely cause of the error: "; this process has too many open files ... (raise
-// ulimit -n)". Empty otherwise.
+// Returns a text to append to an error: "; this process has too many open files ... (raise ulimit
+// -n)". Returns an empty string if more than kFewDescriptorsLeft descriptors are left, because the
+// error then has another cause.
 std::string shortage_of_descriptors();
 
 }  // namespace hbm

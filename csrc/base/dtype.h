@@ -1,5 +1,5 @@
-// Element types and reduction operators, in the numbering of the wire and the kernels.
-// docs/design/reductions.md lists every place that a new type changes.
+// Element types and reduction operators. Messages and kernels use the numbers of these enums.
+// docs/design/reductions.md lists every place that must change for a new type.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ enum class Dtype : uint8_t {
   kFloat8E4M3FN,
   kFloat8E5M2FNUZ,
   kFloat8E4M3FNUZ,
-  kFloat8E8M0FNU,  // a scale, without zero and sign
+  kFloat8E8M0FNU,  // a scale; has neither zero nor sign
   kFloat4E2M1X2,   // two 4-bit floats in a byte
   kQuantized8,     // integers; scale and zero point are stored elsewhere
   kQuantized32,
@@ -58,7 +58,7 @@ enum class Combine : uint8_t { kAdd, kAssign };
 inline constexpr size_t kCombineCount = 2;
 
 size_t element_size(Dtype dtype) noexcept;     // bytes
-const char* dtype_name(Dtype dtype) noexcept;  // as PyTorch prints it, without "torch."
+const char* dtype_name(Dtype dtype) noexcept;  // PyTorch's name without "torch."
 const char* reduce_op_name(ReduceOp op) noexcept;
 
 }  // namespace hbm

@@ -1,6 +1,7 @@
 // The kinds of error. Code without PyTorch throws hbm::Error, which bindings/errors.h and
 // process_group/types.h translate (docs/errors.md lists the results). The code that detects an
-// error writes its text, with the exact cause: the request, the finding, the rank and the remedy.
+// error writes its text, which tells what was asked for, what is wrong, on which rank, and what to
+// do.
 #pragma once
 
 #include <stdexcept>
@@ -10,7 +11,7 @@ namespace hbm {
 
 enum class ErrorKind {
   kInvalid,      // bad argument or option; nothing was sent
-  kUnsupported,  // a combination of arguments without a meaning, or that hbm does not support
+  kUnsupported,  // hbm does not support these arguments together, or they have no meaning
   kExhausted,    // the requested memory is not available
   kUnavailable,  // a library or device is missing or does not fit
   kTimeout,      // a peer was not in time

@@ -12,10 +12,11 @@ namespace hbm {
 // must hold no lock. Never throws.
 using InterruptionCheck = std::exception_ptr (*)();
 
-// Installs the check; before, waits are never interrupted. Called once, when the module is loaded.
+// Installs the check. Until then, waits are never interrupted. The module calls this once, when it
+// is loaded.
 void set_interruption_check(InterruptionCheck check) noexcept;
 
-// Calls the check on the main thread. Returns null on other threads, and without a check.
+// Calls the check on the main thread. Returns null on other threads, and if no check is installed.
 std::exception_ptr interruption() noexcept;
 
 }  // namespace hbm

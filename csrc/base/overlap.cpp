@@ -49,8 +49,8 @@ uint64_t reach_of(const Dimensions& dimensions) {
   return reach;
 }
 
-// Inserts the address of each element; the first element's is `address`. Returns false at the first
-// address that is in the set already.
+// Inserts the address of each element; `address` is the address of the first element. Returns false
+// at the first address that is in the set already.
 bool insert_all(AddressSet& addresses, const Dimensions& dimensions, uint64_t address) {
   std::vector<uint64_t> index(dimensions.size());
   for (;;) {

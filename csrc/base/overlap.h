@@ -6,8 +6,9 @@
 // their strides. arrays_overlap() first compares the address ranges of the two arrays. Then it
 // treats two arrays of equal sizes and strides as one array with one more dimension.
 //
-// If this does not decide, the functions visit each element until two have the same address, with a
-// bitmap of the addresses. They throw Error(kExhausted) if there is no memory for the bitmap.
+// If these tests do not decide, the functions visit each element and mark its address in a bitmap,
+// until two elements have the same address. They throw Error(kExhausted) if there is no memory for
+// the bitmap.
 //
 // Threads: pure functions.
 #pragma once

@@ -18,7 +18,7 @@ namespace {
 struct EndOfThisProcess {
   std::atomic<bool> begun{false};
   std::atomic<bool> by_main_thread{false};
-  std::atomic<int> sections{0};  // short sections of threads that have not parked
+  std::atomic<int> sections{0};  // number of short sections of threads that have not parked
   std::mutex mutex;              // guards `stops`; taken alone
   std::vector<void (*)()> stops;
 };

@@ -19,8 +19,8 @@ namespace hbm {
 
 namespace process_end {
 
-// True once the end of this process has begun, or of a process that it was forked from.
-// Sequentially consistent: see ShortSection.
+// True once this process, or a process that it was forked from, has begun to end. Sequentially
+// consistent: see ShortSection.
 extern std::atomic<bool> begun;
 
 bool here() noexcept;
@@ -32,7 +32,7 @@ bool elsewhere() noexcept;
 // end_process_of_main_thread().
 inline bool process_ends() noexcept { return process_end::begun.load() && process_end::here(); }
 
-// Returns true if the process ends and another thread ends it.
+// Returns true if another thread has begun to end the process.
 inline bool must_park() noexcept { return process_end::begun.load() && process_end::elsewhere(); }
 
 // Sleeps for ever. REQUIRES: the calling thread holds no lock that the end of the process takes.
@@ -46,8 +46,9 @@ inline void park_at_process_end() noexcept {
   if (must_park()) park();
 }
 
-// A short section of a thread that uses MPI, which the end of the process finalises. end_process()
-// waits for the sections of all threads that have not parked, at most 10 s (kFinalSectionTimeout).
+// A short section of code in which a thread uses MPI. MPI is finalised at the end of the process,
+// so end_process() first waits, at most 10 s (kFinalSectionTimeout), until all threads that have
+// not parked have left their sections.
 //
 // The thread calls process_ends() or must_park() after it has begun the section. Beginning a
 // section raises a count. end_process() first sets the flag that these functions read, then reads

@@ -1,6 +1,6 @@
-// A mapping of another process' file: a local peer's segment, or a memory box's.
+// A mapping of another process' file: the segment of a local peer, or a segment of a memory box.
 //
-// A forked child does not inherit the mapping: the file's owner does not know the child, and a
+// A forked child does not inherit the mapping, because the file's owner does not know the child. A
 // stray access in the child faults instead of changing the owner's memory. An inherited object may
 // be destroyed in the child, without effect, and must not be used otherwise.
 //

@@ -10,11 +10,12 @@
 
 namespace hbm {
 
-// Returns HBMCOMM_SOCKET_DIR, or /dev/shm, which containers with common shared memory share.
+// Returns HBMCOMM_SOCKET_DIR if it is set, else /dev/shm: containers that share memory have this
+// directory in common.
 std::string socket_directory();
 
 // Returns true if the kernel refuses to connect a socket of this type (SOCK_STREAM, SOCK_SEQPACKET)
-// to the file, because no process listens there. The process that made the file has ended then, or
+// to the file, because no process listens there. Then the process that made the file has ended, or
 // does not listen yet.
 bool refuses_calls(const std::filesystem::path& file, int type);
 

@@ -14,7 +14,8 @@ namespace hbm {
 std::thread start_thread(std::function<void()> body);
 
 // Returns a text that names the limit that keeps this process from starting a thread: "...; raise
-// the limit (ulimit -v)". If there is address space left, it names all limits on threads.
+// the limit (ulimit -v)". If enough address space is left for a stack, the text names all limits on
+// threads.
 std::string thread_shortage();
 
 }  // namespace hbm

@@ -19,7 +19,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Grows the pool to `helpers` threads, as far as the process may start threads. Threads: any.
+  // Grows the pool to `helpers` threads, or to fewer if the process may not start that many.
+  // Threads: any.
   void grow(unsigned helpers);
 
   // Calls part(0) .. part(parts - 1), each once, on the calling thread and on idle helpers. Returns

@@ -10,9 +10,8 @@ namespace hbm {
 
 // -- Waits
 
-// The time for which spin() polls before its caller sleeps. Waking a sleeping thread can take
-// longer than the answer that it waits for: tens of microseconds on an idle processor, most of all
-// a virtual one.
+// The time for which spin() polls before its caller sleeps. Waking a sleeping thread takes tens of
+// microseconds on an idle processor, especially a virtual one. The answer may come sooner.
 // Below: the thread polls, and yields its processor between two polls.
 // Above: spin() returns false, and the thread sleeps until it is woken.
 // Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
@@ -48,17 +47,17 @@ inline constexpr std::chrono::seconds kLongestTimeWithoutPolls{2};
 // Measure: `pytest tests/python/failures/test_store_connection.py`
 inline constexpr std::chrono::milliseconds kCallCheckPeriod{10};
 
-// The longest wait for a background thread that was asked to end.
+// The longest time for which a caller waits for a background thread that it has asked to end.
 // Below: the caller waits for the thread.
 // Above: the caller returns, and the thread keeps its memory until it ends.
 // Measure: `pytest tests/python/failures/test_process_end.py`
 inline constexpr std::chrono::milliseconds kThreadEndTimeout{1000};
 
-// The stack that a thread is assumed to need if the default size cannot be read. An error names the
-// limit of address space if this much is not free.
+// The stack that a thread is assumed to need if the default size cannot be read. If the process has
+// less address space left, an error names the limit of address space.
 // Unit: bytes
-// Below: with less address space left, the error names RLIMIT_AS.
-// Above: from the value on, the error names the limits on threads.
+// Below: up to and including the value, the error names RLIMIT_AS.
+// Above: if more address space is left, the error names the limits on threads.
 // Measure: `pytest tests/python/failures/test_surroundings.py`
 inline constexpr size_t kAssumedStackBytes = 8 << 20;
 
@@ -78,17 +77,17 @@ inline constexpr std::chrono::milliseconds kFinalSectionCheckPeriod{1};
 
 // -- Files and descriptors
 
-// The age from which a socket file that refuses calls belongs to an ended process. A starting
-// process makes the file first and listens later.
+// The age from which a socket file that refuses connections belongs to an ended process. Younger
+// files may refuse too, because a starting process makes the file first and listens later.
 // Below: the file stays.
 // Above: the file is removed.
 // Measure: `pytest tests/python/failures/test_left_behind.py`
 inline constexpr std::chrono::minutes kLongestSocketStart{1};
 
-// The descriptors left at which an error blames the limit of open files. The failed call may have
-// closed its own descriptors before they are counted.
+// An error names the limit of open files if at most this many descriptors are left. The value is
+// not 0, because the failed call may have closed its own descriptors before they are counted.
 // Unit: descriptors
-// Below: up to and including the value, the error tells to raise `ulimit -n`.
+// Below: up to and including the value, the error says to raise `ulimit -n`.
 // Above: the error keeps its own cause.
 // Measure: `pytest tests/python/failures/test_store_connection.py -k
 // test_too_few_descriptors_are_named`

@@ -13,8 +13,9 @@
 namespace hbm {
 namespace {
 
-// Shared by the threads of the process, which compete for the same processors. Relaxed: the values
-// guard no data, and a value that another thread has just replaced is still a good estimate.
+// All threads of the process share these values, because they compete for the same processors.
+// Relaxed: the values guard no data, and a value that another thread has just replaced is still a
+// good estimate.
 std::atomic<int64_t> sleeps_until{INT64_MIN};  // of the steady clock, ns
 std::atomic<int64_t> sleeps_for{0};            // ns
 

@@ -25,7 +25,7 @@ std::terminate_handler before = nullptr;  // guarded by Python's lock; set once
   std::abort();
 }
 
-// `here`: the calling thread finalises the interpreter; else the main thread does.
+// If `here`, the calling thread finalises the interpreter; otherwise the main thread does.
 void end_interpreter(bool here) {
   if (before == nullptr) before = std::set_terminate(&park_if_unwound);
   const py::gil_scoped_release unlocked;

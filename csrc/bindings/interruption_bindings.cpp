@@ -1,4 +1,4 @@
-// Lets Ctrl-C end a collective: the check that base/interruption.h asks for.
+// Installs the check of base/interruption.h, which lets Ctrl-C end a collective.
 #include <pybind11/pybind11.h>
 
 #include <csignal>

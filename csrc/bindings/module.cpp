@@ -23,8 +23,8 @@ void translate(std::exception_ptr error) {
   }
 }
 
-// Returns the object with this name. The first call registers the names that a start does not need:
-// to register a function takes 10 µs or more.
+// Returns the object with this name. The first call registers the names that are not needed at
+// every start, because registering one function takes 10 µs or more.
 //
 // A finalizer may pass Python's lock to another thread while names are registered. So the names are
 // made in a temporary module and then merged into this module in one step; two threads may both

@@ -1,5 +1,5 @@
-// The parts of the native module _C. Each part registers the names that torch_hbmcomm/_C.pyi lists;
-// errors leave as hbm::Error, which module.cpp translates.
+// The parts of the native module _C. The parts register the names that torch_hbmcomm/_C.pyi lists.
+// Their functions throw hbm::Error, which module.cpp translates.
 //
 // Threads: the caller holds Python's lock.
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace hbm::bindings {
 
-void register_interruption();                         // of waits, by Ctrl-C
+void register_interruption();                         // lets Ctrl-C end waits
 void register_interpreter_end(pybind11::module_& m);  // torch_hbmcomm/process_end.py
 void register_compression(pybind11::module_& m);      // error_feedback_*, layerdrop_*, low_rank_*
 void register_memory(pybind11::module_& m);           // memory_*: torch_hbmcomm/memory.py

@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace hbm::bindings {
 namespace {
 
-// A Python object, or a view of one, to be released.
+// A Python object, or a view of its memory, that must be released.
 struct HeldBuffer {
   PyObject* object = nullptr;
   Py_buffer view{};
@@ -23,7 +23,7 @@ struct HeldBuffer {
   }
 };
 
-// The buffers that are no longer used, until a thread with the interpreter's lock releases them.
+// Keeps unused buffers until a thread that holds the interpreter's lock releases them.
 class ReleaseQueue {
  public:
   void add(HeldBuffer* held) {

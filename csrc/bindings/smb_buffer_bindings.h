@@ -1,4 +1,5 @@
-// The memory of Python's arrays and tensors, without a copy and without importing their libraries.
+// Finds the memory of Python's arrays and tensors. Does not copy it, and does not import the
+// libraries that define these objects.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -20,7 +21,7 @@ struct PythonMemory {
 // Returns the memory of a C-contiguous object with Python's buffer protocol, or of a contiguous CPU
 // tensor. REQUIRES: the interpreter's lock is held. Throws Error(kInvalid) for any other object,
 // and for a read-only one if `writable`. Throws pybind11::type_error if the elements are Python
-// objects, which are addresses of this process.
+// objects, because these are addresses, which mean nothing in a box.
 PythonMemory memory_of(const pybind11::object& object, bool writable);
 
 }  // namespace hbm::bindings

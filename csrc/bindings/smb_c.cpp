@@ -135,7 +135,7 @@ Segment attach(Client& client, uint64_t key, uint64_t size, int flags) {
   return client.alloc(options);
 }
 
-// Creates a segment under a random key of 64 bits: the C interface has no 128-bit keys.
+// Creates a segment under a random key of 64 bits, because the C interface has no 128-bit keys.
 Segment create(Client& client, uint64_t size) {
   std::random_device random;
   for (;;) {

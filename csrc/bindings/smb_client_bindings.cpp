@@ -26,7 +26,8 @@ namespace {
 using box::client::Client;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-// Limits a time to kLongestTimeout.
+// Converts seconds to milliseconds, at most kLongestTimeout. `name` is the argument's name in
+// errors.
 std::chrono::milliseconds milliseconds(const char* name, double seconds) {
   if (!(seconds >= 0)) {
     throw Error(ErrorKind::kInvalid, std::string(name) +
@@ -154,7 +155,7 @@ PythonMemory part(const py::object& object, std::optional<uint64_t> size, bool w
 // Memory registered with the client while this object exists.
 struct RegisteredBuffer {
   PythonMemory memory;
-  std::shared_ptr<void> registration;  // destroyed first
+  std::shared_ptr<void> registration;  // destroyed before `memory`
 };
 
 RegisteredBuffer register_memory(Client& client, const py::object& object) {

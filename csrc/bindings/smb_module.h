@@ -1,5 +1,5 @@
-// The parts of the native module _smb, the memory box in Python. Each part registers names that
-// torch_hbmcomm/_smb.pyi lists; errors leave as BoxError or hbm::Error, which smb_module.cpp
+// The parts of the native module _smb, the memory box in Python. The parts register the names that
+// torch_hbmcomm/_smb.pyi lists. Their functions throw BoxError or hbm::Error, which smb_module.cpp
 // translates.
 #pragma once
 

@@ -14,7 +14,7 @@ pybind11::dict totals_dict(const box::protocol::StatsTotals& totals);
 pybind11::dict client_dict(const box::protocol::ClientStats& client);
 pybind11::dict segment_dict(const box::protocol::SegmentStats& segment);
 
-// `Stats` has totals, clients and segments.
+// `Stats` has the members totals, clients and segments.
 template <class Stats>
 pybind11::dict stats_dict(const Stats& stats) {
   pybind11::dict dict = totals_dict(stats.totals);

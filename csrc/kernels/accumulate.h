@@ -1,5 +1,5 @@
-// The memory box's accumulate: adds an array, times a factor, to another array, or assigns it, and
-// converts between their types.
+// The memory box's accumulate: multiplies the elements of a source array by a factor, and adds the
+// products to a target array or assigns them. The arrays may have different types.
 //
 // The result of an element does not depend on the count, the vector width or the processor:
 // - Real numbers are computed in float64 if the target or the source is float64, else in float32;
@@ -38,8 +38,8 @@ const char* accumulate_unsupported(Dtype target, Dtype source) noexcept;
 
 // Applies the formula to `count` elements. REQUIRES: accumulate_unsupported(formula.target,
 // formula.source) == nullptr. The target may be the source if the types are equal; otherwise they
-// do not overlap. Both need only the alignment of bytes. Throws as reduce_isa() does (reduce.h), so
-// call that once at start.
+// do not overlap. Neither needs alignment. Throws as reduce_isa() does (reduce.h), so call
+// reduce_isa() once at the start of the program.
 void accumulate(void* target, const void* source, size_t count, const Formula& formula);
 
 }  // namespace hbm::kernels

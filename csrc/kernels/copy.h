@@ -13,7 +13,8 @@ namespace hbm::kernels {
 // machine's last-level cache (level 3), at most kNonTemporalFromAtMostBytes (tuning.h).
 size_t non_temporal_bytes() noexcept;
 
-// Returns the same for the caches in a directory like /sys/devices/system/cpu/cpu0/cache.
+// Returns the same size, computed from the caches that the directory `caches` describes. An example
+// is /sys/devices/system/cpu/cpu0/cache.
 size_t non_temporal_bytes_of(const std::filesystem::path& caches);
 
 // Copies `bytes` bytes, ordered before the caller's next release like plain stores. REQUIRES: dst

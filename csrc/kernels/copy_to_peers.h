@@ -4,13 +4,13 @@
 // cache, the store costs little, and the peer finds the line in the cache. If they share no cache,
 // as on two chiplets, the store is slow. Non-temporal stores are then much faster, also for the
 // peer, which reads from memory. The scheduler decides where ranks run, and virtual machines hide
-// which caches they share, so both kinds of store are timed occasionally.
+// which caches they share, so CopyToPeers times both kinds of store occasionally.
 //
 // Measured on an AMD Zen 2, for 64 KiB: within one cluster of cores, cached stores take 2.5 us and
 // the peer's reads 1.5 us. With non-temporal stores they take 2.8 and 4.1 us. Between two clusters,
 // they take 10.6 and 6.0 us with cached stores, 3.0 and 4.0 us with non-temporal ones.
 //
-// The copied bytes are the same for both kinds.
+// Both kinds of store copy the same bytes.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,9 @@
 
 namespace hbm::kernels {
 
-// Chooses cached or non-temporal stores from timed pairs of copies. Two pairs must agree before a
-// choice changes that other pairs have confirmed, because preemption may have distorted one.
+// Chooses cached or non-temporal stores from timed pairs of copies. One pair cannot reverse a
+// choice that earlier pairs have confirmed, because preemption may have distorted the pair: two
+// pairs must agree.
 class CachePreference {
  public:
   void record(std::chrono::nanoseconds cached, std::chrono::nanoseconds non_temporal) noexcept;
@@ -35,7 +36,7 @@ class CachePreference {
   std::atomic<int> score_{0};  // from 0 to 2 * kAgreeingTrials - 1
 };
 
-// Copies with the preferred kind of store. Threads: any; they share the object's choice.
+// Copies with the preferred kind of store. Threads: any; all threads share the object's choice.
 class CopyToPeers {
  public:
   // Copies as copy_bytes() does, ordered before the caller's next release.
@@ -44,10 +45,10 @@ class CopyToPeers {
  private:
   void timed(void* dst, const void* src, size_t bytes, uint32_t turn) noexcept;
 
-  // Relaxed, like the other members: a value that another thread has just replaced is still a good
-  // estimate.
+  // Counts the copies whose size is in the timed range. Relaxed, like the other members: a value
+  // that another thread has just replaced is still a good estimate.
   std::atomic<uint32_t> turn_{0};
-  std::atomic<int64_t> cached_{0};  // ns for each KiB of the pair's cached copy
+  std::atomic<int64_t> cached_{0};  // ns per KiB of the last timed cached copy
   CachePreference preference_;
 };
 

@@ -3,11 +3,11 @@
 // into the gradients.
 //
 // - The passes compute in float32 (float64 if one of the types is float64). The factors are rounded
-//   to that type first. Each product, sum and result is rounded separately, to nearest even.
-//   Overflow becomes infinity, and a NaN is the canonical NaN, as in reduce.h.
-// - measured_sum() measures each element when it stores it, so memory is read and written once. The
-//   residual's L1 sum adds |after[i]| in float64, and its L2 sum adds the square, both of the
-//   stored value. The gradient's L1 sum adds |gradient[i]|.
+// to that type first. Each product, sum and result is rounded separately, to nearest even. Overflow
+// becomes infinity, and a NaN is the canonical NaN, as in reduce.h. - measured_sum() measures each
+// element when it stores it, so memory is read and written once. The residual's L1 sum adds
+// |after[i]| in float64, and its L2 sum adds the square of after[i]. Both use the stored value of
+// after[i]. The gradient's L1 sum adds |gradient[i]|.
 // - The bits of these sums are the same for every vector width and processor. Element i is added to
 //   partial sum i % kSumLanes, in order. For n = kSumLanes / 2, kSumLanes / 4 and so on down to 1,
 //   partial sum k + n is then added to partial sum k, for each k < n.
@@ -44,7 +44,7 @@ const char* measured_sum_unsupported(Dtype residual, Dtype gradient) noexcept;
 
 // Computes the sum and measures it: by its L2 sum if `squares`, else by its L1 sum. REQUIRES:
 // measured_sum_unsupported(residual, gradient) == nullptr. `after` may be `before`, or the gradient
-// if the types are equal, and overlaps neither otherwise. Alignment is not needed. Throws as
+// if the types are equal; otherwise it overlaps neither. Alignment is not needed. Throws as
 // reduce_isa() does (reduce.h).
 Measure measured_sum(const MeasuredSum& sum, Dtype residual, Dtype gradient, bool squares);
 
@@ -52,8 +52,8 @@ struct Packing {
   void* wire;
   void* residual;
   size_t count;        // elements
-  double factor = 1;   // from the residual to the wire
-  double inverse = 1;  // from the wire back to the residual
+  double factor = 1;   // wire = factor * residual
+  double inverse = 1;  // rounding error = residual - inverse * wire
 };
 
 // Returns null if pack() takes this pair of types, else a clause that lists the pairs it takes.
@@ -70,8 +70,8 @@ void pack(const Packing& packing, Dtype wire, Dtype residual);
 const char* unpack_unsupported(Dtype buffer, Dtype wire) noexcept;
 
 // Converts `count` elements. Returns true if all elements of the wire are finite. REQUIRES:
-// unpack_unsupported(buffer, wire) == nullptr. `buffer` may be `wire` if the types are equal, and
-// does not overlap it otherwise. Alignment is not needed. Throws as reduce_isa() does (reduce.h).
+// unpack_unsupported(buffer, wire) == nullptr. `buffer` may be `wire` if the types are equal;
+// otherwise they do not overlap. Alignment is not needed. Throws as reduce_isa() does (reduce.h).
 bool unpack(void* buffer, const void* wire, size_t count, Dtype buffer_type, Dtype wire_type);
 
 }  // namespace hbm::kernels

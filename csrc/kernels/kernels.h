@@ -2,7 +2,8 @@
 // error_feedback_passes.cpp and tall_skinny_products.cpp. Internal to csrc/kernels and its tests.
 //
 // A kernel handles vector lanes: a vector lane is an element, or one of the two parts of a complex
-// number. Pointers need no alignment; a destination may be a source, and overlaps none otherwise.
+// number. Pointers need no alignment. A destination may be a source; otherwise it overlaps no
+// source.
 //
 // Threads: kernels are pure and may run concurrently on disjoint destinations.
 #pragma once
@@ -38,7 +39,7 @@ using Unpack = bool (*)(void* buffer, const void* wire, size_t count);
 struct Plan {
   size_t lanes = 1;  // vector lanes per element
   Fold fold = nullptr;
-  Scale scale = nullptr;  // PREMUL_SUM alone
+  Scale scale = nullptr;  // only for PREMUL_SUM
 };
 
 // The functions of tall_skinny_products.h, for one instruction set.
@@ -69,7 +70,7 @@ struct Kernels {
   TallSkinnyProducts tall_skinny;
 };
 
-extern const Kernels kBaselineKernels;  // named "neon" on AArch64, whose processors all have it
+extern const Kernels kBaselineKernels;  // "neon" on AArch64: all its processors have it
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;

@@ -1,6 +1,6 @@
 // Floating-point formats narrower than float32: conversions of their codes to float32 and back,
-// rounded to nearest even, bit for bit as PyTorch converts them. Free of branches, so that loops
-// over them vectorise.
+// rounded to nearest even, bit for bit as PyTorch converts them. The conversions have no branches,
+// so that compilers can vectorise loops over them.
 //
 // Threads: pure functions.
 #pragma once
@@ -70,7 +70,8 @@ template <class T>
   return __builtin_bit_cast(Integers<T>, bits);
 }
 
-// Magnitudes are signed integers, because processors without AVX-512 only compare signed ones.
+// Magnitudes are signed integers, because processors without AVX-512 can compare only signed
+// integers.
 
 template <Minifloat F, class T>
 [[gnu::always_inline]] constexpr Floats<T> decode_minifloat(T code) {
@@ -84,7 +85,7 @@ template <Minifloat F, class T>
   const T sign = (code & F.sign) * (kFloatSign / F.sign);
 
   const Ints normal = (magnitude << shift) + rebias;
-  // Decodes a subnormal as the mantissa of a normal number, then subtracts its implicit one.
+  // Decodes a subnormal as the mantissa of a normal number, then subtracts that number's leading 1.
   const auto subnormal = signed_of(
       bits_of(float_of((magnitude << shift) + smallest_normal) - float_of(smallest_normal)));
   Ints bits = magnitude < (1 << F.mantissa) ? subnormal : normal;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // elements; no two parts share a cache line
 
-// The helper threads of this process: as many as the largest request of a caller.
+// The helper threads of this process: as many as the largest call so far has asked for.
 struct Helpers {
   ThreadPool pool{0};
 };

@@ -17,7 +17,7 @@ namespace hbm::kernels {
 // of 8 bits or 65,536 values of 16 bits.
 std::optional<Dtype> partial_sum_type(Dtype dtype, size_t ranks) noexcept;
 
-// dst[i] = src[i], of integer types; `to` is the wider type. They do not overlap.
+// dst[i] = src[i], of integer types; `to` is the wider type. The arrays do not overlap.
 void widen(void* dst, Dtype to, const void* src, Dtype from, size_t count);
 
 // dst[i] = (srcs[0][i] + ... + srcs[n-1][i]) / divisor, as AVG in reduce(). `from` is the type of

@@ -5,14 +5,13 @@
 // count, vector width and processor, so every rank that reduces the same sources gets the same
 // bits.
 // - Floating-point types narrower than 32 bits (float16, bfloat16, the float8 types, and the parts
-//   of complex32) accumulate in float32 and are rounded once, to nearest even. Overflow and NaN are
-//   as in PyTorch's conversion from float32.
-// - A NaN result is the canonical one (positive, quiet, no payload), because processors pass on
-//   different operands' NaNs.
+// of complex32) accumulate in float32 and are rounded once, to nearest even. Overflow and NaN are
+// as in PyTorch's conversion from float32. - A NaN result is the canonical one (positive, quiet, no
+// payload), because processors differ in the operand whose NaN they pass on.
 // - AVG divides the sum by `divisor`. A mean of integers is exact, truncated toward zero: integers
-//   of up to 32 bits accumulate in 64 bits, wider ones in 128.
-// - Integer SUM and PRODUCT wrap. MIN and MAX propagate NaN; of two equal zeros they return the
-//   later. A complex product is the plain (ac - bd, ad + bc).
+// of up to 32 bits accumulate in 64 bits, wider ones in 128. - Integer SUM and PRODUCT wrap. MIN
+// and MAX propagate NaN. Of two zeros, which are equal even if their signs differ, MIN and MAX
+// return the later. A complex product is the plain (ac - bd, ad + bc).
 // - On bool any byte except 0 is true; SUM and MAX are OR, PRODUCT and MIN are AND.
 //
 // Threads: all functions are pure and may run concurrently on disjoint destinations.
@@ -30,9 +29,9 @@ const char* reduce_unsupported(Dtype dtype, ReduceOp op) noexcept;
 
 // dst[i] = srcs[0][i] op ... op srcs[n-1][i] for i in [0, count). A single source is copied (AVG
 // still divides it). REQUIRES: n >= 1, reduce_unsupported(dtype, op) == nullptr, divisor >= 1 (used
-// by AVG alone). `dst` may be one of the sources, and overlaps none otherwise. PREMUL_SUM reduces
-// as SUM: scale() has applied its factor before. Sources and `dst` need only the alignment of
-// bytes.
+// by AVG alone). `dst` may be one of the sources; otherwise it overlaps none of them. PREMUL_SUM
+// reduces as SUM, because the caller has already applied the factor with scale(). Sources and `dst`
+// need no alignment.
 void reduce(void* dst, const void* const* srcs, size_t n, size_t count, Dtype dtype, ReduceOp op,
             size_t divisor);
 
@@ -41,11 +40,12 @@ void reduce(void* dst, const void* const* srcs, size_t n, size_t count, Dtype dt
 void reduce_to(void* const* dsts, size_t m, const void* const* srcs, size_t n, size_t count,
                Dtype dtype, ReduceOp op, size_t divisor);
 
-// dst[i] = src[i] * factor, for PREMUL_SUM. `dst` may equal `src`. float64 and complex128 multiply
-// in float64, other floats in float32 by the factor rounded to float32. Integers up to 2^53
-// multiply in float64. Larger integers, some of which a float64 cannot hold, multiply exactly. The
-// product of an integer is truncated towards zero and clamped to the range of the type; NaN becomes
-// 0. REQUIRES: reduce_unsupported(dtype, ReduceOp::kPremulSum) == nullptr.
+// dst[i] = src[i] * factor, for PREMUL_SUM. `dst` may equal `src`. float64 and complex128 are
+// multiplied in float64; other floats are multiplied in float32, by the factor rounded to float32.
+// Integers up to 2^53 are multiplied in float64. Larger integers, some of which a float64 cannot
+// hold, are multiplied exactly. The product of an integer is truncated towards zero and clamped to
+// the range of the type; NaN becomes 0. REQUIRES: reduce_unsupported(dtype, ReduceOp::kPremulSum)
+// == nullptr.
 void scale(void* dst, const void* src, size_t count, Dtype dtype, double factor);
 
 // Returns the instruction set of the kernels in use: "avx512", "avx2", "neon" or "baseline". It is

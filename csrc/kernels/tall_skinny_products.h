@@ -46,10 +46,10 @@ void transpose(float* to, const float* from, size_t rows, size_t columns);
 // are finite.
 void normalize(float* vector, size_t count);
 
-// Replaces columns, each contiguous, by orthonormal columns whose span contains theirs. Uses
-// Householder's reflections (LAPACK's SGEQRF and SORGQR), so that the result is orthonormal even
-// for linearly dependent columns. REQUIRES: rank <= rows; squares of elements, and their sums, are
-// finite.
+// Replaces the columns, each of which is contiguous, by orthonormal columns. The span of the new
+// columns contains the span of the old ones. Uses Householder's reflections (LAPACK's SGEQRF and
+// SORGQR), so that the result is orthonormal even for linearly dependent columns. REQUIRES: rank <=
+// rows; squares of elements, and their sums, are finite.
 void orthonormalize(float* columns, size_t rows, size_t rank);
 
 }  // namespace hbm::kernels

@@ -12,9 +12,9 @@ namespace hbm::kernels {
 
 // The size from which every copy uses non-temporal stores on x86-64, however large the last-level
 // cache is. It also applies if the kernel does not report the cache's size. With 32 MiB of cache,
-// these stores are faster from 8 MiB on, by 1.2 times at 16 MiB. But after a copy of less than half
-// of the cache, the reader would lose more time than that, because it would have to read from
-// memory.
+// copies with these stores are faster from 8 MiB on, and 1.2 times as fast at 16 MiB. But after a
+// copy of less than half of the cache, the reader would lose more time than that, because it would
+// have to read from memory.
 // Unit: bytes
 // Below: stores are cached, unless kNonTemporalCacheDivisor decides otherwise.
 // Above: from the value on, stores are non-temporal. The destination would not stay in the cache
@@ -22,27 +22,27 @@ namespace hbm::kernels {
 inline constexpr size_t kNonTemporalFromAtMostBytes = size_t{16} << 20;
 
 // The divisor of the last-level cache's size; the quotient is the size from which copies use
-// non-temporal stores. With 16 MiB of cache, copies of 8 MiB take 0.6 of the time with these
-// stores. Copies of 4 MiB take 1.4 times as long with them.
+// non-temporal stores. With 16 MiB of cache, a copy of 8 MiB takes 0.6 times as long with these
+// stores as with cached ones. A copy of 4 MiB takes 1.4 times as long.
 // Unit: parts of the last-level cache
 // Below: a smaller value caches larger copies, which leave the cache before they are read.
 // Above: a larger value sends readers to memory for data that the cache could hold.
 inline constexpr size_t kNonTemporalCacheDivisor = 2;
 
 // The bytes of one memcpy. On x86-64, glibc copies up to about the size of the second-level cache
-// by `rep movsb`, which need not fetch the lines that it overwrites. Its loops for larger copies
-// fetch them. With 1 MiB of second-level cache, copies of 2 to 16 MiB in parts of 32 to 512 KiB
-// took 0.7 to 0.85 of the time of one memcpy.
+// by `rep movsb`, which need not fetch the cache lines that it overwrites. The loops that glibc
+// uses for larger copies fetch these lines. With 1 MiB of second-level cache, copies of 2 to 16 MiB
+// in parts of 32 to 512 KiB took 0.7 to 0.85 of the time of one memcpy.
 // Unit: bytes
 // Below: up to and including the value, a copy is one memcpy.
-// Above: a copy is several, of this size each.
+// Above: a copy is several calls of memcpy, of at most this size each.
 inline constexpr size_t kMemcpyPartBytes = size_t{128} << 10;
 
 // The distance at which a copy prefetches the source ahead of its non-temporal stores. Copies of 16
 // to 64 MiB took 0.75 to 0.9 of the time without prefetching.
 // Unit: bytes
 // Below: a smaller value waits for memory.
-// Above: a larger value is slower while two ranks copy: measured with a whole page.
+// Above: a larger value, such as a whole page, is slower while two ranks copy.
 inline constexpr size_t kPrefetchAheadBytes = 1024;
 
 // -- Copies to a peer, which share a choice between cached and non-temporal stores
@@ -55,8 +55,9 @@ inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
 
 // The least copy to a peer that is timed.
 // Unit: bytes
-// Below: copies are not timed: reading the clock would be a large part.
-// Above: from the value on, up to the size from which all copies are non-temporal, some are timed.
+// Below: copies are not timed, because reading the clock would take a large part of the time.
+// Above: from the value on, some copies are timed. The range ends at the size from which all copies
+// are non-temporal.
 inline constexpr size_t kTimedPeerCopyBytes = 16 << 10;
 
 // One trial is made in this number of copies of a timed size. A trial is a pair of timed copies.
@@ -72,8 +73,8 @@ inline constexpr uint32_t kPeerCopiesPerTrial = 32;
 // Above: from the value on, one pair in each kPeerCopiesPerTrial copies is timed.
 inline constexpr uint32_t kFirstTrialPeerCopies = 4;
 
-// The trials that have to agree before a choice changes that other trials have confirmed. The
-// thread may have been preempted in one of them.
+// The number of trials that must agree to reverse a choice that earlier trials have confirmed. One
+// trial is not enough, because the thread may have been preempted during it.
 // Unit: trials
 // Below: the choice stays.
 // Above: from the value on, copies use the other kind of store.

@@ -30,12 +30,12 @@ struct FreeBlock {
 };
 using OwnedBlock = std::unique_ptr<void, FreeBlock>;
 
-// Allocates a block, aligned to 64 bytes, or to a page if it has a page or more. Null if memkind
-// has no block. The kernel may still have memory for the block then, because memkind asks the
-// kernel for up to a quarter more than the block.
+// Allocates a block, aligned to 64 bytes, or to a page if it has a page or more. Returns null if
+// memkind has no block. Even then the kernel may have memory for the block, because memkind asks
+// the kernel for up to a quarter more than the block.
 OwnedBlock take_block(memkind_t kind, size_t bytes) noexcept;
 
-// Maps exactly the pages that hold `bytes`, on the nodes; without nodes, anywhere. Throws
+// Maps just enough pages for `bytes`, on the nodes, or anywhere if `nodes` is empty. Throws
 // Error(kExhausted) if the kernel refuses the mapping, PlacingError (placement.h) if it refuses the
 // nodes.
 OwnedBlock map_block(size_t bytes, Policy policy, const std::vector<int>& nodes);

@@ -1,10 +1,10 @@
 // Buddy allocator: allocates ranges of a space of offsets. The sizes of ranges are powers of two.
 //
-// A range of 2^k units starts at a multiple of its size. A free range is halved until it fits. A
-// freed range is merged with its other half if both are free. The allocator only computes; it
-// touches no memory.
+// Each range starts at a multiple of its size. A free range is halved until it fits. A freed range
+// is merged with its other half if both are free. The allocator only computes; it touches no
+// memory.
 //
-// Threads: one at a time.
+// Threads: one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +33,8 @@ class Buddy {
   uint64_t free_bytes() const noexcept { return space_ - used_; }
   uint64_t largest_free_bytes() const noexcept;
 
-  // Returns 1 - A / L. A is the size of the free range that contains a free byte, as an average
-  // over all free bytes. L is the size of the largest range that this space can have. The result
+  // Returns 1 - A / L. A is the average, over all free bytes, of the size of the free range that
+  // contains the byte. L is the size of the largest range that this space can have. The result
   // is 0 if no byte is free, or if all free ranges have the size L. It is near 1 if all free ranges
   // are short.
   double fragmentation() const noexcept;

@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The names of a version's files.
+// The names of the files of one version of cgroup.
 struct Names {
   const char* limit;
   const char* usage;
@@ -20,7 +20,7 @@ struct Names {
 };
 constexpr Names kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"};
 constexpr Names kVersion2{"memory.max", "memory.current", ""};
-constexpr uint64_t kNoLimit = uint64_t{1} << 62;  // from here on, version 1 means "max"
+constexpr uint64_t kNoLimit = uint64_t{1} << 62;  // from this value on, version 1 has no limit
 
 uint64_t file_cache(const fs::path& group, const std::string& prefix) {
   std::ifstream stat(group / "memory.stat");
@@ -84,8 +84,8 @@ std::string own_groups() {
 
 constexpr const char* kMounted = "/sys/fs/cgroup";
 
-// Microseconds of processor time in each period. Without a quota, the kernel's file has "max"
-// (version 2) or -1 (version 1).
+// A group may use `each` microseconds of processor time in each `period` of microseconds. Without a
+// quota, the kernel's file has "max" (version 2) or -1 (version 1).
 struct Quota {
   int64_t each = -1;
   int64_t period = 0;

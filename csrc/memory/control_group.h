@@ -1,6 +1,6 @@
 // The limits of this process' control groups (cgroup versions 1 and 2). The kernel enforces limits
-// of memory by killing. It enforces limits of processor time by halting a group's processes for the
-// rest of a period.
+// of memory by killing processes. It enforces limits of processor time by halting a group's
+// processes for the rest of a period.
 //
 // Threads: any.
 #pragma once
@@ -32,8 +32,8 @@ GroupLimit group_limit(const std::string& groups, const std::filesystem::path& t
 
 // The tightest quota of processor time.
 struct CoreQuota {
-  // The processors that may work all the time under the quota, rounded down, and at least 1; the
-  // largest number without a quota.
+  // The number of processors that may work all the time under the quota, rounded down and at least
+  // 1. It is the largest int if there is no quota.
   int cores = std::numeric_limits<int>::max();
 
   uint64_t group = 0;  // the inode of the group with the quota; 0: no quota

@@ -19,7 +19,8 @@ OwnedBlock take_unmapped(memkind_t kind, size_t bytes) noexcept {
   return bytes < kMappedBlockBytes ? take_block(kind, bytes) : OwnedBlock();
 }
 
-// Returns false for an error that only reports unreadable figures of the kernel.
+// Returns true if HBM is full or the kernel refuses to place memory there. Returns false if the
+// error only reports that the kernel's figures cannot be read.
 bool is_shortage_of_hbm(const Error& error) {
   return error.kind() == ErrorKind::kExhausted ||
          dynamic_cast<const PlacingError*>(&error) != nullptr;
@@ -54,8 +55,8 @@ void* Heap::allocate_hbm(size_t bytes) {
   OwnedBlock block = take_unmapped(kind_of(policy_), bytes);
   const std::vector<int> nodes = block ? block_nodes(block.get()) : hbm_nodes(policy_);
   if (!block) {
-    // Checks the room before it maps. For a mapping larger than the nodes, the kernel may give
-    // another reason.
+    // Checks the room before it maps, because the kernel may give another reason when it refuses a
+    // mapping larger than the nodes.
     require_room(bytes, nodes, room_on(nodes, policy_ == Policy::kInterleave));
     block = map_block(bytes, policy_, nodes);
   }

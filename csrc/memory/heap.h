@@ -1,4 +1,5 @@
-// A heap of private memory under one policy: memkind's memory, and mappings of its own.
+// A heap of private memory under one policy. Small blocks come from memkind, and large blocks have
+// their own mappings.
 //
 // A shortage of HBM never kills the process. If the policy's nodes lack free memory, a request
 // throws Error(kExhausted) (kBind, kInterleave) or spills to DDR (kPreferred), before a page is
@@ -9,7 +10,8 @@
 // is independent: the kernel enforces it by killing, on any node.)
 //
 // A block of kMappedBlockBytes or more has a mapping of its own, with no more pages than it needs,
-// on the nodes that memkind chooses. The kernel gets it back when it is freed. memkind
+// on the nodes that memkind chooses. When the block is freed, the kernel gets the memory back.
+// memkind
 // allocates smaller blocks. If memkind has no memory for a block, the block has a mapping of its
 // own. memkind keeps freed memory for later blocks on its node, so a thread that has moved to
 // another node may get memory of its earlier node. placement.h finds the real location of a block.
@@ -18,8 +20,8 @@
 // still owns the blocks.
 //
 // Threads: every member may be called from any thread. A block costs some 20 us under the HBM
-// policies, because the kernel is asked for the node's free bytes: use staging.h for small and
-// frequent requests.
+// policies, because the heap asks the kernel for the node's free bytes. So use staging.h for small
+// and frequent requests.
 #pragma once
 
 #include <cstddef>
@@ -43,11 +45,11 @@ class Heap {
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
-  // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page if there is a
-  // page or more. Throws Error(kExhausted) as described above. Under every policy also throws
+  // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page if the block
+  // has a page or more. Throws Error(kExhausted) as described above. Under every policy also throws
   // Error(kExhausted) if the whole machine lacks the free memory, or the kernel refuses the
-  // mapping. Throws Error(kUnavailable) if the kernel refuses to place the block under kBind and
-  // kInterleave, or the kernel's figures of free memory cannot be read.
+  // mapping. Throws Error(kUnavailable) if the kernel refuses to place the block (kBind,
+  // kInterleave), or if the kernel's figures of free memory cannot be read.
   void* allocate(size_t bytes);
 
   // `block` is null or came from this heap's allocate().

@@ -23,8 +23,8 @@ hwloc_obj_t next_node(hwloc_topology_t topology, hwloc_obj_t previous) {
   return hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, previous);
 }
 
-// A node is high-bandwidth memory if some CPUs reach it with this bandwidth or more: memkind's
-// rule.
+// Returns the bandwidth of memkind's rule: a node is high-bandwidth memory if some CPUs reach it
+// with this bandwidth or more.
 uint64_t bandwidth_threshold() {
   const char* value = std::getenv("MEMKIND_HBW_THRESHOLD");
   return value == nullptr || *value == '\0' ? kLeastHbmBandwidth

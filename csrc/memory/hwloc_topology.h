@@ -19,8 +19,8 @@ struct DestroyTopology {
 using HwlocTopology = std::unique_ptr<hwloc_topology, DestroyTopology>;
 HwlocTopology load_hwloc();
 
-// Returns true for the node to which the operating system attaches the CPUs. Returns false for a
-// node of memory alone, whose cpuset hwloc fills with the CPUs near it.
+// Returns true if the operating system attaches CPUs to the node. Returns false for a node that has
+// only memory. hwloc gives such a node a cpuset too: the CPUs near the node.
 bool owns_cpus(hwloc_topology_t topology, hwloc_obj_t node);
 
 // Returns a set in the kernel's notation: "0-3,8".

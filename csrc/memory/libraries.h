@@ -21,10 +21,10 @@
 namespace hbm::memory {
 
 struct Libraries {
-  // Raised with every change of this table or a type in it. _C refuses a libhbm_memkind.so with
-  // another number, which is of another build.
+  // Raise this number with every change of the table or of a type in it. _C refuses a
+  // libhbm_memkind.so with another number, because that library is of another build.
   static constexpr uint32_t kAbi = 1;
-  static constexpr const char* kEntry = "hbm_memkind";  // returns the table of libhbm_memkind.so
+  static constexpr const char* kEntry = "hbm_memkind";  // this function returns the table
 
   uint32_t abi;
 

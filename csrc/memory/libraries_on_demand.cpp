@@ -41,7 +41,7 @@ const Libraries& open_libraries() {
 }  // namespace
 
 const Libraries& libraries() {
-  static const Libraries& opened = open_libraries();  // retried if it throws
+  static const Libraries& opened = open_libraries();  // if it throws, the next call retries
   return opened;
 }
 

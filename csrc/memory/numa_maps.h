@@ -26,10 +26,10 @@ std::vector<Mapping> mappings_over(uintptr_t begin, uintptr_t end);
 std::vector<Mapping> parse_mappings(std::istream& maps, std::istream& numa_maps, uintptr_t begin,
                                     uintptr_t end);
 
-// Returns the bytes of [begin, end) on each node. A mapping on one node counts the `resident_bytes`
-// of its part of the range. A mapping on several nodes counts in full, if the range contains all of
-// its pages. Throws Error(kUnavailable) if the range contains a part of a mapping on several nodes:
-// the tables do not show its location.
+// Returns the bytes of [begin, end) on each node. For a mapping on one node, counts
+// resident_bytes() of the part in the range. A mapping on several nodes counts in full, if the
+// range contains all of its pages. Throws Error(kUnavailable) if the range contains only a part of
+// a mapping on several nodes, because the tables do not show the location of a part.
 std::map<int, uint64_t> bytes_on_nodes(
     const std::vector<Mapping>& mappings, uintptr_t begin, uintptr_t end,
     const std::function<uint64_t(uintptr_t, uintptr_t)>& resident_bytes);

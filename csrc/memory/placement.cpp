@@ -18,7 +18,8 @@
 namespace hbm::memory {
 namespace {
 
-// libnuma has the next three functions, but loading it reads the machine's topology.
+// libnuma has the next three functions, but loading libnuma takes time, because it reads the
+// machine's topology.
 constexpr unsigned long kMaskBits = NUMA_NUM_NODES;
 
 int bind_range(void* base, size_t bytes, int mode, const unsigned long* mask) {

@@ -21,9 +21,9 @@ class PlacingError : public Error {
   explicit PlacingError(const std::string& what) : Error(ErrorKind::kUnavailable, what) {}
 };
 
-// Binds pages to the nodes, for every thread that touches them first, and in a shared mapping of a
-// memfd for every process. Does nothing without nodes. REQUIRES: [base, base + bytes) is one
-// mapping, private or of a memfd. Throws PlacingError if the kernel refuses.
+// Binds the pages to the nodes, whichever thread touches them first. In a shared mapping of a
+// memfd, this holds for the threads of all processes. Does nothing without nodes. REQUIRES: [base,
+// base + bytes) is one mapping, private or of a memfd. Throws PlacingError if the kernel refuses.
 void place_on(const std::vector<int>& nodes, Policy policy, void* base, size_t bytes);
 
 // Returns the nodes that the kernel's policy names for the block's pages. Empty under the default
@@ -37,9 +37,9 @@ std::vector<int> block_nodes(const void* block);
 // `bytes`. A page of shared memory counts if any process has written it. The result is a snapshot:
 // the kernel may move pages at any time.
 //
-// If this process may not query pages (in containers), the kernel's tables of mappings are used;
-// then pages that were only read may count. memory/numa_maps.h lists the limits of these tables,
-// which are errors here.
+// If this process may not query pages, as in some containers, where() uses the kernel's tables of
+// mappings. Then pages that were only read may count, and where() throws Error(kUnavailable) for a
+// range that the tables cannot answer (memory/numa_maps.h).
 //
 // REQUIRES: the range is mapped and readable. Throws Error(kUnavailable) if the kernel refuses the
 // query. Costs about 0.1 us a page.

@@ -38,7 +38,7 @@ void say_absent(const std::string& message) {
   }
 }
 
-// The variables by which memkind, or hwloc for it, finds HBM.
+// The variables by which memkind, or hwloc on its behalf, finds HBM.
 constexpr std::array<const char*, 5> kHbmVariables = {"MEMKIND_HBW_NODES", "MEMKIND_HBW_THRESHOLD",
                                                       "HWLOC_XMLFILE", "HWLOC_SYNTHETIC",
                                                       "HWLOC_FSROOT"};
@@ -47,17 +47,19 @@ bool is_number(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
-// memkind's text for MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE, without loading memkind.
+// A copy of memkind's text for MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE, so that memkind need not be
+// loaded for it.
 constexpr const char* kNoSuchKind = "<memkind> Requested memory type is not available";
 
-// Returns false also for an empty variable. memkind would read it as a list of no nodes.
+// Returns true if the variable is set and not empty. memkind would read an empty variable as a list
+// of no nodes.
 bool is_set(const char* name) {
   const char* const value = std::getenv(name);
   return value != nullptr && *value != '\0';
 }
 
-// Returns may_have_hbm(). Removes empty variables before memkind reads them, which it does once in
-// a process.
+// Returns may_have_hbm(). Removes empty variables first, because memkind reads them only once in a
+// process.
 bool prepare_memkind() {
   for (const char* name : kHbmVariables) {
     if (!is_set(name)) unsetenv(name);

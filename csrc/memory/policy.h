@@ -1,9 +1,9 @@
-// The memory policies: the source of memory, and the memkind kind that serves each policy on this
-// machine.
+// The memory policies. A policy names the source of memory; this file also finds the memkind kind
+// that serves the policy on this machine.
 //
 // memkind finds high-bandwidth nodes by MEMKIND_HBW_NODES when it is set, else by the firmware's
-// bandwidth tables (HMAT) or, on Xeon Phi, by CPUID. It decides once per process: changes of the
-// environment after the first query have no effect.
+// bandwidth tables (HMAT) or, on Xeon Phi, by CPUID. memkind decides once per process, so changes
+// of the environment after the first query have no effect.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -35,9 +35,9 @@ const char* policy_name(Policy policy) noexcept;
 memkind_t kind_of(Policy policy);
 
 // Returns true if the machine may have HBM, so that memkind has to be asked. Asking costs a process
-// 1 ms of processor time, because memkind reads the whole topology. Returns false if `nodes`, the
-// kernel's directory of NUMA nodes, has a single node with memory and no bandwidth from the
-// firmware, and no variable names nodes or another topology.
+// 1 ms of processor time, because memkind reads the whole topology. Returns false if three things
+// hold: a single node has memory, the firmware reports no bandwidth for it, and no environment
+// variable names nodes or another topology. `nodes` is the kernel's directory of NUMA nodes.
 bool may_have_hbm(const std::filesystem::path& nodes = "/sys/devices/system/node");
 
 // Returns memkind's text for one of its error codes.
@@ -47,7 +47,7 @@ std::string memkind_message(int code);
 std::string why_unavailable(Policy policy);
 
 // Returns why_unavailable(), but throws Error(kInvalid) for a setting that memkind rejects
-// (MEMKIND_HBW_NODES with absent nodes): the user can fix it, unlike a machine without HBM.
+// (MEMKIND_HBW_NODES with absent nodes), because the user can fix the setting.
 std::string why_unavailable_or_throw(Policy policy);
 
 // Records that the user has named the policy, so it is not the default. After this call the log
