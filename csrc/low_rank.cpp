@@ -74,7 +74,7 @@ struct Portion {
 };
 
 constexpr int64_t kLeastWork = 1 << 19;         // per thread
-constexpr int64_t kWorkOfCopy = 16;             // multiplications that take as long as copying an element
+constexpr int64_t kWorkOfCopy = 16;             // one copied element costs this many products
 constexpr int64_t kCopiedPerPortion = 1 << 15;  // elements
 
 // Runs `work` for each portion. Threads get equal shares of the work. A portion that crosses the

@@ -24,8 +24,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Returns the ranks' numbers in the job, indexed by rank in the group; the same numbers if the
-// options name none.
+// Returns each rank's number in the job, indexed by its rank in the group. If the options name no
+// such numbers, each rank has the same number in the job as in the group.
 std::vector<int> global_ranks(const GroupOptions& options, int size) {
   const auto& named = options.global_ranks_in_group;
   std::vector<int> ranks(named.begin(), named.end());
@@ -113,7 +113,7 @@ progress::OperationQueue::Hooks ProcessGroupHbm::hooks(
           [this](const std::vector<int>& ranks) { return missing_ranks(ranks); }};
 }
 
-// Breaks a group that ranks of two jobs may have formed.
+// Breaks the group if ranks of two jobs may have formed it.
 void ProcessGroupHbm::check_claims() {
   const std::string why = connection_.peers->claimed_twice();
   if (why.empty() || queue_->broken()) return;
@@ -134,8 +134,8 @@ void ProcessGroupHbm::collective_failed(const std::exception_ptr& error) {
   }
 }
 
-// A user compares the files of all ranks, so a rank that is notified of another rank's timeout
-// writes its file too.
+// A user compares the flight records of all ranks, so a rank that is notified of another rank's
+// timeout writes its record too.
 void ProcessGroupHbm::trace(const Error& error) const {
   if (error.kind() != ErrorKind::kTimeout && error.kind() != ErrorKind::kPeer) return;
   const std::string line =

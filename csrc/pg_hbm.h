@@ -2,9 +2,10 @@
 // a node, and MPI between nodes. docs/design/README.md describes its parts.
 //
 // A group has a communicator, which makes the operations, and two queues, which run them:
-// collectives in the order of issue, point-to-point operations all together. Arguments are checked
-// before anything is sent. A later error of a collective breaks the group: the rank reports the
-// error to the other ranks, where it ends all waits. docs/failures.md has the other causes.
+// collectives in the order of issue, and point-to-point operations all at the same time. Arguments
+// are checked before anything is sent. A later error of a collective breaks the group: the rank
+// reports the error to the other ranks, and their waits end. docs/failures.md lists the other
+// causes that break a group.
 //
 // Threads: every member may be called from any thread. issue_mutex_ makes an operation's sequence
 // number and its position in the queue one step; it is never held during a wait.
@@ -145,16 +146,15 @@ class ProcessGroupHbm final : public BackendBase {
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
   // Called by c10d::ProcessGroup::mergeRemoteGroup(), which is ProcessGroup.merge_remote_group() in
-  // Python. Makes the group of all ranks that meet in `store`; `size` alone says how many ranks it
-  // has.
+  // Python. Makes the group of all ranks that meet in `store`; `size` is the number of these ranks.
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
   void enableCollectivesTiming() override {}  // nothing to enable, as in Gloo
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   // Returns a tensor of `size` elements; on the CPU, it is in the group's segment. For a complex
-  // type, a tensor on the CPU has 2 * `size` real numbers instead: only DDP calls this function
-  // from C++, and DDP views a bucket of complex gradients as real numbers.
+  // type, a tensor on the CPU has 2 * `size` real numbers instead, because only DDP calls this
+  // function from C++, and DDP views a bucket of complex gradients as real numbers.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   // Returns a tensor of `size` elements in the group's segment; complex numbers stay complex.
   at::Tensor allocate(int64_t size, at::ScalarType type);
@@ -163,12 +163,12 @@ class ProcessGroupHbm final : public BackendBase {
 
   // The next functions are for resources of the group (torch_hbmcomm/group_boxes.py).
   //
-  // Runs bootstrap::gather over the group's ranks, within its timeout. Each step's name is used
+  // Runs bootstrap::gather over the group's ranks, within its timeout. Use each step's name only
   // once.
   std::vector<std::string> gather_texts(const std::string& step,
                                         const std::function<std::string()>& own_text);
-  // Returns a text for each rank, equal for ranks that reach one another at 127.0.0.1.
-  // HBMCOMM_NODE_ID, which separates ranks, makes the texts differ.
+  // Returns a text for each rank. Two ranks have equal texts if they can reach one another at
+  // 127.0.0.1 and have the same HBMCOMM_NODE_ID.
   std::vector<std::string> networks() const;
   // Closes `resource` when the group ends; immediately, with `patient` false, if it has ended.
   // REQUIRES: there is no resource yet.
@@ -238,8 +238,8 @@ class ProcessGroupHbm final : public BackendBase {
   }
   // Runs the collectives of a coalesced call.
   c10::intrusive_ptr<c10d::Work> run_all(std::vector<Collective> collectives, c10d::OpType type);
-  // Runs a synchronous allreduce of fewer than preallocated_allreduce_bytes() in the caller, which
-  // claims the idle queue. Returns null if these conditions are not met.
+  // Runs a synchronous allreduce of fewer bytes than preallocated_allreduce_bytes() on the calling
+  // thread, which claims the idle queue. Returns null if these conditions are not met.
   c10::intrusive_ptr<c10d::Work> allreduce_inline(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                   ReduceOp op, const c10d::AllreduceOptions& opts);
   // The next functions check the arguments of one collective and return it. `part_done` is not
@@ -262,7 +262,8 @@ class ProcessGroupHbm final : public BackendBase {
                                         StagedTensors staged,
                                         std::unique_ptr<progress::Operation> operation,
                                         uint64_t sequence, std::unique_lock<std::mutex> issue);
-  // Runs an allreduce in the caller if the group is idle. Returns its sequence number, or nothing.
+  // Runs an allreduce on the calling thread if the group is idle. Returns its sequence number, or
+  // nothing.
   std::optional<uint64_t> reduce_inline(const at::Tensor& tensor, Dtype dtype, ReduceOp op,
                                         std::chrono::milliseconds timeout);
   void record(const Call& call, uint64_t sequence) const;
@@ -271,7 +272,7 @@ class ProcessGroupHbm final : public BackendBase {
     return call.part_done ? nullptr : range_title(options_->backend, *call.kind);
   }
 
-  // True if this thread has called startCoalescing(), and not endCoalescing().
+  // Returns true if this thread has called startCoalescing() and not yet endCoalescing().
   bool coalescing();
   // Calls `use` with this thread's batch, under coalescing_mutex_. Returns false if there is none.
   template <class Use>
@@ -342,7 +343,7 @@ class ProcessGroupHbm final : public BackendBase {
 
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;  // guarded by issue_mutex_
-  uint64_t barriers_ = 0;  // monitored ones; guarded by issue_mutex_
+  uint64_t barriers_ = 0;  // number of monitored barriers; guarded by issue_mutex_
   std::atomic<int64_t> timeout_ms_;
 
   std::mutex coalescing_mutex_;  // guards batches_; taken alone

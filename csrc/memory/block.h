@@ -45,7 +45,7 @@ std::string cannot_allocate(size_t bytes, Policy policy);
 
 struct Usage {
   uint64_t in_use_bytes = 0;
-  uint64_t peak_bytes = 0;   // of in_use_bytes
+  uint64_t peak_bytes = 0;   // the largest in_use_bytes so far
   uint64_t hbm_bytes = 0;    // part of in_use_bytes: HBM nodes had room for it
   uint64_t ddr_bytes = 0;    // part of in_use_bytes: DDR, by policy or spilled
   uint64_t allocations = 0;  // since the ledger was made

@@ -1,15 +1,15 @@
 // A bounded pool of memory that other processes can map, block by block.
 //
 // The pool reserves a range of addresses, which a buddy allocator manages. Each block in use is
-// backed by its own file: a memfd, unless the caller brings a file. So a process with a block's
+// backed by its own file: a memfd, unless the caller passes a file. So a process with a block's
 // descriptor can reach only that block. A block's memory returns to the kernel when the block is
 // destroyed.
 //
 // Memory is placed by a Policy, as in SharedSegment (segment.h): memfds are on the nodes that
 // memkind chose for the thread that made the pool. Under kBind and kInterleave their pages are
 // resident when allocate() returns, and a shortage throws; under kPreferred pages spill to DDR. The
-// caller's file is placed by its file system: kBind and kInterleave refuse it, kPreferred logs this
-// once.
+// file system places a caller's file, so map() throws Error(kUnsupported) under kBind and
+// kInterleave; under kPreferred it logs once that the policy has no effect.
 //
 // Forked children do not map blocks. A child may destroy inherited objects, without effect, and
 // must not use them otherwise.
@@ -35,7 +35,7 @@ class Pool;
 
 // A shared mapping for reading and writing, which lives as long as its last reference. The size of
 // a memfd is fixed. The caller's file can be truncated through fd(), and an access beyond its end
-// kills by SIGBUS.
+// kills the process by SIGBUS.
 class PoolBlock {
  public:
   ~PoolBlock();
@@ -65,7 +65,7 @@ class PoolBlock {
 struct PoolOptions {
   Policy policy = Policy::kPreferred;
   uint64_t capacity = 0;  // bytes of memory, over all blocks
-  // The bytes of addresses that a block takes at least and at most; powers of two.
+  // The smallest and the largest range of addresses that a block takes, in bytes; powers of two.
   uint64_t smallest_block = kLeastPoolBlockBytes;
   uint64_t largest_block = kLargestPoolBlockBytes;
 };
@@ -87,15 +87,15 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Returns `bytes` of zeros in a memfd. A process that still maps the memfd when the block is
-  // destroyed sees zeros. Throws Error(kInvalid) for 0 bytes. Throws Error(kExhausted) if the
-  // capacity, the policy's nodes or the machine lack memory, or the block is larger than the
-  // largest block. Throws Error(kUnavailable) if the kernel refuses a memfd (each block has a
-  // descriptor open) or a mapping.
+  // Returns `bytes` of zeros in a memfd. If another process still maps the memfd when the block is
+  // destroyed, it sees zeros from then on. Throws Error(kInvalid) for 0 bytes. Throws
+  // Error(kExhausted) if the capacity, the policy's nodes or the machine lack memory, or the block
+  // is larger than the largest block. Throws Error(kUnavailable) if the kernel refuses a memfd
+  // (each block keeps a descriptor open) or a mapping.
   std::shared_ptr<PoolBlock> allocate(uint64_t bytes);
 
   // Returns a block with the contents of `file`, which is open for reading and writing. Throws as
-  // allocate(), and Error(kInvalid) if the file is shorter or not a regular file,
+  // allocate(), and Error(kInvalid) if the file is shorter than `bytes` or not a regular file,
   // Error(kUnsupported) under kBind and kInterleave.
   std::shared_ptr<PoolBlock> map(Descriptor file, uint64_t bytes);
 
@@ -113,7 +113,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const ForkGuard fork_;
   const std::vector<int> nodes_;  // HBM nodes; empty if memory is DDR
   const uint64_t
-      space_;  // addresses reserved: several times the capacity, as blocks are rounded up
+      space_;  // reserved addresses: several times the capacity, because blocks are rounded up
   std::byte* const base_;
 
   mutable std::mutex mutex_;  // guards the members below

@@ -21,8 +21,8 @@ class ReservedArena {
 
   size_t size() const noexcept { return size_; }  // 0 if the segment is too short
 
-  // Returns at least `bytes` bytes, aligned to a cache line, or to a page if there is a page or
-  // more. Null if no free range is long enough.
+  // Returns at least `bytes` bytes, aligned to a cache line, or to a page if the block has a page
+  // or more. Returns null if no free range is long enough.
   void* allocate(size_t bytes);
 
   // Frees a block. REQUIRES: `block` came from allocate() and has not been freed since.

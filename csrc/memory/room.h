@@ -21,30 +21,31 @@ namespace hbm::memory {
 
 // Returns the bytes that may be allocated on the nodes: their free bytes minus a margin on each (32
 // MiB and 1/128 of the node). The margin is for the kernel and for processes that allocate at the
-// same time. With `interleave` the fullest node counts for all, because pages are placed
-// round-robin.
+// same time. With `interleave`, the room of the fullest node counts for each node, because pages
+// are placed round-robin.
 uint64_t room_on(const std::vector<int>& nodes, bool interleave);
 
 // Returns the bytes of ordinary memory that may be allocated: the kernel's own estimate for the
 // whole machine and for this process' control groups (control_group.h).
 uint64_t machine_room();
 
-// Returns machine_room() for `bytes` of a memfd. The kernel counts a memfd against
-// vm.overcommit_memory only when its pages are touched, and then kills. Private memory is counted
-// when it is mapped.
+// Returns the room for `bytes` more bytes of memfds: machine_room(), or the room under
+// vm.overcommit_memory if it is smaller. The kernel counts private memory against that setting when
+// it is mapped. It counts a memfd only when its pages are touched, and then kills the process.
 //
-// Messages within a node ask for each of their blocks, so the figures are not read for each
-// request. A reading serves for 100 ms, until 16 MiB or 1/64 of the room that was read have been
-// requested. Each request gets the room that was read, minus the bytes requested since.
+// Messages within a node call this for each of their blocks, so it does not read the kernel's
+// figures at each call. A reading serves for 100 ms, but only until 16 MiB, or 1/64 of the room if
+// that is less, have been requested. Each call returns the room that was read, minus the bytes
+// requested since.
 uint64_t shared_room(uint64_t bytes);
 
 // Ensures, before use, that the nodes can hold a block. Returns the bytes that are on `nodes`
 // already or find room there (room_on()).
 //
 // If all bytes fit, their pages are resident on return under kBind and kInterleave, so that they
-// cannot be missing later; under kPreferred pages become resident when first touched. If fewer fit,
-// no page stays that was touched here. madvise(`discard`) removes such pages: MADV_DONTNEED for
-// private memory, MADV_REMOVE for shared.
+// cannot be missing later; under kPreferred pages become resident when first touched. If fewer
+// bytes fit, commit() removes the pages that it has touched, by madvise(`discard`): MADV_DONTNEED
+// for private memory, MADV_REMOVE for shared memory.
 //
 // REQUIRES: the policy binds the block's pages to `nodes`, and is not kDdr.
 uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes,
@@ -60,9 +61,9 @@ std::vector<int> hbm_nodes(Policy policy);
 
 // Ensures that there is memory for a block of a memfd that is bound to the nodes (placement.h).
 // Under kBind and kInterleave the block is on the nodes, and its pages are resident on return.
-// Under kPreferred and kDdr it may be anywhere. Returns the bytes that the nodes take; fewer than
-// all are logged. Throws Error(kExhausted) if the nodes (kBind, kInterleave) or the machine lack
-// memory for the block; then no page stays that was touched here.
+// Under kPreferred and kDdr it may be anywhere. Returns the bytes that the nodes take, and logs if
+// these are fewer than `bytes`. Throws Error(kExhausted) if the nodes (kBind, kInterleave) or the
+// machine lack memory for the block; then it has removed the pages that it touched.
 uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes);
 
 }  // namespace hbm::memory

@@ -96,8 +96,8 @@ void SharedSegment::free(void* block) noexcept {
   if (block == nullptr || fork_.in_child()) return;
   const auto struck = ledger_.strike(block);
   if (!struck) return;
-  // Destroying `struck` frees the block, and another thread may then get it. madvise() erases its
-  // contents, so the pages go back to the kernel before.
+  // Destroying `struck` frees the block, and then another thread may get it. So madvise(), which
+  // erases the contents, comes first.
   const uint64_t bytes = struck->bytes.total();
   if (bytes >= kReturnedBlockBytes && madvise(block, bytes, MADV_REMOVE) != 0) {
     log::error(std::string("a segment cannot give memory back to the kernel: madvise: ") +

@@ -14,12 +14,12 @@
 // The thread that freed addresses reuses them first, and some other threads never reuse them. So
 // the segment's size is several times its usable memory.
 //
-// A forked child shares the memory with its parent; it is not copied, so the parent sees the
-// child's writes. In the child allocate() throws Error(kUnavailable), and free() does nothing.
+// A forked child shares the memory with its parent. The memory is not copied, so the parent sees
+// the child's writes. In the child allocate() throws Error(kUnavailable), and free() does nothing.
 //
 // Threads: every member may be called from any thread. A block costs some 20 us under any policy,
-// because the kernel is asked for free memory. Under kBind and kInterleave a block also costs the
-// time to touch its pages.
+// because the segment asks the kernel for its free memory. Under kBind and kInterleave a block also
+// costs the time to touch its pages.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@
 
 namespace hbm::memory {
 
-// hbm_bytes and ddr_bytes are estimates by the room that the nodes had when each block was
+// hbm_bytes and ddr_bytes are estimates from the room that the nodes had when each block was
 // allocated. placement.h finds the real location of a block.
 struct SharedSegmentStats : Usage {
   uint64_t size_bytes = 0;  // addresses, not memory
@@ -46,10 +46,10 @@ struct SharedSegmentStats : Usage {
 
 class SharedSegment {
  public:
-  // Makes a segment of `size_bytes` addresses; 0: Memfd's default. Throws Error(kUnavailable) if
-  // the policy needs HBM and the machine has none, or the kernel refuses a memfd or its placement.
-  // Throws Error(kInvalid) if MEMKIND_HBW_NODES names absent nodes, Error(kExhausted) if address
-  // space is short.
+  // Makes a segment of `size_bytes` bytes of addresses; 0 means Memfd's default size. Throws
+  // Error(kUnavailable) if the policy needs HBM and the machine has none, or the kernel refuses a
+  // memfd or its placement. Throws Error(kInvalid) if MEMKIND_HBW_NODES names absent nodes,
+  // Error(kExhausted) if address space is short.
   static std::shared_ptr<SharedSegment> create(Policy policy, uint64_t size_bytes);
 
   // Unmaps all blocks, also blocks that were not freed. Peers keep their mappings.
@@ -57,19 +57,19 @@ class SharedSegment {
   SharedSegment(const SharedSegment&) = delete;
   SharedSegment& operator=(const SharedSegment&) = delete;
 
-  // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page if there is a
-  // page or more. Throws Error(kExhausted) as described above. Under every policy also throws
+  // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page if the block
+  // has a page or more. Throws Error(kExhausted) as described above. Under every policy also throws
   // Error(kExhausted) if the whole machine lacks the free memory, or the address space has no gap
-  // of that size. Throws Error(kUnavailable) if memkind cannot make its heap, which the first call
-  // does.
+  // of that size. The first call makes the heap, and throws Error(kUnavailable) if memkind cannot
+  // make it.
   void* allocate(size_t bytes);
 
   // Allocates a block for a group from the reserved arena, or from the heap if the arena is full.
   // Throws as allocate().
   void* allocate_reserved(size_t bytes);
 
-  // Frees a block of this segment; null is ignored. Large blocks return their pages to the kernel:
-  // a process that still reads them sees zeros.
+  // Frees a block of this segment; null is ignored. Large blocks return their pages to the kernel,
+  // so a process that still reads them sees zeros.
   void free(void* block) noexcept;
 
   // Returns true if the segment contains the whole range.
@@ -90,7 +90,7 @@ class SharedSegment {
     return memory_.fd();
   }  // owned by the segment; pass it on, or duplicate it
 
-  // Costs milliseconds. In a forked child no block is in use.
+  // Takes milliseconds. In a forked child, the result counts no blocks.
   SharedSegmentStats stats() const;
   Policy policy() const noexcept { return policy_; }
 

@@ -17,7 +17,7 @@ struct ProcessPools {
   std::map<std::pair<Policy, uint64_t>, std::shared_ptr<StagingPool>> pools;
 };
 
-// Never destroyed: late messages may outlive static objects.
+// Never destroyed, because late messages may outlive static objects.
 ProcessPools& process_pools() {
   static auto* const all = new ProcessPools;
   return *all;
@@ -160,7 +160,7 @@ void StagingPool::unreserve(size_t capacity) noexcept {
   reserved_bytes_.fetch_sub(capacity, std::memory_order_relaxed);
 }
 
-// Null if no block of this size is cached.
+// Returns null if no block of this size is cached.
 void* StagingPool::take_cached(size_t capacity) noexcept {
   if (capacity > kLargestStagingClassBytes) return nullptr;
   Shelf& shelf = shelf_for(capacity);
@@ -172,7 +172,7 @@ void* StagingPool::take_cached(size_t capacity) noexcept {
   return block;
 }
 
-// Null if the budget is too small, even after trim().
+// Returns null if the budget is too small, even after trim().
 void* StagingPool::take_new(size_t capacity) {
   if (!reserve(capacity)) {
     if (capacity > budget_bytes_) return nullptr;

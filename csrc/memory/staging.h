@@ -1,9 +1,9 @@
 // Staging memory for messages: blocks of a heap, cached for reuse, within a bounded total.
 //
-// The pool never waits until a block is released. Its holder may itself wait for a peer that waits
-// for this process in another group, and all would wait forever. So a request beyond the budget
-// gets ordinary memory (kPreferred, kDdr), which is returned to the system on release, or throws
-// Error(kExhausted) (kBind, kInterleave).
+// The pool never waits until a block is released, because the block's holder may itself wait for a
+// peer that waits for this process in another group. Then all would wait forever. So a request
+// beyond the budget gets ordinary memory (kPreferred, kDdr), which is returned to the system on
+// release, or throws Error(kExhausted) (kBind, kInterleave).
 //
 // Blocks of up to kLargestStagingClassBytes are rounded up to a power of two. A released block is
 // cached in a list of its size, so a later request of that size costs a lock and a list operation,
@@ -75,7 +75,7 @@ class StagingBuffer {
 // the next part needs no more than the last one. Remaining blocks return to their pools when this
 // object is destroyed, or when a request of the thread finds the budget of its pool used up.
 //
-// Threads: made and destroyed by one thread; a thread has at most one.
+// Threads: the thread that makes a hold also destroys it. A thread has at most one hold at a time.
 class StagingHold {
  public:
   StagingHold();
@@ -89,7 +89,7 @@ class StagingHold {
   // Returns the calling thread's hold; null if it has none.
   static StagingHold*& current() noexcept;
 
-  // Returns false if kHeldStagingBlocks are held already.
+  // Takes over the block of `released`. Returns false if kHeldStagingBlocks are held already.
   bool keep(StagingBuffer& released) noexcept;
   // Returns the smallest block of `pool` with room for `bytes`; empty if there is none.
   StagingBuffer take(const StagingPool& pool, size_t bytes) noexcept;
@@ -115,7 +115,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   StagingPool& operator=(const StagingPool&) = delete;
 
   // Returns at least `bytes` bytes (0 counts as 1), uninitialised, aligned to 64 bytes, or to a
-  // page if there is a page or more. Throws Error(kExhausted) as described above, and as
+  // page if the block has a page or more. Throws Error(kExhausted) as described above, and as
   // Heap::allocate().
   StagingBuffer acquire(size_t bytes);
 
@@ -155,9 +155,8 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   const uint64_t budget_bytes_;
   Heap overflow_heap_{Policy::kDdr};
   std::atomic<uint64_t> reserved_bytes_{0};
-  // Held by trim() until it has returned all its blocks to the heap. So a thread whose own trim()
-  // finds no block waits, and then finds the budget of these blocks free. Locked before a shelf's
-  // mutex.
+  // Held by trim() until it has returned all its blocks to the heap. So another thread's trim()
+  // first waits, and then the budget of these blocks is free. Locked before a shelf's mutex.
   std::mutex trim_mutex_;
   std::array<Shelf, kClasses> shelves_;
 };

@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-// Returns overcommit_room(); no bound if the kernel's figures cannot be read.
+// Returns overcommit_room(), or the largest number if the kernel's figures cannot be read.
 uint64_t known_overcommit_room() {
   try {
     return overcommit_room(MemInfo::of_machine());
@@ -62,8 +62,8 @@ MemInfo MemInfo::of_node(int node) {
   return MemInfo("/sys/devices/system/node/node" + std::to_string(node) + "/meminfo");
 }
 
-// Without /proc, a system call gives the most important figures. Then no page of the file cache
-// counts as available.
+// Without /proc, a system call gives the most important figures. Then only free memory and buffers
+// count as available, and the page cache does not.
 MemInfo MemInfo::of_machine() {
   MemInfo found("/proc/meminfo");
   struct sysinfo info{};
@@ -78,7 +78,7 @@ MemInfo MemInfo::of_machine() {
   return found;
 }
 
-// Accepts also a node's lines, which start with "Node 0 ".
+// Also accepts the lines of a NUMA node's table, which start with "Node 0 ".
 MemInfo::MemInfo(const std::string& path) {
   std::ifstream file(path);
   if (!file && errno != ENOENT) {

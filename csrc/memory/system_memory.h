@@ -27,7 +27,7 @@ inline uint64_t whole_pages(uint64_t bytes) noexcept {
 // mappings of the process: this takes milliseconds, or more for large mappings.
 uint64_t largest_page_bytes(const void* base, size_t bytes);
 
-// A table of "key: n kB": /proc/meminfo, or a NUMA node's own.
+// A table of "key: n kB": /proc/meminfo, or the table of one NUMA node.
 class MemInfo {
  public:
   static MemInfo of_machine();
@@ -55,19 +55,20 @@ uint64_t nodes_total(const std::vector<int>& nodes);
 // Returns all memory of the machine, used or free.
 uint64_t machine_total();
 
-// Returns the bytes that the kernel lets processes still map, touched or not, by its setting
-// vm.overcommit_memory. The largest number if the setting has no bound.
+// Returns the bytes that processes may still map, touched or not, under the kernel's setting
+// vm.overcommit_memory. Returns the largest number if the setting has no bound.
 uint64_t overcommit_room(const MemInfo& machine);
 
-// Returns the soft limit of a resource (RLIMIT_*), in bytes; the largest number without a limit.
+// Returns the soft limit of a resource (RLIMIT_*), in bytes. Returns the largest number if there is
+// no limit.
 uint64_t soft_limit(int resource) noexcept;
 
-// Returns "; NAME is N", or an empty string without a limit.
+// Returns "; NAME is N", or an empty string if there is no limit.
 std::string limit_text(int resource, const char* name);
 
 // Returns the possible reasons why the kernel refused a private mapping of `bytes`, and their
 // remedies. Names the limits that are set (ulimit), and the machine's overcommit setting if it is
-// exceeded. If there is neither, names the address space and the number of mappings.
+// exceeded. If neither applies, names the address space and the number of mappings.
 std::string bounds_of_mappings(uint64_t bytes);
 
 }  // namespace hbm::memory

@@ -22,8 +22,8 @@ struct NodeInfo {
 enum class MemoryMode {
   kNone,    // no HBM seen
   kFlat,    // HBM has its own nodes
-  kCache,   // HBM is a cache in front of DDR: nothing to allocate, all memory profits
-  kHybrid,  // one part is nodes, the other cache
+  kCache,   // HBM is a cache in front of DDR, and cannot be allocated
+  kHybrid,  // one part of HBM has its own nodes, the other part is a cache
 };
 const char* memory_mode_name(MemoryMode mode) noexcept;
 

@@ -26,8 +26,8 @@ inline constexpr uint64_t kSegmentAddressesPerMemory = 4;
 // Measure: `segment_test --gtest_filter=SharedSegment.NamesLimitsAndFitsTheDefaultToThem`
 inline constexpr uint64_t kLargestSpareSegmentBytes = uint64_t{1} << 40;
 
-// The divisor of RLIMIT_AS; the quotient is the most that a segment takes by default. The segments
-// of the other ranks need addresses too.
+// The divisor of RLIMIT_AS; the quotient is the most that a segment takes by default. A segment may
+// not take all addresses, because the segments of the other ranks need addresses too.
 // Unit: parts of RLIMIT_AS
 // Below: a smaller value leaves less for the segments of other ranks.
 // Above: a larger value makes the segment smaller than the limit requires.
@@ -37,7 +37,7 @@ inline constexpr uint64_t kAddressLimitDivisor = 8;
 // The least default size, whatever RLIMIT_AS is. If the kernel refuses a default size, a segment of
 // half the size is tried.
 // Unit: bytes
-// Below: no smaller segment is tried: the error names the limits.
+// Below: under twice the value, a refused size is not halved, and the error names the limits.
 // Above: from twice the value on, a refused size is halved.
 // Measure: `segment_test --gtest_filter=SharedSegment.LittleAddressSpaceMakesTheDefaultSmaller`
 inline constexpr uint64_t kLeastDefaultSegmentBytes = uint64_t{256} << 20;
@@ -78,7 +78,7 @@ inline constexpr uint64_t kReservedArenaDivisor = 8;
 // The least block of a heap with a mapping of its own. For blocks of this size memkind has no
 // advantage: it would keep none of them after free(), and it would round their sizes up.
 // Unit: bytes
-// Below: the block is memkind's.
+// Below: memkind allocates the block.
 // Above: from the value on, the block has a mapping of its own with no more pages than it needs, on
 // the nodes of its policy.
 // Measure: `heap_test --gtest_filter=Heap.LargeBlocksAreMappedAtExactlyTheirPages`
@@ -110,11 +110,11 @@ inline constexpr uint64_t kLeastHbmBandwidth = 200 * 1024;
 
 // -- The room of the machine and its nodes
 
-// The memory of a node, of the machine or of a control group that no block takes. The part that
-// kFreeMarginDivisor gives is added to it.
+// The free memory of a node, the machine or a control group that no block may take. The part that
+// kFreeMarginDivisor gives is added to this margin.
 // Unit: bytes
-// Below: with less free, there is no room.
-// Above: the memory beyond the margin is room.
+// Below: if no more than the margin is free, there is no room.
+// Above: the free memory beyond the margin is room.
 // Measure: `shortage_test`
 inline constexpr uint64_t kFreeMarginBytes = uint64_t{32} << 20;
 
@@ -141,8 +141,8 @@ inline constexpr uint64_t kUncheckedRoomDivisor = 64;
 // Measure: `room_test --gtest_filter=Room.SmallRequestsShareOneQuery`
 inline constexpr uint64_t kLargestUncheckedBytes = uint64_t{16} << 20;
 
-// The age of a reading of the room from which it is not used again.
-// Below: small blocks use it.
+// The age from which a reading of the room is not used again.
+// Below: small blocks use the reading.
 // Above: from the value on, the room is read for the next block.
 // Measure: `room_test --gtest_filter=Room.SmallRequestsShareOneQuery`
 inline constexpr std::chrono::milliseconds kRoomReadingLifetime{100};
@@ -164,8 +164,8 @@ inline constexpr size_t kLeastStagingClassBytes = 64;
 // Measure: `staging_test --gtest_filter=Staging.LargeBlocksGoBackToTheHeap`
 inline constexpr size_t kLargestStagingClassBytes = size_t{16} << 20;
 
-// The most released blocks that a thread keeps for the next part of its operation: twice as many as
-// an operation has.
+// The most released blocks that a thread keeps for the next part of its operation. The value is
+// twice the number of blocks that one operation uses.
 // Unit: blocks
 // Below: the thread keeps the block.
 // Above: from the value on, the block returns to its pool.
@@ -174,7 +174,7 @@ inline constexpr size_t kHeldStagingBlocks = 8;
 
 // -- Pools
 
-// The least range of addresses of a block in a pool, if the pool's owner names no other. It is a
+// The least range of addresses of a block in a pool, unless the pool's options set another. It is a
 // power of two.
 // Unit: bytes
 // Below: a smaller block takes the value in addresses, and memory by pages.
@@ -182,7 +182,7 @@ inline constexpr size_t kHeldStagingBlocks = 8;
 // Measure: `pool_test --gtest_filter=Pool.EndsAreConfigurable`
 inline constexpr uint64_t kLeastPoolBlockBytes = uint64_t{4} << 10;
 
-// The largest block of a pool, if the pool's owner names no other.
+// The largest block of a pool, unless the pool's options set another.
 // Unit: bytes
 // Below: up to and including the value, the pool makes the block if it has the memory.
 // Above: the pool refuses the block.

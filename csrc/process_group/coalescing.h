@@ -49,7 +49,7 @@ class BatchedWork final : public c10d::Work {
   bool begun() const { return state_.load(std::memory_order_acquire) == State::kBegun; }
   bool refused() const { return state_.load(std::memory_order_acquire) == State::kRefused; }
 
-  const c10::intrusive_ptr<WorkHbm> work_;  // null: a refused call
+  const c10::intrusive_ptr<WorkHbm> work_;  // null for a refused call
   std::mutex mutex_;  // held while `begin_` runs, and by refuse(); queries do not take it
   std::function<void()> begin_;  // guarded by mutex_
   std::exception_ptr refusal_;   // written before the state becomes kRefused

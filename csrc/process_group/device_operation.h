@@ -1,6 +1,6 @@
 // An operation on tensors of an accelerator. It runs an operation of the communicator on the host
-// for each chunk, between the copies to the host and the copies back. The queue, errors and the
-// flight record see a single operation.
+// for each chunk, between the copies to the host and the copies back. For the queue, in errors and
+// in the flight record, it is a single operation.
 //
 // Threads: as Operation. SendOrder: any thread.
 #pragma once
@@ -19,8 +19,9 @@
 namespace hbm::process_group {
 
 // The sends of a group that wait to begin, in the order of issue: a send whose input is on a
-// device, and the sends after it. Messages of one rank to another with one tag are matched in the
-// order of sending. So a send whose input is on the host waits until all earlier sends have begun.
+// device, and the sends after it. The receiver matches the messages from one rank with one tag in
+// the order of sending. So a send whose input is on the host waits until all earlier sends have
+// begun.
 class SendOrder {
  public:
   // A send's position in the order, from its construction until release() or destruction.
@@ -43,7 +44,7 @@ class SendOrder {
   bool empty() const;
 
  private:
-  mutable std::mutex mutex_;  // guards the two below
+  mutable std::mutex mutex_;  // guards the members below
   std::deque<uint64_t> waiting_;
   uint64_t issued_ = 0;
 };

@@ -1,9 +1,10 @@
 // The streams of one accelerator on which a group copies between tensors and the host's memory.
 // Uses PyTorch's device-neutral interfaces; nothing here depends on CUDA.
 //
-// One stream copies to the host and another to the device, so that the bus carries both directions
-// together. The caller's stream continues to compute during the copies. Copies and computation wait
-// for each other only if PyTorch's pool has given the caller one of these two streams.
+// One stream copies to the host and another to the device, so that the bus carries data in both
+// directions at the same time. The caller's stream continues to compute during the copies. Copies
+// and computation wait for each other only if PyTorch's pool has given the caller one of these two
+// streams.
 //
 // Threads: every member may be called from any thread.
 #pragma once
@@ -51,15 +52,17 @@ class DeviceStreams {
   // Keeps the allocator from reusing the tensor's memory before `stream` is done with it.
   void keep_for(const at::Tensor& tensor, const c10::Stream& stream) const;
 
-  // Returns a contiguous host copy for `tensor`: uninitialised, with its shape and type. The memory
-  // is pinned memory in the segment, else PyTorch's pinned memory, else pageable memory if the
-  // device has no pinned allocator. Throws Error(kExhausted) if the host has no such memory left.
+  // Returns a contiguous host copy for `tensor`: uninitialised, with the shape and type of
+  // `tensor`. The memory is pinned memory in the segment, else PyTorch's pinned memory, else
+  // pageable memory if the device has no pinned allocator. Throws Error(kExhausted) if the host has
+  // no such memory left.
   at::Tensor host_copy(const at::Tensor& tensor) const;
-  // Returns a flat tensor of `elements`, with the type of `like`, in memory as host_copy() uses it.
+  // Returns a flat tensor of `elements`, with the type of `like`, in the same kind of memory as
+  // host_copy().
   at::Tensor host_tensor(int64_t elements, const at::TensorOptions& like) const;
 
-  // Returns true if `copies` read a result that an earlier collective has not written yet. Records
-  // `result`, the result of the collective that makes the copies.
+  // Returns true if `copies` read a result that an earlier collective has not written yet. Also
+  // records `result`, the result of the collective that makes the copies.
   bool is_result_read_by(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies,
                          std::shared_ptr<const DeviceResult> result);
 

@@ -60,14 +60,14 @@ class UnfreedHostCopies {
     return *left;
   }
 
-  // Keeps the tensors until the events have occurred; without an event, for ever.
+  // Keeps the tensors until the events have occurred, or for ever if there is no event.
   void keep(std::vector<at::Tensor> host_copies, std::vector<c10::Event> over) {
     const std::lock_guard lock(mutex_);
     unfreed_.push_back({std::move(host_copies), std::move(over)});
   }
 
   void free_unused() {
-    std::vector<HostCopies> unused;  // destroyed after the lock
+    std::vector<HostCopies> unused;  // destroyed after the lock is released
     const std::lock_guard lock(mutex_);
     const auto first = std::partition(unfreed_.begin(), unfreed_.end(), [](const HostCopies& each) {
       return each.over.empty() || !are_over(each.over);

@@ -13,9 +13,10 @@
 // ranks reduce. A tensor with gaps is copied whole: to the host with the first chunk, to the device
 // with the last.
 //
-// The sizes of a sparse tensor are known only when the operation begins, and those of the sum only
-// when it is done (process_group/sparse_host_copy.h). So the copies to the host are queued when the
-// operation begins, not at issue, and the copies to the device when it is done. There is one chunk.
+// The sizes of a sparse tensor are known only when the operation begins, and the sizes of the sum
+// only when the operation is done (process_group/sparse_host_copy.h). So the copies to the host are
+// queued when the operation begins, not at issue, and the copies to the device when the operation
+// is done. There is one chunk.
 //
 // The host never waits for the device. The device's allocator is notified of the streams that use a
 // tensor's memory. A host copy is kept until no copy can read or write it, however the operation
@@ -63,8 +64,8 @@ class DeviceResult {
   // on their way to the device. Ignores the errors of a lost device.
   void block_after_error() const noexcept;
 
-  // Returns true when the copies to the device are complete, or the device is lost. Returns false
-  // while the operation is in progress.
+  // Returns true once the operation has ended and its copies to the device are complete, or the
+  // device is lost.
   bool finished() const;
 
   // Returns true if one of `copies` reads memory of the results.
@@ -91,8 +92,8 @@ class DeviceTransfer {
   // A function that changes chunk `index` of the host copies; an empty one changes nothing.
   using Prepare = std::function<void(const Chunks& chunks, size_t index)>;
 
-  // `to_host` are copies into host copies, `to_device` copies from them. Calls `prepare` for each
-  // chunk that has arrived.
+  // `to_host` are the copies from device tensors to host copies, `to_device` the copies back. Calls
+  // `prepare` for each chunk that has arrived.
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to_host, Copies to_device,
                  Prepare prepare, Chunks chunks);
   // For copies whose sizes are not known at issue: calls `to_host` when the operation begins, and
@@ -146,7 +147,7 @@ class DeviceTransfer {
   const bool reads_;
   const Prepare prepare_;
   const Chunks chunks_;
-  const c10::Event issued_;        // of the caller's stream
+  const c10::Event issued_;        // an event of the caller's stream
   const MakeCopies make_to_host_;  // null: the copies are known from the start
   const MakeCopies make_to_device_;
   Copies to_host_;
@@ -155,7 +156,7 @@ class DeviceTransfer {
   std::vector<c10::Event> arriving_;   // after the copies of each chunk to the host
   std::optional<c10::Event> leaving_;  // after the copies to the device
   std::exception_ptr failed_;          // the error of the copies at issue
-  bool in_doubt_ = false;              // copies may be queued that have no event after them
+  bool in_doubt_ = false;              // some queued copies may have no event after them
 };
 
 }  // namespace hbm::process_group

@@ -33,7 +33,7 @@ std::string reader_name(const FlightRecord::Issued& issued, int rank) {
 
 int64_t now_ns() noexcept {
   timespec now{};
-  clock_gettime(CLOCK_REALTIME_COARSE, &now);  // precise to some ms, at a fifth of the cost
+  clock_gettime(CLOCK_REALTIME_COARSE, &now);  // precise to a few ms, but five times as fast
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
@@ -51,7 +51,8 @@ std::string listed(const std::vector<int>& ranks) {
   return "[" + text + "]";
 }
 
-// Returns the file to which PyTorch's own recorder writes, so that one command reads both.
+// Returns the file to which PyTorch's own flight recorder would write, so that the same command
+// reads this record.
 std::filesystem::path file_of(int rank) {
   for (const char* name : {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}) {
     if (const char* prefix = std::getenv(name)) return prefix + std::to_string(rank);
@@ -65,7 +66,7 @@ std::filesystem::path file_of(int rank) {
 }
 
 // Writes to a temporary file and renames it to `file`, so that a reader never sees half a record.
-// Returns the reason of a failure, else an empty string.
+// Returns the reason if this fails, else an empty string.
 std::string written(const std::filesystem::path& file, const std::vector<char>& bytes) {
   std::error_code failed;
   if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), failed);

@@ -27,7 +27,7 @@ class FlightRecord {
   // An operation, as it was issued. Element counts are sums over all tensors.
   struct Issued {
     const OperationKind* kind = nullptr;
-    uint64_t sequence = 0;  // the number of a collective; messages are numbered by the record
+    uint64_t sequence = 0;  // the number of a collective; the record numbers messages
     int peer = -1;          // of a message; -1: none, or any
     c10::ScalarType dtype = c10::ScalarType::Byte;
     int64_t input_elements = 0;
@@ -35,8 +35,8 @@ class FlightRecord {
     std::chrono::milliseconds timeout{};
   };
 
-  // `global_ranks`: the ranks' numbers in the job, indexed by rank in the group. `group` outlives
-  // the record.
+  // `global_ranks` has each rank's number in the job, indexed by its rank in the group. `group`
+  // outlives the record.
   FlightRecord(const c10d::Backend& group, std::vector<int> global_ranks);
   ~FlightRecord();
   FlightRecord(const FlightRecord&) = delete;

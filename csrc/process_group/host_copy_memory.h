@@ -23,7 +23,7 @@ namespace hbm::process_group {
 class HostCopyMemory {
  public:
   // Returns the pinned memory for `segment` and `type`. The result is never destroyed, and keeps
-  // `segment` alive. Null if the device cannot pin existing memory.
+  // `segment` alive. Returns null if the device cannot pin existing memory.
   static HostCopyMemory* of(const std::shared_ptr<memory::SharedSegment>& segment,
                             c10::DeviceType type);
 

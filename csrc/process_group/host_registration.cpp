@@ -45,7 +45,7 @@ void* find(const std::string& path, const std::string& name) {
   void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
   void* const symbol = dlsym(library, name.c_str());
-  dlclose(library);  // the library stays loaded by its first user
+  dlclose(library);  // the library stays loaded, because the program uses it
   return symbol;
 }
 

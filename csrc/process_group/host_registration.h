@@ -1,14 +1,15 @@
 // Pins existing memory, for which PyTorch has no device-neutral interface. Only this file knows the
-// calls of devices. It searches the loaded libraries for them, so nothing is linked. A device
-// without such calls works without pinned segments.
+// functions by which devices pin memory. It searches the loaded libraries for these functions, so
+// it links no library. A device without such functions works without pinned segments.
 //
 //   CUDA           cudaHostRegister, cudaHostUnregister of libcudart
 //   ROCm           hipHostRegister, hipHostUnregister of libamdhip64
-//   PrivateUse1    NAMEHostRegister, NAMEHostUnregister of any library, for a device called NAME,
-//                  with the arguments and the result of CUDA's
+//   PrivateUse1 NAMEHostRegister, NAMEHostUnregister of any library, for a device called NAME, with
+//   the arguments and the result of CUDA's functions
 //
-// A refusal is removed from the device's record of errors (cudaGetLastError and its counterparts),
-// because PyTorch would find it after its next kernel.
+// If the device refuses a call, add() and remove() clear the error in the device's record
+// (cudaGetLastError and its counterparts), because PyTorch would find the error after its next
+// kernel.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -21,7 +22,7 @@ namespace hbm::process_group {
 
 class HostRegistration {
  public:
-  // Returns the calls for a device type; null if there are none.
+  // Returns the functions for a device type; null if there are none.
   static const HostRegistration* of(c10::DeviceType type);
 
   // Pins the pages of a block for all devices of the type. Returns false if the device refuses.
@@ -41,7 +42,7 @@ class HostRegistration {
 
   const Register add_;
   const Unregister remove_;
-  const LastError take_error_;  // null: the device has no record
+  const LastError take_error_;  // null: the device has no record of errors
 };
 
 }  // namespace hbm::process_group

@@ -135,8 +135,9 @@ MonitoredBarrier::Verdict MonitoredBarrier::decide() const {
   return publish(verdict_on(missing));
 }
 
-// Each rank except rank 0 waits for the first verdict, and decides itself at its deadline. Rank 0
-// may be missing, or may have arrived so late that its own deadline is far away.
+// Each rank except rank 0 waits for the first verdict. At its deadline the rank decides itself,
+// because rank 0 may be missing, or may have arrived so late that the deadline of rank 0 is far
+// away.
 MonitoredBarrier::Verdict MonitoredBarrier::await_verdict() const {
   const std::optional<std::string> published = bootstrap::await_value(
       *participant_.store, verdict_key(), participant_.deadline, [this] { require_needed(); });
@@ -167,8 +168,9 @@ MonitoredBarrier::Verdict MonitoredBarrier::verdict_on(std::vector<int> missing)
   return verdict;
 }
 
-// Publishes the verdict if no rank has claimed to decide before. Returns the published verdict. The
-// store orders the claims, so exactly one rank publishes, whichever deadline comes first.
+// Publishes the verdict if no other rank has claimed the decision before. Returns the published
+// verdict. The store orders the claims, so exactly one rank publishes, whichever deadline comes
+// first.
 MonitoredBarrier::Verdict MonitoredBarrier::publish(Verdict own) const {
   const int decider = std::stoi(participant_.store->claim(
       participant_.prefix + kDeciderKey, std::to_string(participant_.rank), answer_by()));
@@ -177,8 +179,9 @@ MonitoredBarrier::Verdict MonitoredBarrier::publish(Verdict own) const {
   return own;
 }
 
-// Returns the verdict of the rank that has claimed to decide. The verdict follows the claim
-// immediately. The death of another rank does not end this wait: the verdict names it.
+// Returns the verdict of `decider`, the rank that has claimed the decision. The verdict follows the
+// claim immediately. The death of another rank does not end this wait, because the verdict names
+// that rank.
 MonitoredBarrier::Verdict MonitoredBarrier::await_publication(int decider) const {
   const std::optional<std::string> published = bootstrap::await_value(
       *participant_.store, verdict_key(), std::chrono::steady_clock::now() + kVerdictTimeout,
@@ -191,7 +194,7 @@ MonitoredBarrier::Verdict MonitoredBarrier::await_publication(int decider) const
 }
 
 // Waits for `rank`. Returns nothing when it has arrived, and `rank` if it is missing. Without
-// wait_all_ranks, may end the wait earlier: returns another rank that will never arrive. Throws
+// wait_all_ranks, may end the wait earlier and return another rank that will never arrive. Throws
 // DecidedElsewhere if another rank has published the verdict.
 std::optional<int> MonitoredBarrier::await_rank(int rank) const {
   const auto check = [&] {
@@ -251,7 +254,7 @@ bool MonitoredBarrier::has_arrived(int rank) const {
   return participant_.store->has({key_of(rank)}, answer_by());
 }
 
-// Returns the deadline for an answer of the store. It is at least a second from now, also if the
+// Returns the deadline for an answer of the store. It is at least a second from now, even if the
 // barrier has no time left.
 bootstrap::KeyValue::Deadline MonitoredBarrier::answer_by() const {
   return std::max(participant_.deadline,

@@ -1,11 +1,11 @@
-// A barrier that names the missing ranks. It goes over the store, so it can name ranks even when
-// MPI is stuck, and it does not change the group.
+// A barrier that names the missing ranks. It uses the store, so it can name ranks even when MPI is
+// stuck, and it does not change the group.
 //
 // All ranks get one verdict: the first rank that claims the decision in the store publishes it.
 // Rank 0 claims the decision when it knows that all ranks have arrived, or that one never will. Any
 // rank claims it at its own deadline.
 //
-// Threads: any; each thread passes a barrier of its own.
+// Threads: any; each thread makes and passes its own barrier.
 #pragma once
 
 #include <chrono>
@@ -22,8 +22,8 @@ namespace hbm::process_group {
 
 class MonitoredBarrier {
  public:
-  // Makes the group's `number`-th barrier, from 1. REQUIRES: the deadline of `participant` is
-  // `timeout` from now; `peers` outlives the barrier.
+  // Makes the group's `number`-th barrier; the first has number 1. REQUIRES: the deadline of
+  // `participant` is `timeout` from now; `peers` outlives the barrier.
   MonitoredBarrier(bootstrap::Participant participant, uint64_t number,
                    const communicator::Peers& peers, std::chrono::milliseconds timeout,
                    bool wait_all_ranks);

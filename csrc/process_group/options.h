@@ -1,5 +1,5 @@
-// The options of a group: torch_hbmcomm.Options in Python, whose docstring is the reference. Every
-// field has an environment variable for its default.
+// The options of a group: torch_hbmcomm.Options in Python, whose docstring is the reference. An
+// environment variable sets the default of each field.
 #pragma once
 
 #include <algorithm>

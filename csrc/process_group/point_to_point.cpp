@@ -1,4 +1,4 @@
-// Point to point and barriers.
+// The point-to-point operations and barriers of the process group.
 #include <utility>
 
 #include "base/error.h"
