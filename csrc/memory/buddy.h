@@ -34,9 +34,9 @@ class Buddy {
   uint64_t largest_free_bytes() const noexcept;
 
   // Returns 1 - A / L. A is the average, over all free bytes, of the size of the free range that
-  // contains the byte. L is the size of the largest range that this space can have. The result
-  // is 0 if no byte is free, or if all free ranges have the size L. It is near 1 if all free ranges
-  // are short.
+  // contains the byte. L is the size of the largest range that this space can have. The result is 0
+  // if no byte is free, or if all free ranges have the size L. It is near 1 if all free ranges are
+  // short.
   double fragmentation() const noexcept;
 
  private:

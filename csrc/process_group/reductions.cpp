@@ -96,7 +96,7 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
 }
 
 // Reduces all tensors in one operation: copies them into one buffer, and the results back in order.
-// So tensors may share memory: each is reduced with the contents that it had before the operation.
+// So tensors may share memory: each tensor is reduced with its contents before the operation.
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   return guarded([&]() -> c10::intrusive_ptr<c10d::Work> {

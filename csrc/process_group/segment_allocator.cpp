@@ -53,8 +53,8 @@ class SegmentAllocator final : public c10::Allocator {
 };
 
 // Returns the allocator of a segment. PyTorch's storages keep a plain pointer to it, and tensors
-// outlive groups. So the allocator and its segment are never destroyed; there is one for each
-// policy.
+// outlive groups. So the allocator and its segment are never destroyed. There is one allocator for
+// each policy.
 SegmentAllocator& allocator_of(const std::shared_ptr<memory::SharedSegment>& segment) {
   static std::mutex mutex;
   static auto& allocators =
@@ -66,9 +66,9 @@ SegmentAllocator& allocator_of(const std::shared_ptr<memory::SharedSegment>& seg
 }
 
 // Allocates large blocks in a segment, and other blocks by PyTorch's previous CPU allocator.
-// raw_allocate() requires that the context of a DataPtr is its address, so the context cannot name
-// the segment. Instead the deleter asks the segment whether it contains the block. Segments of the
-// process are never destroyed.
+// raw_allocate() requires that the context of a DataPtr equals its address, so the context cannot
+// name the segment. Instead the deleter asks the segment whether it contains the block. Segments of
+// the process are never destroyed.
 class CpuAllocator final : public c10::Allocator {
  public:
   CpuAllocator(std::shared_ptr<memory::SharedSegment> segment, c10::Allocator* previous)

@@ -1,7 +1,7 @@
-// The segment allocator: tensors in this process' segments (memory/segment.h), in which the other
-// ranks of the node read them.
+// The segment allocator places tensors in this process' segments (memory/segment.h), where the
+// other ranks of the node can read them.
 //
-// Every tensor holds its segment, so tensors outlive groups; resize_() takes memory of the same
+// Every tensor holds its segment, so tensors may outlive groups. resize_() takes memory of the same
 // segment. A forked child shares its inherited tensors with the parent. The child may read them;
 // its writes are visible to the parent; freeing them does nothing.
 //

@@ -1,12 +1,12 @@
 // A sparse COO tensor of an accelerator and its host copy, for an allreduce.
 //
 // A sparse tensor consists of two dense tensors, indices and values, which are copied unchanged.
-// The host coalesces, so the device needs no operator for sparse tensors. The host knows the
-// lengths of the two, which may change with every operation on the sparse tensor. So the lengths
-// are read when the allreduce begins, after earlier operations. The sum gets new memory at the end,
-// as on the CPU.
+// The host coalesces the tensor, so the device needs no operator for sparse tensors. Every
+// operation on the sparse tensor may change the lengths of the two dense tensors. The host knows
+// these lengths, and reads them when the allreduce begins, after earlier operations. The sum gets
+// new memory at the end, as on the CPU.
 //
-// Threads: made by the issuing thread; the progress thread calls the members.
+// Threads: the issuing thread makes the object; the progress thread calls the members.
 #pragma once
 
 #include <ATen/core/Tensor.h>

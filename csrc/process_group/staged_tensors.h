@@ -6,7 +6,7 @@
 // other's results. A tensor on an accelerator has its copy on the host;
 // process_group/device_transfer.h fills it and copies it back.
 //
-// Threads: built by the issuing thread; the hooks run on the progress thread.
+// Threads: the issuing thread builds the object; the hooks run on the progress thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,8 @@ namespace hbm::process_group {
 
 class StagedTensors {
  public:
-  // `streams` are the streams of the device of all tensors of the operation; null: the host.
+  // `streams` are the streams of the device of all tensors of the operation; null if the tensors
+  // are on the host.
   explicit StagedTensors(std::shared_ptr<DeviceStreams> streams = nullptr)
       : streams_(std::move(streams)) {}
 
@@ -78,14 +79,14 @@ class StagedTensors {
   std::shared_ptr<SparseHostCopy> sparse_;
 };
 
-// Returns the streams of `parts`, one for each rank. They may be cut into chunks if all are as long
-// as `own`.
+// Returns the streams of `parts`, one for each rank. The streams may be cut into chunks if all
+// parts are as long as `own`.
 EqualStreams equal_streams(const std::vector<at::Tensor>& parts, const at::Tensor& own);
 
 const void* offset(const void* data, size_t bytes);
 void* offset(void* data, size_t bytes);
 
-// Returns `ranks` parts of equal length.
+// Returns `ranks` parts of equal length. `element` is the number of bytes of an element.
 template <typename Part>
 std::vector<Part> split_evenly(const Part& whole, int ranks, size_t element) {
   const size_t count = whole.count / static_cast<size_t>(ranks);

@@ -33,9 +33,9 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 
-// No key has this value. A compareSet() of the value with itself gets the value of a key of a
-// TCPStore in one question, or this value if the key is absent. get() takes two questions, and
-// waits for the key.
+// No key has this value. A compareSet() that replaces this value by itself gets the value of a key
+// with one question to a TCPStore, or gets this value if the key is absent. PyTorch's get() takes
+// two questions, and waits for the key.
 constexpr std::string_view kAbsent("\0hbm: absent", 12);
 
 struct PrefixReader : c10d::PrefixStore {
@@ -54,8 +54,8 @@ std::string strip_prefixes(StorePointer& store) {
   return prefix;
 }
 
-// The file of a FileStore. If the file is removed, PyTorch makes a new file, and each process reads
-// the new one from its offset in the old one. So a removed file counts as a lost store.
+// The file of a FileStore. If the file is removed, PyTorch makes a new file, and each process
+// continues to read at its offset in the old file. So a removed file counts as a lost store.
 class WatchedFile {
  public:
   explicit WatchedFile(std::string path) : path_(std::move(path)) {
@@ -107,8 +107,8 @@ StoreName name_of(c10d::Store& store) {
   return {"the c10d store", "it raised an error", "it is stuck"};
 }
 
-// Reads a private member for which PyTorch has no accessor. C++ lets an explicit instantiation name
-// a private member.
+// Returns true if this process serves the store. Reads a private member for which PyTorch has no
+// accessor: C++ lets an explicit instantiation name a private member.
 bool has_server(const c10d::TCPStore& store);
 template <auto Server>
 struct ServerReader {
@@ -206,7 +206,7 @@ class StoreConnection final : public bootstrap::KeyValue {
         deadline);
   }
 
-  // Does not open the clone: an ending group would use it only here.
+  // Does not open the clone, because an ending group would use it only here.
   void remove(const std::vector<std::string>& keys) noexcept override {
     if (keys.empty()) return;
     begin_forming();
@@ -268,11 +268,11 @@ class StoreConnection final : public bootstrap::KeyValue {
       to_do.notify_all();
     }
 
-    // Returns the store for the next call. Called by the thread alone. The clone of a TCPStore may
-    // take minutes to open. Waits for the clone only while PyTorch's connection answers and no
-    // group is being formed. A FileStore is never cloned. A caller that waits in a FileStore holds
-    // no lock, so a clone would gain nothing; and cloning writes to the file, which a kill might
-    // cut short.
+    // Returns the store for the next call. Only the connection's thread calls it. The clone of a
+    // TCPStore may take minutes to open. Waits for the clone only while PyTorch's connection
+    // answers and no group is being formed. A FileStore is never cloned, for two reasons. A caller
+    // that waits in a FileStore holds no lock, so a clone would gain nothing. And cloning writes to
+    // the file; a kill during the write would leave half a record.
     StorePointer connection() {
       if (!is_tcp) return original;
       std::unique_lock lock(mutex);
@@ -322,8 +322,8 @@ class StoreConnection final : public bootstrap::KeyValue {
       log::debug("no second connection to " + name.store + ": " + cause_of(error));
     }
 
-    // Throws if the store is gone. Does nothing while an earlier question has no answer: other code
-    // may block the original for long.
+    // Throws if the store is gone. Does nothing while an earlier question has no answer, because
+    // other code may block the original for long.
     void ask_original() {
       if (asking.exchange(true)) return;
       const auto ask = [self = shared_from_this()] {
@@ -420,7 +420,7 @@ class StoreConnection final : public bootstrap::KeyValue {
     state_->run(request, deadline);
   }
 
-  // The request owns the answer, because it may outlive the caller's wait.
+  // The request owns the answer, because the request may outlive the caller's wait.
   template <typename Answer>
   Answer ask(const char* name, std::function<Answer(c10d::Store&)> question, Deadline deadline) {
     const auto answer = std::make_shared<Answer>();
@@ -463,7 +463,7 @@ class DirectStore final : public bootstrap::KeyValue {
                     Deadline /*deadline*/) override {
     return ask([&] { return claim_in(*store_, key, value); });
   }
-  // Does nothing: a process that fails to form its group has no keys to remove.
+  // Does nothing, because a process that fails to form its group has no keys to remove.
   void remove(const std::vector<std::string>& /*keys*/) noexcept override {}
 
  private:

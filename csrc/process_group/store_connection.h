@@ -1,9 +1,9 @@
 // The connection of this process to a c10d store, shared by all of its groups.
 //
-// One thread makes the calls of all groups, one after another. A caller waits for this thread until
-// its deadline at most, also if the store does not answer (a stopped process, a broken link). The
-// thread never uses the store's own waits. Groups whose PrefixStores are in the same store share
-// the connection.
+// One thread makes the calls of all groups, one after another. A caller waits for this thread only
+// until the caller's deadline, even if the store does not answer (a stopped process, a broken
+// link). The thread never calls functions of the store that wait for a key. Groups whose
+// PrefixStores are in the same store share the connection.
 //
 // While a group is being formed, calls go over PyTorch's own connection, as PyTorch's own calls do
 // then. Later calls to a TCPStore go over a second connection, a clone, because other code may
@@ -32,9 +32,9 @@ struct GroupStore {
   bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;
 };
 
-// Returns without asking the store. Calls of the result throw StoreError(kNetwork) if the store is
-// gone, StoreError(kTimeout) if it does not answer before the deadline, Error(kAborted) if the
-// process ends.
+// Returns the access to `store`, without asking the store. Functions of the result throw
+// StoreError(kNetwork) if the store is gone, StoreError(kTimeout) if it does not answer before the
+// deadline, Error(kAborted) if the process ends.
 GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store);
 
 // Returns the keys of the group, for a process that may be unable to start a thread. The caller's

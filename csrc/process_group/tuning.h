@@ -21,8 +21,8 @@ inline constexpr size_t kSegmentTensorBytes = size_t{64} << 10;
 
 // The least host copy of a device tensor that is placed in the segment, in pinned memory.
 // Unit: bytes
-// Below: the host copy is in PyTorch's memory: the ranks copy few bytes, and a block of the segment
-// would take whole pages.
+// Below: the host copy is in PyTorch's memory, because the ranks copy few bytes, and a block of the
+// segment would take whole pages.
 // Above: from the value on, other ranks read the host copy without copying it.
 // Measure: `python -m benchmarks.gpu`
 inline constexpr size_t kPinnedHostCopyBytes = size_t{64} << 10;
@@ -70,14 +70,15 @@ inline constexpr int64_t kLeastStagingBytes = 64 << 10;
 // Measure: `pytest tests/python/collectives/test_bad_input.py -k test_wrong_option`
 inline constexpr int64_t kMostReduceThreads = 64;
 
-// The least heartbeat_timeout: a machine is asked for a sign of life each second.
+// The least heartbeat_timeout. It is longer than a second, because a machine is asked for a sign of
+// life once a second.
 // Below: the option is refused.
 // Above: from the value on, the option is taken.
 // Measure: `pytest tests/python/collectives/test_bad_input.py -k test_wrong_option`
 inline constexpr std::chrono::milliseconds kLeastHeartbeatTimeout{3000};
 
-// The heartbeat timeout that HBMCOMM_HEARTBEAT_TIMEOUT may not reach: its milliseconds are counted
-// in 64 bits.
+// The heartbeat timeout that HBMCOMM_HEARTBEAT_TIMEOUT may not reach, because its milliseconds are
+// counted in 64 bits.
 // Below: the variable is taken.
 // Above: from the value on, the variable is refused.
 // Measure: `pytest tests/python/collectives/test_bad_input.py -k test_wrong_environment`
@@ -93,7 +94,8 @@ inline constexpr size_t kRecordedOperations = 64;
 // -- The store
 
 // The time that a group waits for its second connection to the store before it asks PyTorch's
-// connection for a sign of life. It then waits as long for the answer, and repeats the two waits.
+// connection for a sign of life. It waits for the answer for the same time, and then repeats both
+// waits.
 // Below: the group waits for the second connection.
 // Above: PyTorch's connection is asked for a sign of life; if it is gone, the wait ends.
 // Measure: `pytest tests/python/failures/test_store_connection.py`

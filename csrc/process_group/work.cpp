@@ -22,8 +22,8 @@ c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future(const DeviceResult* o
                                                   std::move(devices));
 }
 
-// Completes a future. A future records events of the current streams for its waiters. If the
-// results are on a device, their stream must be the current stream of the device.
+// Completes a future. The future records an event on the current stream of each device, for its
+// waiters. So the stream of results on a device is made the current stream first.
 void complete(c10::ivalue::Future& future, std::vector<at::Tensor> outputs,
               const DeviceResult* on_device) {
   c10::OptionalStreamGuard guard;
@@ -121,7 +121,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHbm::getFuture() {
     complete(*future_, outputs_, on_device_.get());
     return future_;
   }
-  // The callback holds no reference to this work: that would be a cycle.
+  // The callback holds no reference to this work, because the references would form a cycle.
   queue_->when_done(request_, [future = future_, request = request_, outputs = outputs_,
                                on_device = on_device_]() mutable {
     if (request->error()) {

@@ -19,7 +19,7 @@
 namespace hbm::process_group {
 
 // Returns the title of an operation's profiler range: Gloo's title if the group's backend is named
-// "gloo". Null if no profiler records, because a range costs allocations.
+// "gloo". Returns null if no profiler records, because a range costs allocations.
 const char* range_title(const std::string& backend, const OperationKind& kind);
 
 class WorkHbm final : public c10d::Work {
@@ -53,8 +53,8 @@ class WorkHbm final : public c10d::Work {
   void block_current_stream() const;
 
   // Blocks the host until the operation is done, so that results on a device are queued; then calls
-  // block_current_stream(). Throws the operation's error. Throws DistBackendError on a timeout of
-  // this call alone; the operation continues.
+  // block_current_stream(). Throws the operation's error. If only this call times out, throws
+  // DistBackendError, and the operation continues.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

@@ -46,7 +46,7 @@ class Operation {
   virtual std::vector<int> missing() const = 0;
 
   // Returns the group ranks without which the operation cannot complete. This includes ranks whose
-  // data for the current step have arrived, if a later step needs data of them too. The death of
+  // data for the current step have arrived, if a later step needs more data from them. The death of
   // such a rank on another node ends the operation.
   virtual std::vector<int> needed() const { return missing(); }
 
@@ -66,16 +66,16 @@ class Operation {
   // No wake-up is lost. The sleeper announces itself, then checks that nothing has arrived since
   // its poll(). A peer stores its data for the sleeper, then checks whether a sleeper has announced
   // itself. Sequentially consistent accesses and fences keep both orders. So the sleeper sees the
-  // data, or the peer sees the sleeper (docs/design/shared-memory.md, "Memory order"). Messages
-  // within a node compare the rank's count of rings with the count at the start of their last
-  // poll(). Rings for all messages raise this count. The first message is polled before the others,
-  // so its sleep misses no ring for them. Data of a TCP connection stays readable until MPI reads
-  // it, so it also ends a sleep that begins later. Changes of the queue's own state, such as an
-  // abort, arrive by Communicator::wake(). A sleeper that misses such a wake-up wakes within 10 ms,
-  // because the queue limits `until`.
+  // data, or the peer sees the sleeper (docs/design/shared-memory.md, "Memory order"). An operation
+  // that waits for a message within the node compares the rank's count of rings with the count at
+  // the start of the operation's last poll(). Rings for all messages raise this count. The first
+  // message is polled before the others, so its sleep misses no ring for them. Data of a TCP
+  // connection stays readable until MPI reads it, so it also ends a sleep that begins later.
+  // Changes of the queue's own state, such as an abort, arrive by Communicator::wake(). A sleeper
+  // that misses such a wake-up wakes within 10 ms, because the queue limits `until`.
   //
-  // With `polled` false, may throw. Error(kDeath): a rank for which the operation waits is dead.
-  // Error(kPeer): such a rank has left, or a rank has reported a failure.
+  // A call with `polled` false may throw Error(kDeath), if a rank that the operation waits for is
+  // dead. It may throw Error(kPeer), if such a rank has left, or any rank has reported a failure.
   virtual Slept sleep(std::chrono::steady_clock::time_point /*until*/, bool /*polled*/) {
     return Slept::kNoWakeup;
   }
@@ -88,7 +88,7 @@ class Operation {
   // buffers must then not be reused.
   virtual bool peers_may_write() const { return false; }
 
-  // Returns true if begin() alone hands the peers everything that they need of this rank, so that
+  // Returns true if begin() alone hands the peers everything that they need from this rank, so that
   // no peer waits while this rank computes. Such an operation may stay undriven for a while.
   virtual bool self_sufficient() const = 0;
 };

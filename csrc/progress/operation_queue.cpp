@@ -98,7 +98,7 @@ std::shared_ptr<Request> OperationQueue::enqueue(std::unique_ptr<Operation> oper
     section.emplace();
     park_at_process_end();
     try {
-      step(*request);  // begins it, before it is shared
+      step(*request);  // begins the operation before the request is shared
     } catch (...) {
       request->abandon();  // some of its messages may be in flight
       throw;
@@ -122,7 +122,7 @@ std::shared_ptr<Request> OperationQueue::enqueue(std::unique_ptr<Operation> oper
   return request;
 }
 
-// Needs no lock: broken_ never changes once it is set.
+// Needs no lock, because broken_ never changes once it is set.
 void OperationQueue::refuse(const std::string& operation) const {
   throw Error(ErrorKind::kAborted,
               operation + " was refused because the group failed earlier: " + message_of(broken_));
@@ -323,9 +323,9 @@ void OperationQueue::throw_if_interrupted(Lock& lock) {
 }
 
 // Begins the operation and polls it without reading a clock, because reading one takes as long as a
-// short operation within a node. Returns nothing if the operation is not done soon, or after its
-// first progress. A poll with progress may copy much, so the caller checks for an abort before the
-// next poll.
+// short operation within a node. Returns nothing if the operation is not done soon, or as soon as a
+// poll makes progress without completing it. Such a poll may have copied much, so the caller checks
+// for an abort before the next poll.
 OperationQueue::RequestOutcome OperationQueue::poll_without_clock(Request& request) {
   try {
     for (int poll = 0; poll < (oversubscribed_ ? 1 : kPollsWithoutClock); ++poll) {
@@ -426,8 +426,8 @@ void OperationQueue::require_in_time(const Request& request, Clock::time_point n
                   torch_timeout_words(request.timeout_));
 }
 
-// Ends the progress thread's turn: clears driving_ and publishes the outcome. Called without the
-// lock; returns with it.
+// The calling thread stops being the progress thread: clears driving_ and publishes the outcome.
+// Called without the lock; returns with the lock held.
 void OperationQueue::settle(Lock& lock, RequestOutcome& outcome) {
   if (outcome.request && outcome.error) {
     if (hooks_.explain) {
@@ -487,7 +487,7 @@ std::vector<Request*> OperationQueue::active() const {
   return all;
 }
 
-// The workers: threads that start on demand, lead in turn, and run the callbacks.
+// The workers: threads that start on demand and run the callbacks. One worker at a time leads.
 
 void OperationQueue::stop() {
   if (fork_.in_child()) return;
@@ -510,7 +510,7 @@ std::shared_ptr<Request> OperationQueue::work_waiting(Clock::time_point now) con
   return nullptr;
 }
 
-// Ensures that a worker leads and checks the queue within `delay`. The lock is held.
+// Ensures that a worker leads and checks the queue within `delay`. REQUIRES: the lock is held.
 void OperationQueue::wake_worker(const Lock& /*held*/, std::chrono::microseconds delay) {
   if (process_ends()) return;
   last_issue_ = Clock::now();
@@ -572,7 +572,8 @@ void OperationQueue::run_callbacks(Lock& lock) {
   if (must_park()) park_without(lock);  // keeps the batch: its destructors may need Python's lock
 }
 
-// The leader's turn: drives requests past their takeover delay, until there are callbacks to run.
+// The work of the leading worker: drives requests whose takeover delay has passed, until there are
+// callbacks to run.
 void OperationQueue::lead(Lock& lock) {
   while (!stopping_ && ready_.empty()) {
     if (must_park()) park_without(lock);
@@ -596,7 +597,8 @@ std::chrono::microseconds OperationQueue::next_check_period(Clock::time_point no
   return kNever;
 }
 
-// Waits for a chance to lead or for callbacks. Returns false if kWorkerLingerTime brought neither.
+// Waits for a chance to lead or for callbacks. Returns false if neither came within
+// kWorkerLingerTime.
 bool OperationQueue::follow(Lock& lock) {
   const Clock::time_point end = Clock::now() + kWorkerLingerTime;
   ++followers_;
@@ -622,8 +624,8 @@ void OperationQueue::park_without(Lock& lock) {
   park();
 }
 
-// Interrupts all queues before it waits for any: a progress thread may have claimed one queue and
-// wait in another.
+// Interrupts all queues before it waits for any queue, because a progress thread may have claimed
+// one queue and wait in another.
 void OperationQueue::end_all() {
   LiveQueues& live = per_process<LiveQueues>();
   std::unique_lock lock(live.mutex);
@@ -637,8 +639,8 @@ void OperationQueue::end_all() {
   while (std::ranges::count_if(all, in_use) > 0) std::this_thread::sleep_for(kQueueEndCheckPeriod);
 }
 
-// Returns true if the end of the process must still wait for this queue. It waits for the progress
-// thread to park until `progress_until`, and for threads that run callbacks until
+// Returns true if the end of the process must still wait for this queue: for the progress thread to
+// park, but only until `progress_until`, or for threads that run callbacks, but only until
 // `callbacks_until`. process_ends() is true, so a thread that takes mutex_ later parks.
 bool OperationQueue::end(Clock::time_point progress_until, Clock::time_point callbacks_until) {
   const Lock lock(mutex_);
@@ -647,8 +649,8 @@ bool OperationQueue::end(Clock::time_point progress_until, Clock::time_point cal
   changed_.notify_all();  // a thread in stop() parks
   const Clock::time_point now = Clock::now();
   const bool drives = driving_ && !progress_thread_parked() && now < progress_until;
-  // Called with the lock held. The progress thread needs the lock to stop, and the group waits for
-  // that thread before it is destroyed, so the hooks are valid.
+  // Calls the hook `wake` with the lock held. The hook is valid: the progress thread needs the lock
+  // to stop, and the group waits for that thread before it is destroyed.
   if (drives) interrupt();
   return drives || (now < callbacks_until && !std::ranges::all_of(callers_, has_parked));
 }

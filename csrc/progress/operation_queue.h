@@ -1,4 +1,5 @@
-// Runs a group's operations: in the order of issue (collectives), or all together (point to point).
+// Runs a group's operations: in the order of issue (collectives), or all at the same time (point to
+// point).
 //
 // A thread that needs an operation drives it. A synchronous caller drives its own operation. Some
 // asynchronous operations are begun at issue and finished by the thread that waits for them,
@@ -14,8 +15,8 @@
 // queue.
 //
 // At most one thread drives at a time, the progress thread (driving_). It holds no lock while it
-// polls. The wait of any other thread is ended by a notification of the progress thread, or by
-// checks of the waiting thread. So abort() and stop() reach every thread.
+// polls. Any other thread that waits is woken by the progress thread, or checks the queue
+// periodically. So abort() and stop() reach every thread.
 //
 // An error of an operation breaks an ordered queue. Queued operations then fail with an
 // Error(kAborted) that quotes the error, and every later enqueue() throws such an error. In an
@@ -26,7 +27,7 @@
 //
 // At the end of the process (base/process_end.h) every thread that drives an operation, waits, or
 // calls the queue parks, workers included. Only the thread that ends the process may still use the
-// queue: it drives the operations that it waits for. No worker starts then, so callbacks run only
+// queue, and drives the operations that it waits for. No worker starts then, so callbacks run only
 // in when_done().
 //
 // Threads: every member may be called from any thread. mutex_ is the only lock. Hooks, operations,
@@ -152,9 +153,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   //
   // try_claim() puts the caller in front of all operations that are enqueued later. It returns
   // false if the queue is not idle, or if another thread ends the process. A caller that has
-  // claimed the queue must call run_claimed() or unclaim() next. run_claimed() drives the
-  // operation, which stays the caller's, to its end, and throws the operation's error. try_claim()
-  // throws as enqueue() does; `what` names the operation.
+  // claimed the queue must call run_claimed() or unclaim() next. run_claimed() drives the operation
+  // to its end and throws the operation's error; the caller keeps the operation. try_claim() throws
+  // as enqueue() does; `what` names the operation.
   bool try_claim(const char* what);
   void run_claimed(Operation& operation, std::chrono::milliseconds timeout,
                    StagingHooks staging = {});
@@ -178,8 +179,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // Fails everything pending with Error(kAborted, reason), and breaks the queue.
   void abort(const std::string& reason);
 
-  // abort(), then waits for the workers to end. Idempotent. REQUIRES: called before the last
-  // reference is dropped. Does not wait when the process ends.
+  // Calls abort(), then waits for the workers to end. Idempotent. REQUIRES: called before the last
+  // reference is dropped. Does not wait if the process is ending.
   void stop();
 
   // Returns the error that broke the queue; null if it is not broken.
@@ -189,7 +190,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  // Takeover delays, and periods of a worker's checks.
+  // Values of takeover delays and of a worker's check period.
   static constexpr std::chrono::microseconds kImmediately{0};
   static constexpr auto kNever = std::chrono::microseconds::max();
   struct RequestOutcome {
@@ -234,7 +235,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   const Hooks hooks_;
 
   mutable std::mutex mutex_;
-  // A request is done, driving_ has become false, a worker has ended, or the process ends.
+  // Notified when a request is done, driving_ has become false, a worker has ended, or the process
+  // ends.
   std::condition_variable changed_;
   std::condition_variable work_;                  // the leading worker has something to do
   std::condition_variable follow_;                // there is no leader, or there are callbacks

@@ -31,7 +31,7 @@ inline constexpr std::chrono::milliseconds kLongestProgressThreadSleep{10};
 // Measure: `pytest tests/python/collectives/test_callbacks.py`
 inline constexpr std::chrono::microseconds kCallbackPollTime{20};
 
-// The polls of a new synchronous operation before the clock is read, or one poll if the ranks
+// The number of polls of a new synchronous operation before the clock is read. It is 1 if the ranks
 // outnumber the processors. Reading the clock takes as long as a short operation within a node.
 // Unit: polls
 // Below: the next poll follows.
@@ -62,14 +62,15 @@ inline constexpr std::chrono::milliseconds kTakeoverDelay{50};
 // --gtest_filter=UnorderedQueueTest.WorkerTakesOverUnawaitedMessages`
 inline constexpr std::chrono::microseconds kMessageTakeoverDelay{200};
 
-// The time since the last issue for which an idle leading worker checks periodically, so that
-// issuing needs no wake-up. Another worker waits to lead for as long, and then ends.
+// The time after the last issue during which an idle leading worker checks for operations
+// periodically, so that an issue need not wake it. Another worker waits for the same time to lead,
+// and then ends.
 // Below: the leading worker checks for operations each kTakeoverDelay; others wait to lead.
 // Above: from the value on, the leading worker sleeps until it is woken; the others end.
 inline constexpr std::chrono::seconds kWorkerLingerTime{1};
 
-// The time since the last issue of a message that waits for its peer, for which an idle worker
-// checks more often. More such messages often follow.
+// The time after the issue of a message that waits for its peer, during which an idle worker checks
+// more often, because more such messages often follow.
 // Below: the leading worker checks for operations each kMessageTakeoverDelay.
 // Above: from the value on, the worker checks each kTakeoverDelay.
 // Measure: `python -m benchmarks.collectives --collectives sendrecv`
@@ -82,8 +83,8 @@ inline constexpr std::chrono::milliseconds kFollowerCheckPeriod{20};
 
 // -- The backoff of a polling progress thread
 
-// The number of polls before a wait yields the processor: about 15 us of polling MPI. It is 0 if
-// the ranks outnumber the processors.
+// The number of polls before a wait yields the processor: about 15 us of polling MPI. A wait yields
+// from its first poll on if the ranks outnumber the processors.
 // Unit: polls
 // Below: the wait polls again.
 // Above: from the value on, the wait yields between polls.
@@ -131,15 +132,16 @@ inline constexpr std::chrono::microseconds kLongestBackoffSleep{1000};
 // Measure: `queue_test --gtest_filter=Backoff.SleepsLongerUntilItIsReset`
 inline constexpr uint32_t kSleepsPerDoubling = 16;
 
-// The most doublings of the sleep after a wake-up by a part of a message. Each such sleep adds one.
-// During the sleep, more of the message arrives.
+// The most doublings of the sleep after a wake-up by a part of a message. Each such sleep adds one
+// doubling. During the sleep, more of the message arrives.
 // Unit: doublings
 // Below: the next such sleep is twice as long.
 // Above: at the value, such sleeps stay as long.
 // Measure: `queue_test --gtest_filter=Backoff.SleepsAgainAfterAPartialWakeup`
 inline constexpr uint32_t kMostWakeupDoublings = 6;
 
-// The doublings of the sleep after a wake-up that each progress of the operations undoes.
+// The number of doublings of the sleep after a wake-up that are undone whenever an operation makes
+// progress.
 // Unit: doublings
 // Below: a smaller value delays the next messages for longer.
 // Above: a larger value receives a large message packet by packet.
@@ -149,14 +151,14 @@ inline constexpr uint32_t kWakeupDoublingsUndone = 2;
 // -- The end of the process
 
 // The longest time for which the end of the process waits for progress threads. A poll never waits,
-// so a thread that takes longer copies gigabytes.
+// so a thread that takes longer is copying gigabytes.
 // Below: the end of the process waits for the progress thread to park.
 // Above: from the value on, the process ends.
 // Measure: `queue_end_test --gtest_filter=QueueEnd.NoThreadPollsOrReturnsAfterTheEnd`
 inline constexpr std::chrono::seconds kProgressThreadEndTimeout{10};
 
-// The longest time for which the end of the process waits for callbacks. A callback may wait for
-// another rank.
+// The longest time for which the end of the process waits for callbacks. The value is short,
+// because a callback may wait for another rank.
 // Below: the end of the process waits for the callback.
 // Above: from the value on, the process ends.
 // Measure: `queue_end_test --gtest_filter=QueueEnd.WaitsForARunningCallback`
