@@ -9,9 +9,9 @@
 // measured in parts of kPartElements elements, whose sums are added in order. So the result is the
 // same for every number of threads and on every processor.
 //
-// Threads: callable from any; PyTorch's intra-op threads share the work. REQUIRES: no other call
-// uses memory that a call writes. Errors: Error(kInvalid) for unsuitable tensors, before any tensor
-// is changed.
+// Threads: any thread may call the functions. PyTorch's intra-op threads share the work. REQUIRES:
+// no other call uses memory that a call writes. Errors: Error(kInvalid) for unsuitable tensors,
+// before any tensor is changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,17 +34,18 @@ at::Tensor accumulate(const std::vector<at::Tensor>& gradients,
                       const std::vector<at::Tensor>& after, double factor, bool squares);
 
 // Packs the residuals, one after the other, into the wire, which has as many elements as all
-// residuals: wire = factor * residual. If the wire's type has fewer bytes than the residual's, the
-// residual then becomes the rounding error, residual - inverse * wire, or 0 if the wire is infinite
-// or NaN. If the wire's type has as many bytes or more, the residual does not change.
+// residuals: wire = factor * residual. If the wire's type has fewer bytes than the residual's type,
+// the residual then becomes the rounding error, residual - inverse * wire. An element of the
+// residual becomes 0 if its element of the wire is infinite or NaN. If the wire's type has as many
+// bytes or more, the residual does not change.
 void pack(const std::vector<at::Tensor>& residuals, const at::Tensor& wire, double factor,
           double inverse);
 
-// Converts consecutive parts of `wire` to buffer[begins[i] : begins[i] + counts[i]]; all other
-// elements of `buffer` become 0. The parts are in ascending order and disjoint, and together all of
-// `wire`. Returns true if all elements of `wire` are finite. `wire` may begin at the start of
-// `buffer` if an element of `wire` has no more bytes than an element of `buffer`, because the parts
-// of `wire` then move only towards the end of `buffer`.
+// Converts consecutive parts of `wire`, which together are all of `wire`, to buffer[begins[i] :
+// begins[i] + counts[i]]. These ranges of `buffer` are disjoint and in ascending order. All other
+// elements of `buffer` become 0. Returns true if all elements of `wire` are finite. `wire` may
+// begin at the start of `buffer` if an element of `wire` has no more bytes than an element of
+// `buffer`. Then the parts of `wire` move only towards the end of `buffer`.
 bool unpack(const at::Tensor& wire, const at::Tensor& buffer, const std::vector<int64_t>& begins,
             const std::vector<int64_t>& counts);
 

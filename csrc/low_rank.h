@@ -7,9 +7,9 @@
 // each matrix. The bits do not depend on the number of threads; other processors may round
 // differently.
 //
-// Threads: callable from any; PyTorch's intra-op threads share the work. REQUIRES: no other call
-// uses memory that a call writes. Errors: Error(kInvalid) for unsuitable tensors, before any tensor
-// is changed.
+// Threads: any thread may call the functions. PyTorch's intra-op threads share the work. REQUIRES:
+// no other call uses memory that a call writes. Errors: Error(kInvalid) for unsuitable tensors,
+// before any tensor is changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +37,8 @@ void add_to_matrices(const Tensors& matrices, const Tensors& lefts, const Tensor
                      double factor);
 
 // Transposes blocks. sources[i] consists of blocks of rows[i] x columns[i] elements, each of which
-// is written to targets[i] as columns x rows. All are flat; sources and targets do not overlap.
+// is written to targets[i] as columns x rows. All tensors are flat; sources and targets do not
+// overlap.
 void transpose_blocks(const Tensors& sources, const Tensors& targets,
                       const std::vector<int64_t>& rows, const std::vector<int64_t>& columns);
 

@@ -1,14 +1,15 @@
 // The process group "hbm": a c10d backend whose collectives use shared high-bandwidth memory within
 // a node, and MPI between nodes. docs/design/README.md describes its parts.
 //
-// A group has a communicator, which makes the operations, and two queues, which run them:
-// collectives in the order of issue, and point-to-point operations all at the same time. Arguments
-// are checked before anything is sent. A later error of a collective breaks the group: the rank
-// reports the error to the other ranks, and their waits end. docs/failures.md lists the other
-// causes that break a group.
+// A group has a communicator, which makes the operations, and two queues, which run them. One queue
+// runs the collectives, in the order of issue. The other queue runs all point-to-point operations
+// at the same time. Arguments are checked before anything is sent. A later error of a collective
+// breaks the group: the rank reports the error to the other ranks, and their waits end.
+// docs/failures.md lists the other causes that break a group.
 //
-// Threads: every member may be called from any thread. issue_mutex_ makes an operation's sequence
-// number and its position in the queue one step; it is never held during a wait.
+// Threads: every member may be called from any thread. A thread holds issue_mutex_ while it gives
+// an operation its sequence number and its position in the queue, so that both have the same order.
+// No thread holds issue_mutex_ during a wait.
 #pragma once
 
 #include <atomic>
@@ -44,10 +45,10 @@ class GroupResource {
  public:
   virtual ~GroupResource() = default;
 
-  // Called once, when the group has ended for this rank, with no lock held, from any thread.
+  // Called once, by any thread, when the group has ended for this rank. The caller holds no lock.
   // `patient` is true in destroy_process_group: resources that other ranks still need may stay
-  // until those ranks are done. It is false if the group was aborted, or is destroyed implicitly.
-  // May throw; destroy_process_group passes the exception on.
+  // until those ranks are done. `patient` is false if the group was aborted, or is destroyed
+  // implicitly. May throw; destroy_process_group passes the exception on.
   virtual void close(bool patient) = 0;
 };
 
@@ -153,8 +154,8 @@ class ProcessGroupHbm final : public BackendBase {
   void enableCollectivesTiming() override {}  // nothing to enable, as in Gloo
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   // Returns a tensor of `size` elements; on the CPU, it is in the group's segment. For a complex
-  // type, a tensor on the CPU has 2 * `size` real numbers instead, because only DDP calls this
-  // function from C++, and DDP views a bucket of complex gradients as real numbers.
+  // type, a tensor on the CPU has 2 * `size` real numbers instead. The reason is DDP, the only
+  // caller from C++: it views a bucket of complex gradients as real numbers.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   // Returns a tensor of `size` elements in the group's segment; complex numbers stay complex.
   at::Tensor allocate(int64_t size, at::ScalarType type);
@@ -184,9 +185,9 @@ class ProcessGroupHbm final : public BackendBase {
     std::chrono::milliseconds timeout;
     bool async;
     // Called at the end of a part of a coalesced call, which has one profiler range for all parts.
-    // Empty: the operation has its own range.
+    // Empty if the operation has its own range.
     std::function<void()> part_done = {};
-    int peer = -1;  // of a message; -1: any
+    int peer = -1;  // the peer of a message; -1: any rank
   };
   // A message after its checks and before its begin.
   struct PreparedMessage {
@@ -228,8 +229,8 @@ class ProcessGroupHbm final : public BackendBase {
   }
 
   // Gives a collective its sequence number and its position in the queue, and starts it. A
-  // synchronous collective is done on return. On a device `make` is called for each chunk if
-  // `streams` are equal on all ranks, else once for all elements.
+  // synchronous collective is done on return. For tensors on a device, calls `make` for each chunk
+  // if `streams` are equal on all ranks, else once for all elements.
   c10::intrusive_ptr<c10d::Work> run(const Call& call, StagedTensors staged,
                                      const EqualStreams& streams, MakeOperation make);
   c10::intrusive_ptr<c10d::Work> run(Collective collective) {
@@ -252,7 +253,8 @@ class ProcessGroupHbm final : public BackendBase {
                                  const std::function<void()>& part_done);
   Collective reduce_scatter_base_part(const at::Tensor& output, const at::Tensor& input,
                                       const c10d::ReduceScatterOptions& opts);
-  // Begins a point-to-point operation; within a batch, at the batch's end.
+  // Begins a point-to-point operation. Within a batch, the operation begins at the end of the
+  // batch.
   c10::intrusive_ptr<c10d::Work> run_p2p(
       const Call& call, StagedTensors staged,
       const std::function<std::unique_ptr<progress::Operation>(std::shared_ptr<int> source)>& make);
@@ -280,8 +282,8 @@ class ProcessGroupHbm final : public BackendBase {
   CoalescedBatch take_batch();
   void join_batch(const c10::intrusive_ptr<WorkHbm>& work);
   // Stores `error` as the refusal of this thread's batch, if `error` is not null and the batch has
-  // no refusal yet. Returns a Work that has failed with the batch's refusal; null without a batch
-  // or a refusal.
+  // no refusal yet. Returns a Work that has failed with the batch's refusal; null if there is no
+  // batch or no refusal.
   c10::intrusive_ptr<c10d::Work> refused_in_batch(const std::exception_ptr& error);
   c10::intrusive_ptr<c10d::Work> defer(PreparedMessage message);
 
@@ -300,8 +302,8 @@ class ProcessGroupHbm final : public BackendBase {
   communicator::Sink reduction_in_place(StagedTensors& staged, const at::Tensor& tensor,
                                         const c10d::ReduceOp& op);
 
-  // Returns the options of a group derived from this group: `opts`, or this group's if `opts` is
-  // null.
+  // Returns the options of a group derived from this group: `opts`, or this group's options if
+  // `opts` is null.
   c10::intrusive_ptr<GroupOptions> derived_options(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const;
   communicator::connect::GroupConnection connect(

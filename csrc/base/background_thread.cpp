@@ -33,7 +33,8 @@ class BackgroundThread::All {
     running_.insert(run);
   }
 
-  // Calls `interrupt` without the lock, because `interrupt` may take other locks; then waits.
+  // Calls `interrupt` without the lock, because `interrupt` may take other locks. Then waits until
+  // the body has returned.
   void stop(const std::shared_ptr<Run>& run) {
     run->interrupt();
     std::unique_lock lock(mutex_);

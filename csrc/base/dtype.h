@@ -52,8 +52,8 @@ enum class ReduceOp : uint8_t {
 };
 inline constexpr size_t kReduceOpCount = 9;
 
-// The way in which accumulate() (kernels/accumulate.h) combines a product with its target: adds or
-// assigns it. Message headers contain these values.
+// accumulate() (kernels/accumulate.h) adds a product to the target (kAdd), or assigns it to the
+// target (kAssign). Message headers contain these values.
 enum class Combine : uint8_t { kAdd, kAssign };
 inline constexpr size_t kCombineCount = 2;
 

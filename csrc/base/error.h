@@ -1,7 +1,7 @@
 // The kinds of error. Code without PyTorch throws hbm::Error, which bindings/errors.h and
 // process_group/types.h translate (docs/errors.md lists the results). The code that detects an
-// error writes its text, which tells what was asked for, what is wrong, on which rank, and what to
-// do.
+// error writes the error's text. The text names the failed request, the cause, the rank and the
+// remedy.
 #pragma once
 
 #include <stdexcept>

@@ -18,7 +18,7 @@ Level level_from_environment() noexcept {
     if (std::strcmp(value, kNames[i]) == 0) return static_cast<Level>(i);
   }
   const char* rank = std::getenv("RANK");
-  if (rank == nullptr || *rank == '\0' || std::strcmp(rank, "0") == 0) {  // once a job
+  if (rank == nullptr || *rank == '\0' || std::strcmp(rank, "0") == 0) {  // one line for each job
     std::fprintf(stderr,
                  "[hbm] warn: HBMCOMM_LOG=%s is not error, warn, info or debug; using warn\n",
                  value);

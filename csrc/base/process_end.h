@@ -1,4 +1,4 @@
-// The end of the process, while other threads of it still run.
+// The end of the process while other threads still run.
 //
 // One thread ends the process: it finalises the interpreter, and then the libraries clean up. Other
 // threads must have stopped using Python, PyTorch's objects and MPI by then. A join could hang,
@@ -46,9 +46,9 @@ inline void park_at_process_end() noexcept {
   if (must_park()) park();
 }
 
-// A short section of code in which a thread uses MPI. MPI is finalised at the end of the process,
-// so end_process() first waits, at most 10 s (kFinalSectionTimeout), until all threads that have
-// not parked have left their sections.
+// A short section of code in which a thread uses MPI. MPI is finalised at the end of the process.
+// So end_process() first waits until all threads that have not parked have left their sections, at
+// most 10 s (kFinalSectionTimeout).
 //
 // The thread calls process_ends() or must_park() after it has begun the section. Beginning a
 // section raises a count. end_process() first sets the flag that these functions read, then reads

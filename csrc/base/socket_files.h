@@ -10,8 +10,8 @@
 
 namespace hbm {
 
-// Returns HBMCOMM_SOCKET_DIR if it is set, else /dev/shm: containers that share memory have this
-// directory in common.
+// Returns HBMCOMM_SOCKET_DIR if it is set, else /dev/shm, because containers that share memory also
+// share this directory.
 std::string socket_directory();
 
 // Returns true if the kernel refuses to connect a socket of this type (SOCK_STREAM, SOCK_SEQPACKET)

@@ -17,8 +17,8 @@ namespace hbm {
 // Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
 inline constexpr std::chrono::microseconds kSpinBeforeSleep{50};
 
-// The time between two polls from which the thread counts as preempted: less than a time slice of
-// Linux' scheduler, more than an interrupt takes.
+// The time between two polls from which the thread counts as preempted. The value is less than a
+// time slice of Linux' scheduler, and more than an interrupt takes.
 // Below: the wait polls again.
 // Above: from the value on, the wait sleeps, and so do the next waits of the process.
 // Measure: `waiting_test --gtest_filter=SpinBudget.IsSpentAfterLosingTheProcessor`
@@ -26,8 +26,9 @@ inline constexpr std::chrono::microseconds kPreemptedAfter{500};
 
 // The time for which waits sleep without polling after a wait has lost its processor, as a multiple
 // of the time lost. Afterwards waits poll again. If a wait soon loses its processor again, the next
-// time without polls is at least twice as long. Soon means: within a time as long as the last one.
-// Unit: times the time of the preemption
+// time without polls is at least twice as long. Soon means within a time as long as the last time
+// without polls.
+// Unit: times the lost time
 // Below: a smaller value polls on a busy processor sooner, and loses more time slices.
 // Above: a larger value sleeps longer on a processor that has become free.
 // Measure: `waiting_test --gtest_filter=SpinBudget.LaterWaitsSleepImmediatelyForAWhile`

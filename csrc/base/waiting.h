@@ -41,7 +41,7 @@ class SpinBudget {
   // Returns false if the wait should sleep immediately.
   bool pays() const noexcept { return pays_; }
 
-  // Returns false if the wait should sleep, or `most` has passed since it began.
+  // Returns false if the wait should sleep, or `most` has passed since the wait began.
   bool covers(std::chrono::nanoseconds most) const noexcept {
     return pays_ && now_ - start_ < most;
   }

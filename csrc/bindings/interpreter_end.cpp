@@ -17,8 +17,9 @@ std::terminate_handler before = nullptr;  // guarded by Python's lock; set once
 // Up to Python 3.13, an interpreter that Py_FinalizeEx() has marked as finalising unwinds the stack
 // of each thread that asks for Python's lock, to end the thread. A noexcept destructor on the
 // stack, such as ~gil_scoped_release(), cannot be unwound, so C++ calls this handler. The thread
-// was about to return to Python when the process began to end; it parks. The handler recognises
-// such a thread thus: there is no exception, and another thread ends the process.
+// was about to return to Python when the process began to end, so the handler parks it. The handler
+// recognises such a thread by two facts: there is no exception, and another thread ends the
+// process.
 [[noreturn]] void park_if_unwound() {
   if (std::current_exception() == nullptr) park_at_process_end();
   before();

@@ -27,9 +27,10 @@ using process_group::ProcessGroupHbm;
 using process_group::translated;
 
 // Python's reference to an object of c10d. Releases the GIL while it destroys the object, as c10d's
-// own bindings do: the destructor of a group waits for its threads, and these threads may need the
-// GIL to drop a tensor or to run a callback. This holder and c10d's own holder both have the layout
-// of intrusive_ptr, because pybind11 may read a holder of one type as a holder of the other.
+// own bindings do. The destructor of a group waits for the group's threads, and these threads may
+// need the GIL to drop a tensor or to run a callback. This holder and c10d's own holder both have
+// the layout of intrusive_ptr, because pybind11 may read a holder of one type as a holder of the
+// other.
 template <typename T>
 class UnlockedHolder {
  public:

@@ -13,7 +13,7 @@ namespace hbm::bindings {
 struct PythonMemory {
   std::byte* data = nullptr;
   uint64_t bytes = 0;
-  // Keeps the memory valid. Any thread may drop it, with or without the interpreter's lock: a
+  // Keeps the memory valid. Any thread may drop `hold`, with or without the interpreter's lock. A
   // thread with the lock releases the object soon after.
   std::shared_ptr<const void> hold;
 };

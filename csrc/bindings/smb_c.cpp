@@ -1,5 +1,5 @@
 // The functions of smb.h, implemented on smb_client.h. A process has one client, and finds a
-// segment by an address in its local copy.
+// segment by an address in the segment's local copy.
 #include "smb.h"
 
 #include <cerrno>

@@ -1,4 +1,5 @@
-// Copies into memory that ranks share. A peer has read the memory before and reads it next.
+// Copies into memory that ranks share. The peer has read this memory before, and reads it again
+// after the copy.
 //
 // A cached store takes the cache line back from the peer's processor. If the two processors share a
 // cache, the store costs little, and the peer finds the line in the cache. If they share no cache,
@@ -6,9 +7,13 @@
 // peer, which reads from memory. The scheduler decides where ranks run, and virtual machines hide
 // which caches they share, so CopyToPeers times both kinds of store occasionally.
 //
-// Measured on an AMD Zen 2, for 64 KiB: within one cluster of cores, cached stores take 2.5 us and
-// the peer's reads 1.5 us. With non-temporal stores they take 2.8 and 4.1 us. Between two clusters,
-// they take 10.6 and 6.0 us with cached stores, 3.0 and 4.0 us with non-temporal ones.
+// The times in us on an AMD Zen 2, for 64 KiB:
+//
+//                                  the copy   the peer's reads
+//   one cluster, cached                 2.5                1.5
+//   one cluster, non-temporal           2.8                4.1
+//   two clusters, cached               10.6                6.0
+//   two clusters, non-temporal          3.0                4.0
 //
 // Both kinds of store copy the same bytes.
 #pragma once

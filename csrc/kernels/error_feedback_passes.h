@@ -3,11 +3,11 @@
 // into the gradients.
 //
 // - The passes compute in float32 (float64 if one of the types is float64). The factors are rounded
-// to that type first. Each product, sum and result is rounded separately, to nearest even. Overflow
-// becomes infinity, and a NaN is the canonical NaN, as in reduce.h. - measured_sum() measures each
-// element when it stores it, so memory is read and written once. The residual's L1 sum adds
-// |after[i]| in float64, and its L2 sum adds the square of after[i]. Both use the stored value of
-// after[i]. The gradient's L1 sum adds |gradient[i]|.
+//   to that type first. Each product, sum and result is rounded separately, to nearest even.
+//   Overflow becomes infinity, and a NaN is the canonical NaN, as in reduce.h.
+// - measured_sum() measures each element when it stores the element, so memory is read and written
+//   once. The residual's L1 sum adds |after[i]| in float64, and its L2 sum adds the square of
+//   after[i]. Both use the stored value of after[i]. The gradient's L1 sum adds |gradient[i]|.
 // - The bits of these sums are the same for every vector width and processor. Element i is added to
 //   partial sum i % kSumLanes, in order. For n = kSumLanes / 2, kSumLanes / 4 and so on down to 1,
 //   partial sum k + n is then added to partial sum k, for each k < n.
@@ -59,11 +59,12 @@ struct Packing {
 // Returns null if pack() takes this pair of types, else a clause that lists the pairs it takes.
 const char* pack_unsupported(Dtype wire, Dtype residual) noexcept;
 
-// wire = factor * residual. If an element of the wire has fewer bytes than one of the residual, the
-// residual then becomes the rounding error, residual - inverse * wire. If the element of the wire
-// is infinite or NaN, the residual's becomes 0. If an element of the wire has as many bytes or
-// more, the residual does not change. REQUIRES: pack_unsupported(wire, residual) == nullptr;
-// disjoint arrays. Alignment is not needed. Throws as reduce_isa() does (reduce.h).
+// wire = factor * residual. If an element of the wire has fewer bytes than an element of the
+// residual, the residual then becomes the rounding error, residual - inverse * wire. An element of
+// the residual becomes 0 if its element of the wire is infinite or NaN. If an element of the wire
+// has as many bytes or more, the residual does not change. REQUIRES: pack_unsupported(wire,
+// residual) == nullptr; disjoint arrays. Alignment is not needed. Throws as reduce_isa() does
+// (reduce.h).
 void pack(const Packing& packing, Dtype wire, Dtype residual);
 
 // Returns null if unpack() takes this pair of types, else a clause that lists the pairs it takes.

@@ -20,13 +20,13 @@ class Parallel {
 
   size_t threads() const noexcept { return threads_; }
 
-  // As kernels::reduce_to() (reduce.h).
+  // Does the same as kernels::reduce_to() (reduce.h).
   void reduce_to(void* const* dsts, size_t m, const void* const* srcs, size_t n, size_t count,
                  Dtype dtype, ReduceOp op, size_t divisor) const;
-  // As kernels::reduce() (reduce.h).
+  // Does the same as kernels::reduce() (reduce.h).
   void reduce(void* dst, const void* const* srcs, size_t n, size_t count, Dtype dtype, ReduceOp op,
               size_t divisor) const;
-  // As copy_part() (copy.h).
+  // Does the same as copy_part() (copy.h).
   void copy(void* dst, const void* src, size_t bytes, size_t whole) const;
 
  private:

@@ -91,8 +91,8 @@ void widen(void* dst, Dtype to, const void* src, Dtype from, size_t count) {
   convert(dst, to, src, from, count);
 }
 
-// Averages from the front, slice by slice. `dst` may be a source: a stored slice is shorter than
-// the source's slice, so it overwrites no unread sum.
+// Averages from the front, slice by slice. `dst` may be a source, because a stored slice is shorter
+// than the source's slice, so it overwrites no unread sum.
 void average(void* dst, Dtype to, const void* const* srcs, size_t n, size_t count, Dtype from,
              size_t divisor) {
   alignas(64) std::array<std::byte, kAverageStepBytes> means;

@@ -14,7 +14,7 @@ namespace hbm::kernels {
 
 // Returns the type of the sum of `ranks` integers of type `dtype`; nullopt if `dtype` is no integer
 // type. The sum is twice as wide as its values. It is four times as wide for more than 256 values
-// of 8 bits or 65,536 values of 16 bits.
+// of 8 bits, or more than 65,536 values of 16 bits.
 std::optional<Dtype> partial_sum_type(Dtype dtype, size_t ranks) noexcept;
 
 // dst[i] = src[i], of integer types; `to` is the wider type. The arrays do not overlap.

@@ -5,13 +5,15 @@
 // count, vector width and processor, so every rank that reduces the same sources gets the same
 // bits.
 // - Floating-point types narrower than 32 bits (float16, bfloat16, the float8 types, and the parts
-// of complex32) accumulate in float32 and are rounded once, to nearest even. Overflow and NaN are
-// as in PyTorch's conversion from float32. - A NaN result is the canonical one (positive, quiet, no
-// payload), because processors differ in the operand whose NaN they pass on.
+//   of complex32) accumulate in float32 and are rounded once, to nearest even. Overflow and NaN are
+//   as in PyTorch's conversion from float32.
+// - A NaN result is the canonical NaN (positive, quiet, no payload). If two operands are NaN,
+//   processors differ in the NaN that they pass on.
 // - AVG divides the sum by `divisor`. A mean of integers is exact, truncated toward zero: integers
-// of up to 32 bits accumulate in 64 bits, wider ones in 128. - Integer SUM and PRODUCT wrap. MIN
-// and MAX propagate NaN. Of two zeros, which are equal even if their signs differ, MIN and MAX
-// return the later. A complex product is the plain (ac - bd, ad + bc).
+//   of up to 32 bits accumulate in 64 bits, wider ones in 128.
+// - Integer SUM and PRODUCT wrap. MIN and MAX propagate NaN. MIN and MAX return the later of two
+//   zeros, which are equal even if their signs differ. A complex product is the plain
+//   (ac - bd, ad + bc).
 // - On bool any byte except 0 is true; SUM and MAX are OR, PRODUCT and MIN are AND.
 //
 // Threads: all functions are pure and may run concurrently on disjoint destinations.

@@ -25,7 +25,7 @@ struct TallSkinnyProduct {
 };
 
 // Threads that share a product begin their parts at multiples of kTallSkinnyPartRows or
-// kTallSkinnyPartColumns (tuning.h), which keep a processor's vectors busy.
+// kTallSkinnyPartColumns (tuning.h), so that the parts fill the processor's vectors.
 
 // left = factor * M rightᵀ, for the rows from `begin` up to `end`.
 void find_left(const TallSkinnyProduct& product, size_t begin, size_t end);

@@ -1,4 +1,4 @@
-// Thresholds of copies, sums, and the products of low rank.
+// Thresholds of copies, sums, and low-rank products.
 // Measure: `python -m benchmarks.collectives --collectives allreduce`
 
 #pragma once
@@ -32,7 +32,7 @@ inline constexpr size_t kNonTemporalCacheDivisor = 2;
 // The bytes of one memcpy. On x86-64, glibc copies up to about the size of the second-level cache
 // by `rep movsb`, which need not fetch the cache lines that it overwrites. The loops that glibc
 // uses for larger copies fetch these lines. With 1 MiB of second-level cache, copies of 2 to 16 MiB
-// in parts of 32 to 512 KiB took 0.7 to 0.85 of the time of one memcpy.
+// in parts of 32 to 512 KiB took 0.7 to 0.85 times as long as one memcpy.
 // Unit: bytes
 // Below: up to and including the value, a copy is one memcpy.
 // Above: a copy is several calls of memcpy, of at most this size each.
@@ -60,14 +60,14 @@ inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
 // are non-temporal.
 inline constexpr size_t kTimedPeerCopyBytes = 16 << 10;
 
-// One trial is made in this number of copies of a timed size. A trial is a pair of timed copies.
+// A trial is a pair of timed copies. One trial is made in each such number of copies of a timed
+// size.
 // Unit: copies
 // Below: a smaller value makes more copies with the slower kind of store.
 // Above: a larger value notices later that the scheduler has moved a rank.
 inline constexpr uint32_t kPeerCopiesPerTrial = 32;
 
-// The first copies of a timed size are all timed, up to this number, so that the choice is made
-// early.
+// The number of first copies of a timed size that are all timed, so that the choice is made early.
 // Unit: copies
 // Below: copies are timed, in pairs.
 // Above: from the value on, one pair in each kPeerCopiesPerTrial copies is timed.
@@ -101,9 +101,9 @@ inline constexpr int kCachedBelowPercent = 150;
 
 // -- Sums
 
-// The bytes of a result for each thread of a reduction or copy. A reduction or copy takes
-// reduce_threads threads at most. One thread needs half a millisecond for these bytes; waking
-// another thread takes 50 us.
+// A reduction or copy takes one thread for each such number of bytes of its result, but at most
+// reduce_threads threads. One thread needs half a millisecond for these bytes; waking another
+// thread takes 50 us.
 // Unit: bytes
 // Below: under twice the value, one thread does all.
 // Above: each further multiple of the value takes a further thread.
@@ -118,8 +118,8 @@ inline constexpr size_t kBytesPerReduceThread = size_t{1} << 20;
 // Measure: `partial_sum_test --gtest_filter=PartialSum.AverageMayReplaceASource`
 inline constexpr size_t kAverageStepBytes = 4096;
 
-// The integers that are multiplied by a factor in one step before they are added. The products of
-// one step stay in the innermost cache.
+// The number of integers that are multiplied by a factor in one step before they are added. The
+// products of one step stay in the innermost cache.
 // Unit: elements
 // Below: a smaller value calls the kernel more often.
 // Above: a larger value leaves the innermost cache.
@@ -159,7 +159,7 @@ inline constexpr size_t kTallSkinnyRowsInCache = 64;
 // Measure: `python -m papers.layer_drop --sections pass`
 inline constexpr size_t kTallSkinnyColumnsInCache = 1024;
 
-// The reflections that are applied together when columns are made orthonormal.
+// The number of reflections that are applied together when columns are made orthonormal.
 // Unit: reflections
 // Below: a smaller value reads the columns more often.
 // Above: a larger value computes more products of reflections with each other.

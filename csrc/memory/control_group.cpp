@@ -84,7 +84,7 @@ std::string own_groups() {
 
 constexpr const char* kMounted = "/sys/fs/cgroup";
 
-// A group may use `each` microseconds of processor time in each `period` of microseconds. Without a
+// A group may use `each` microseconds of processor time in every `period` microseconds. Without a
 // quota, the kernel's file has "max" (version 2) or -1 (version 1).
 struct Quota {
   int64_t each = -1;

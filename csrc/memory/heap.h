@@ -11,10 +11,10 @@
 //
 // A block of kMappedBlockBytes or more has a mapping of its own, with no more pages than it needs,
 // on the nodes that memkind chooses. When the block is freed, the kernel gets the memory back.
-// memkind allocates smaller blocks. If memkind has no memory for a block, the block has a mapping
-// of its own. memkind keeps freed memory for later blocks on its node, so a thread that has moved
-// to another node may get memory of its earlier node. placement.h finds the real location of a
-// block.
+// memkind allocates smaller blocks. If memkind has no memory for such a block, the block has its
+// own mapping too. memkind keeps freed memory for later blocks on the same node, so a thread that
+// has moved to another node may get memory of its earlier node. placement.h finds the real location
+// of a block.
 //
 // In a forked child allocate() throws Error(kUnavailable), and free() does nothing: the parent
 // still owns the blocks.

@@ -42,7 +42,8 @@ struct Libraries {
   std::string (*bind)(BindMode mode, int local_rank, int local_size);
 };
 
-// Throws Error(kUnavailable) with the cause if the libraries have to be loaded and cannot be.
+// Throws Error(kUnavailable) with the cause if the libraries have to be loaded and cannot be
+// loaded.
 const Libraries& libraries();
 
 }  // namespace hbm::memory

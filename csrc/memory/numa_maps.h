@@ -15,7 +15,7 @@ namespace hbm::memory {
 struct Mapping {
   uintptr_t begin = 0;
   uintptr_t end = 0;
-  std::map<int, uint64_t> bytes;  // by NUMA node: the pages of this process on the node
+  std::map<int, uint64_t> bytes;  // by NUMA node: the bytes of this process' pages there
 };
 
 // Returns the mappings that overlap [begin, end), in order of address. Throws Error(kUnavailable)

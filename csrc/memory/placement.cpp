@@ -18,7 +18,7 @@
 namespace hbm::memory {
 namespace {
 
-// libnuma has the next three functions, but loading libnuma takes time, because it reads the
+// libnuma has these three functions too, but loading libnuma takes time, because it reads the
 // machine's topology.
 constexpr unsigned long kMaskBits = NUMA_NUM_NODES;
 
@@ -70,8 +70,8 @@ struct PageBatch {
   // Reads each page that was reported as absent but has memory. Some kernels (6.1 among them)
   // report a page as absent while automatic NUMA balancing samples it. All kernels report a page as
   // absent if only another process touched it. Once this process has read the page, they report its
-  // node. A page without memory is not read, because reading could allocate it. Returns true if
-  // there was any page to read.
+  // node. A page without memory is not read, because reading could allocate it. Returns true if it
+  // has read any page.
   bool map_resident_pages() noexcept {
     if (std::none_of(nodes.begin(), nodes.begin() + count, is_absent)) return false;
     std::array<unsigned char, kPagesPerQuery> resident;

@@ -26,9 +26,9 @@ class PlacingError : public Error {
 // base + bytes) is one mapping, private or of a memfd. Throws PlacingError if the kernel refuses.
 void place_on(const std::vector<int>& nodes, Policy policy, void* base, size_t bytes);
 
-// Returns the nodes that the kernel's policy names for the block's pages. Empty under the default
-// policy (ordinary memory). REQUIRES: the block is in one mapping. Throws Error(kUnavailable) if
-// the kernel refuses the query.
+// Returns the nodes that the kernel's policy names for the block's pages. Returns no nodes under
+// the default policy (ordinary memory). REQUIRES: the block is in one mapping. Throws
+// Error(kUnavailable) if the kernel refuses the query.
 std::vector<int> block_nodes(const void* block);
 
 // Returns, for each NUMA node, the bytes of [address, address + bytes) on it. If the range has only
@@ -38,8 +38,8 @@ std::vector<int> block_nodes(const void* block);
 // the kernel may move pages at any time.
 //
 // If this process may not query pages, as in some containers, where() uses the kernel's tables of
-// mappings. Then pages that were only read may count, and where() throws Error(kUnavailable) for a
-// range that the tables cannot answer (memory/numa_maps.h).
+// mappings. Then pages that were only read may count. If the tables do not show the location of a
+// part of the range (memory/numa_maps.h), where() throws Error(kUnavailable).
 //
 // REQUIRES: the range is mapped and readable. Throws Error(kUnavailable) if the kernel refuses the
 // query. Costs about 0.1 us a page.

@@ -1,7 +1,7 @@
 // The memory policies. A policy names the source of memory; this file also finds the memkind kind
 // that serves the policy on this machine.
 //
-// memkind finds high-bandwidth nodes by MEMKIND_HBW_NODES when it is set, else by the firmware's
+// memkind finds high-bandwidth nodes by MEMKIND_HBW_NODES if it is set, else by the firmware's
 // bandwidth tables (HMAT) or, on Xeon Phi, by CPUID. memkind decides once per process, so changes
 // of the environment after the first query have no effect.
 //
@@ -43,7 +43,7 @@ bool may_have_hbm(const std::filesystem::path& nodes = "/sys/devices/system/node
 // Returns memkind's text for one of its error codes.
 std::string memkind_message(int code);
 
-// Returns memkind's reason if it cannot allocate under the policy here, else an empty string.
+// Returns memkind's reason if memkind cannot allocate under the policy here, else an empty string.
 std::string why_unavailable(Policy policy);
 
 // Returns why_unavailable(), but throws Error(kInvalid) for a setting that memkind rejects
@@ -51,7 +51,7 @@ std::string why_unavailable(Policy policy);
 std::string why_unavailable_or_throw(Policy policy);
 
 // Records that the user has named the policy, so it is not the default. After this call the log
-// warns if kPreferred finds no HBM. Without this call the log reports that at level info.
+// warns if kPreferred finds no HBM. Without this call the log reports this only at level info.
 void named_by_user(Policy policy);
 
 // Returns true if blocks under the policy are HBM. Returns false for kDdr, and for kPreferred on a

@@ -1,9 +1,8 @@
-// Room for memory: the NUMA nodes that memkind chooses for a policy, the memory that may still be
-// allocated on them and on the machine (room.cpp), and the commitment of room to a block
-// (commit.cpp).
+// Room for memory. Finds the NUMA nodes that memkind chooses for a policy, and the memory that may
+// still be allocated on these nodes and on the machine. Commits room to a block.
 //
-// The kernel kills a process that touches a page whose bound node is full. So heaps, segments
-// and pools ask here before a page is touched. Each call reads the kernel's figures, except
+// The kernel kills a process that touches a page that is bound to a full node. So heaps, segments
+// and pools ask here before they touch a page. Each call reads the kernel's figures, except
 // shared_room(). A reading takes about 15 us for each node and each control group.
 //
 // Threads: every function may be called from any thread, for blocks that no other thread uses. Each
@@ -42,10 +41,10 @@ uint64_t shared_room(uint64_t bytes);
 // Ensures, before use, that the nodes can hold a block. Returns the bytes that are on `nodes`
 // already or find room there (room_on()).
 //
-// If all bytes fit, their pages are resident on return under kBind and kInterleave, so that they
-// cannot be missing later; under kPreferred pages become resident when first touched. If fewer
-// bytes fit, commit() removes the pages that it has touched, by madvise(`discard`): MADV_DONTNEED
-// for private memory, MADV_REMOVE for shared memory.
+// If all bytes fit under kBind and kInterleave, their pages are resident on return, so they cannot
+// be missing later. Under kPreferred pages become resident when first touched. If fewer bytes fit,
+// commit() removes the pages that it has touched, by madvise(`discard`): MADV_DONTNEED for private
+// memory, MADV_REMOVE for shared memory.
 //
 // REQUIRES: the policy binds the block's pages to `nodes`, and is not kDdr.
 uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes,
@@ -54,16 +53,17 @@ uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>
 // Returns the text of the error after commit() has returned `fitting`, fewer than `bytes`.
 std::string shortage(size_t bytes, Policy policy, const std::vector<int>& nodes, uint64_t fitting);
 
-// Returns the nodes on which memkind allocates the policy's HBM for the calling thread. Empty if
-// the policy uses ordinary memory; throws as comes_from_hbm() (policy.h). Throws Error(kExhausted)
-// or PlacingError (placement.h), with the kernel's reason, if memkind has no block.
+// Returns the nodes on which memkind allocates the policy's HBM for the calling thread. Returns no
+// nodes if the policy uses ordinary memory. Throws as comes_from_hbm() (policy.h). Throws
+// Error(kExhausted) or PlacingError (placement.h), with the kernel's reason, if memkind has no
+// block.
 std::vector<int> hbm_nodes(Policy policy);
 
 // Ensures that there is memory for a block of a memfd that is bound to the nodes (placement.h).
 // Under kBind and kInterleave the block is on the nodes, and its pages are resident on return.
 // Under kPreferred and kDdr it may be anywhere. Returns the bytes that the nodes take, and logs if
 // these are fewer than `bytes`. Throws Error(kExhausted) if the nodes (kBind, kInterleave) or the
-// machine lack memory for the block; then it has removed the pages that it touched.
+// machine lack memory for the block; then take_room() has removed the pages that it touched.
 uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes);
 
 }  // namespace hbm::memory

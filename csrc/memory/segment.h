@@ -107,7 +107,7 @@ class SharedSegment {
   const Memfd memory_;
   ReservedArena arena_;
   std::mutex heap_mutex_;     // guards heap_
-  memkind_t heap_ = nullptr;  // uses the addresses after the arena's; null until needed
+  memkind_t heap_ = nullptr;  // uses the addresses after the arena; null until needed
   Ledger ledger_;
 };
 

@@ -62,9 +62,9 @@ class Memfd {
   size_t size_ = 0;
 };
 
-// Maps another process' segment for reading and writing: all memory of the file `fd`. `fd` stays
-// the caller's and may be closed immediately. The mapping ends with the last reference to it.
-// Throws Error(kInvalid) if `fd` is not a file with bytes in it, and as SharedMapping.
+// Maps another process' segment for reading and writing: all memory of the file `fd`. The caller
+// keeps `fd`, and may close it immediately. The mapping ends with the last reference to it. Throws
+// Error(kInvalid) if `fd` is not a file with bytes in it, and as SharedMapping.
 std::shared_ptr<SharedMapping> map_segment(int fd);
 
 }  // namespace hbm::memory

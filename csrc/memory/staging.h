@@ -6,9 +6,9 @@
 // release, or throws Error(kExhausted) (kBind, kInterleave).
 //
 // Blocks of up to kLargestStagingClassBytes are rounded up to a power of two. A released block is
-// cached in a list of its size, so a later request of that size costs a lock and a list operation,
-// without a call of memkind or the kernel. Larger blocks return to the heap. Cached blocks count
-// against the budget; they are returned to the heap before a request is refused.
+// cached in a list of its size. So a later request of that size takes only a lock and a list
+// operation, and calls neither memkind nor the kernel. Larger blocks return to the heap. Cached
+// blocks count against the budget; they are returned to the heap before a request is refused.
 //
 // An operation in several parts releases the memory of a part under a StagingHold, so that its next
 // part gets the same memory.

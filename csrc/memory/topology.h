@@ -1,4 +1,4 @@
-// The memory of this machine, and the source of each fact.
+// Finds the memory of this machine, and names the source of each fact.
 //
 // Threads: every function may be called from any thread. discover() reads the machine again at each
 // call, which takes milliseconds: use it for reports and at start-up, not for messages.

@@ -76,7 +76,7 @@ inline constexpr uint64_t kReservedArenaDivisor = 8;
 // -- Heaps
 
 // The least block of a heap with a mapping of its own. For blocks of this size memkind has no
-// advantage: it would keep none of them after free(), and it would round their sizes up.
+// advantage: memkind would keep none of these blocks after free(), and would round up their sizes.
 // Unit: bytes
 // Below: memkind allocates the block.
 // Above: from the value on, the block has a mapping of its own with no more pages than it needs, on
@@ -93,7 +93,7 @@ inline constexpr size_t kMappedBlockBytes = size_t{8} << 20;
 // Measure: `shortage_test --gtest_filter=Heap.ThrowsIfANodeFillsUp`
 inline constexpr size_t kCommitStepBytes = size_t{16} << 20;
 
-// The pages in one move_pages or mincore call that asks where memory is.
+// The number of pages in one call of move_pages or mincore that asks where memory is.
 // Unit: pages
 // Below: a smaller value makes more system calls.
 // Above: a larger value takes more of the stack.
@@ -134,7 +134,7 @@ inline constexpr uint64_t kFreeMarginDivisor = 128;
 // Measure: `room_test --gtest_filter=Room.SmallRequestsShareOneQuery`
 inline constexpr uint64_t kUncheckedRoomDivisor = 64;
 
-// The most bytes of small blocks between two readings of the room.
+// The most bytes that small blocks may take between two readings of the room.
 // Unit: bytes
 // Below: up to and including the value, the last reading is used, less the bytes granted since.
 // Above: the room is read for the block.
@@ -165,7 +165,7 @@ inline constexpr size_t kLeastStagingClassBytes = 64;
 inline constexpr size_t kLargestStagingClassBytes = size_t{16} << 20;
 
 // The most released blocks that a thread keeps for the next part of its operation. The value is
-// twice the number of blocks that one operation uses.
+// twice the largest number of blocks that one operation uses.
 // Unit: blocks
 // Below: the thread keeps the block.
 // Above: from the value on, the block returns to its pool.
@@ -189,8 +189,8 @@ inline constexpr uint64_t kLeastPoolBlockBytes = uint64_t{4} << 10;
 // Measure: `pool_test --gtest_filter=Pool.EndsAreConfigurable`
 inline constexpr uint64_t kLargestPoolBlockBytes = uint64_t{32} << 30;
 
-// The addresses of a pool. They are more than its memory: a block takes a range of addresses whose
-// size is a power of two, and memory only for its pages.
+// The addresses of a pool. A pool has more addresses than memory, because a block takes a range of
+// addresses whose size is a power of two, and memory only for its pages.
 // Unit: times the capacity
 // Below: a smaller value runs out of ranges with memory left.
 // Above: a larger value takes more of the process' address space.
@@ -199,7 +199,7 @@ inline constexpr uint64_t kPoolAddressesPerCapacity = 4;
 
 // The largest capacity of a pool, so that its addresses are countable in 64 bits.
 // Unit: bytes
-// Below: up to and including the value, the pool is made, if there are the addresses.
+// Below: up to and including the value, the pool is made, if enough addresses are left.
 // Above: the pool is refused.
 // Measure: `pool_test --gtest_filter=Pool.InvalidPoolSizesAreErrors`
 inline constexpr uint64_t kLargestPoolCapacityBytes = uint64_t{1} << 60;

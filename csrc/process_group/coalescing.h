@@ -20,7 +20,7 @@ namespace hbm::process_group {
 
 // A message that begins at the end of its batch, or a call that was refused.
 //
-// Threads: as c10d::Work, from any.
+// Threads: any, as for c10d::Work.
 class BatchedWork final : public c10d::Work {
  public:
   // `begin` begins the message of `work`. It is called at most once: at the end of the batch, or by
@@ -31,7 +31,7 @@ class BatchedWork final : public c10d::Work {
 
   // Begins the message unless it has begun. Throws the error of `begin`, or the refusal.
   void begin();
-  // Refuses the message, unless it has begun: it fails with `refusal`.
+  // Makes the message fail with `refusal`, unless it has begun.
   void refuse(const std::exception_ptr& refusal);
 
   bool isCompleted() override;

@@ -56,7 +56,7 @@ class DeviceOperation final : public progress::Operation {
   using MakeChunk = std::function<communicator::OperationPtr(size_t index)>;
 
   // Makes a message. `transfer` is null for a send from host memory, which only waits for earlier
-  // sends. `position` is the position of a send; default-made for a receive.
+  // sends. `position` is the position of a send. It is default-constructed for a receive.
   DeviceOperation(communicator::OperationPtr operation, std::shared_ptr<DeviceTransfer> transfer,
                   SendOrder::Position position);
   // Makes a collective. Throws the exceptions of make(0).

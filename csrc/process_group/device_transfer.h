@@ -9,9 +9,9 @@
 //
 // A large collective is cut into chunks (process_group/chunks.h), each with its copies, its
 // operation and its events. All copies to the host are queued together. The copies of a chunk to
-// the device are queued when its operation is done, so the bus carries both directions while the
-// ranks reduce. A tensor with gaps is copied whole: to the host with the first chunk, to the device
-// with the last.
+// the device are queued when the chunk's operation is done, so the bus carries both directions
+// while the ranks reduce. A tensor with gaps is copied whole: to the host with the first chunk, to
+// the device with the last.
 //
 // The sizes of a sparse tensor are known only when the operation begins, and the sizes of the sum
 // only when the operation is done (process_group/sparse_host_copy.h). So the copies to the host are
@@ -64,8 +64,8 @@ class DeviceResult {
   // on their way to the device. Ignores the errors of a lost device.
   void block_after_error() const noexcept;
 
-  // Returns true once the operation has ended and its copies to the device are complete, or the
-  // device is lost.
+  // Returns true once the operation has ended, and either its copies to the device are complete or
+  // the device is lost.
   bool finished() const;
 
   // Returns true if one of `copies` reads memory of the results.
@@ -97,8 +97,8 @@ class DeviceTransfer {
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to_host, Copies to_device,
                  Prepare prepare, Chunks chunks);
   // For copies whose sizes are not known at issue: calls `to_host` when the operation begins, and
-  // `to_device` when it is done. The copies of `to_device` write to tensors that were allocated on
-  // the stream of the copies to the device.
+  // `to_device` when the operation is done. The copies of `to_device` write to tensors that were
+  // allocated on the stream of the copies to the device.
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, MakeCopies to_host, MakeCopies to_device);
   ~DeviceTransfer() { release(); }
 
@@ -114,9 +114,10 @@ class DeviceTransfer {
 
   const Chunks& chunks() const noexcept { return chunks_; }
 
-  // Starts the copies to the host now, except in two cases: the sizes of the copies depend on the
-  // tensor's contents, or the copies read memory that an earlier collective has still to write.
-  // Then start_to_host() starts them. REQUIRES: collectives call it in the order of issue.
+  // Starts the copies to the host now, except in two cases. The sizes of the copies may depend on
+  // the tensor's contents. Or the copies may read memory that an earlier collective has still to
+  // write. In both cases start_to_host() starts the copies. REQUIRES: collectives call it in the
+  // order of issue.
   void issue();
 
   // Queues the copies to the host, after the results that the group has queued so far. Does

@@ -104,7 +104,7 @@ FlightRecord::~FlightRecord() {
 uint64_t FlightRecord::enter(Issued issued,
                              std::shared_ptr<const progress::Request> request) noexcept {
   const int64_t now = now_ns();
-  std::shared_ptr<const progress::Request> dropped;  // destroyed after the lock
+  std::shared_ptr<const progress::Request> dropped;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   if (is_message(issued)) issued.sequence = ++messages_;
   Entry& entry = recent_[entered_ % kRecordedOperations];

@@ -18,7 +18,7 @@ constexpr int kSuccess = 0;
 
 struct Calls {
   std::string library;  // a part of the library's path; empty: any library
-  std::string prefix;   // of the names of the calls
+  std::string prefix;   // of the names of the functions
 };
 
 std::vector<Calls> calls_of(c10::DeviceType type) {

@@ -4,12 +4,11 @@
 //
 //   CUDA           cudaHostRegister, cudaHostUnregister of libcudart
 //   ROCm           hipHostRegister, hipHostUnregister of libamdhip64
-//   PrivateUse1 NAMEHostRegister, NAMEHostUnregister of any library, for a device called NAME, with
-//   the arguments and the result of CUDA's functions
+//   PrivateUse1    NAMEHostRegister, NAMEHostUnregister of any library, for a device called NAME,
+//                  with the arguments and the result of CUDA's functions
 //
-// If the device refuses a call, add() and remove() clear the error in the device's record
-// (cudaGetLastError and its counterparts), because PyTorch would find the error after its next
-// kernel.
+// If the device refuses a call, add() and remove() clear the device's last error (cudaGetLastError
+// and its counterparts). Otherwise PyTorch would find the error after its next kernel.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -42,7 +41,7 @@ class HostRegistration {
 
   const Register add_;
   const Unregister remove_;
-  const LastError take_error_;  // null: the device has no record of errors
+  const LastError take_error_;  // null: the device has no such function
 };
 
 }  // namespace hbm::process_group

@@ -217,7 +217,8 @@ std::optional<int> MonitoredBarrier::await_rank(int rank) const {
 }
 
 // Throws if a rank that this rank needs has died or left. All other ranks need rank 0. Rank 0 needs
-// all other ranks. With wait_all_ranks rank 0 needs none: its verdict names all missing ranks.
+// all other ranks. With wait_all_ranks rank 0 needs no rank, because its verdict names all missing
+// ranks.
 void MonitoredBarrier::require_needed() const {
   std::vector<int> needed{0};
   if (participant_.rank == 0) {

@@ -2,8 +2,8 @@
 // stuck, and it does not change the group.
 //
 // All ranks get one verdict: the first rank that claims the decision in the store publishes it.
-// Rank 0 claims the decision when it knows that all ranks have arrived, or that one never will. Any
-// rank claims it at its own deadline.
+// Rank 0 claims the decision when it knows that all ranks have arrived, or that a rank never will.
+// Any rank claims it at its own deadline.
 //
 // Threads: any; each thread makes and passes its own barrier.
 #pragma once
@@ -41,7 +41,8 @@ class MonitoredBarrier {
   //
   // With wait_all_ranks the error names all missing ranks, and rank 0 waits until every rank has
   // arrived, died or left, at most until the deadline. Throws Error(kNetwork) if the store is gone,
-  // Error(kTimeout) if it does not answer by the deadline (at least a second).
+  // Error(kTimeout) if the store does not answer by the deadline, or within a second if that is
+  // later.
   void pass() const;
 
  private:

@@ -36,8 +36,8 @@ struct GroupOptions final : OptionsBase {
     return c10::make_intrusive<GroupOptions>(*this);
   }
 
-  // Returns the time after which a machine that gives no answer counts as silent:
-  // heartbeat_timeout, at most the group's timeout.
+  // Returns the time after which a machine that gives no answer counts as silent: heartbeat_timeout
+  // if it is set, but at most the group's timeout.
   milliseconds heartbeat() const { return std::min(heartbeat_timeout.value_or(timeout), timeout); }
 
   const memory::Policy policy;

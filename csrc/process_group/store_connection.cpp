@@ -33,9 +33,9 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 
-// No key has this value. A compareSet() that replaces this value by itself gets the value of a key
-// with one question to a TCPStore, or gets this value if the key is absent. PyTorch's get() takes
-// two questions, and waits for the key.
+// No key has this value. With a TCPStore, a compareSet() that replaces this value by itself returns
+// the value of a key in one question. It returns this value if the key is absent. PyTorch's get()
+// takes two questions, and waits for the key.
 constexpr std::string_view kAbsent("\0hbm: absent", 12);
 
 struct PrefixReader : c10d::PrefixStore {

@@ -9,7 +9,7 @@
 // then. Later calls to a TCPStore go over a second connection, a clone, because other code may
 // block the original. The first such call opens the clone and waits for it, as long as the original
 // answers. A job on one node makes few such calls, and mostly needs no second connection. That is
-// an advantage because each connection can stall the whole store: PyTorch's server resolves the
+// an advantage, because each connection can stall the whole store: PyTorch's server resolves the
 // client's name, and blocks on a silent name server.
 //
 // Threads: all functions may be called from any thread. A forked child must open its own store.

@@ -39,7 +39,7 @@ inline constexpr size_t kDeviceChunkBytes = size_t{4} << 20;
 
 // The least chunk that HBMCOMM_DEVICE_CHUNK_BYTES may name.
 // Unit: bytes
-// Below: the group is refused.
+// Below: operations on device tensors are refused.
 // Above: from the value on, the group uses the chunk.
 // Measure: `pytest tests/python/accelerator/test_accelerator_chunks.py -k
 // test_chunk_bytes_that_make_no_sense`
@@ -49,8 +49,8 @@ inline constexpr int64_t kLeastDeviceChunkBytes = 4 << 10;
 // down, multiplies the bytes of a chunk. A chunk takes one copy for each stream, so many streams
 // need large chunks.
 // Unit: streams
-// Below: up to twice the value, a chunk has its own size.
-// Above: from twice the value on, a chunk grows by its size for each multiple.
+// Below: under twice the value, a chunk has the bytes that kDeviceChunkBytes or the variable sets.
+// Above: from twice the value on, each multiple of the value adds these bytes to a chunk.
 // Measure: `python -m benchmarks.gpu`
 inline constexpr size_t kStreamsPerDeviceChunk = 8;
 

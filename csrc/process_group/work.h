@@ -1,7 +1,7 @@
 // The implementation of c10d::Work: a request of the queue, with its tensors, its future and its
 // profiler range.
 //
-// Threads: as c10d::Work, from any. A thread that waits may drive the operation itself
+// Threads: any, as for c10d::Work. A thread that waits may drive the operation itself
 // (progress/operation_queue.h).
 #pragma once
 

@@ -22,9 +22,9 @@ class Backoff {
  public:
   using Sleep = std::function<Slept(std::chrono::steady_clock::time_point until)>;
 
-  // `oversubscribed`: more ranks than usable processors, so a spinning thread only takes a
-  // processor that a peer needs. `sleep`: sleeps as Operation::sleep() does; null: nothing would
-  // wake the sleeper.
+  // `oversubscribed`: true if there are more ranks than usable processors. Then a spinning thread
+  // only takes a processor that a peer needs. `sleep`: sleeps as Operation::sleep() does; null:
+  // nothing would wake the sleeper.
   explicit Backoff(bool oversubscribed, Sleep sleep = nullptr)
       : oversubscribed_(oversubscribed),
         sleep_until_(std::move(sleep)),

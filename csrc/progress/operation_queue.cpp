@@ -100,7 +100,7 @@ std::shared_ptr<Request> OperationQueue::enqueue(std::unique_ptr<Operation> oper
     try {
       step(*request);  // begins the operation before the request is shared
     } catch (...) {
-      request->abandon();  // some of its messages may be in flight
+      request->abandon();  // messages of the operation may be in flight
       throw;
     }
   }
@@ -283,8 +283,8 @@ std::exception_ptr OperationQueue::broken() const {
 }
 
 // Drives the active requests until `target` is done or `deadline` has passed; without a target,
-// until nothing is pending. With a deadline in the past, polls once. `leading`: also ends if there
-// are callbacks to run.
+// until nothing is pending. With a deadline in the past, polls once. With `leading`, also ends if
+// there are callbacks to run.
 void OperationQueue::drive(Lock& lock, const Request* target, Clock::time_point deadline,
                            bool leading) {
   do {
@@ -639,9 +639,10 @@ void OperationQueue::end_all() {
   while (std::ranges::count_if(all, in_use) > 0) std::this_thread::sleep_for(kQueueEndCheckPeriod);
 }
 
-// Returns true if the end of the process must still wait for this queue: for the progress thread to
-// park, but only until `progress_until`, or for threads that run callbacks, but only until
-// `callbacks_until`. process_ends() is true, so a thread that takes mutex_ later parks.
+// Returns true if the end of the process must still wait for this queue. The end waits until the
+// progress thread has parked, but not after `progress_until`. It also waits for threads that run
+// callbacks, but not after `callbacks_until`. process_ends() is true, so a thread that takes mutex_
+// later parks.
 bool OperationQueue::end(Clock::time_point progress_until, Clock::time_point callbacks_until) {
   const Lock lock(mutex_);
   work_.notify_all();

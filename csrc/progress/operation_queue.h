@@ -71,7 +71,7 @@ enum class Mode {
 // an unordered queue the prologue runs in enqueue().
 struct StagingHooks {
   std::function<void()> prologue;  // just before begin(): gathers strided input
-  std::function<void()> epilogue;  // after the poll() that completes the operation, if one does
+  std::function<void()> epilogue;  // after the poll() that completes the operation
 };
 
 // A submitted operation, shared by the queue and the threads that wait for it.
@@ -128,7 +128,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
   enum class Order { kOrdered, kUnordered };
 
-  // `oversubscribed`: more ranks than usable processors on this machine, see Backoff.
+  // `oversubscribed`: true if this machine has more ranks than usable processors; see Backoff.
   static std::shared_ptr<OperationQueue> create(Order order, bool oversubscribed, Hooks hooks);
   OperationQueue(const OperationQueue&) = delete;
   OperationQueue& operator=(const OperationQueue&) = delete;
@@ -143,9 +143,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
                                    std::chrono::milliseconds timeout, StagingHooks staging);
 
   // Starts an enqueued operation. In Mode::kSync the request is done on return. An error of the
-  // operation is left in the request. Ctrl-C in Mode::kSync aborts the queue and is thrown.
-  // Throws Error(kExhausted) in Mode::kAsync if the queue needs a worker and no thread can be
-  // started.
+  // operation is left in the request. In Mode::kSync, Ctrl-C aborts the queue, and its exception is
+  // thrown. Throws Error(kExhausted) in Mode::kAsync if the queue needs a worker and no thread can
+  // be started.
   void launch(const std::shared_ptr<Request>& request, Mode mode);
 
   // The fast path of a synchronous operation on an idle queue, without a shared Request and without

@@ -136,7 +136,7 @@ inline constexpr uint32_t kSleepsPerDoubling = 16;
 // doubling. During the sleep, more of the message arrives.
 // Unit: doublings
 // Below: the next such sleep is twice as long.
-// Above: at the value, such sleeps stay as long.
+// Above: at the value, such sleeps grow no longer.
 // Measure: `queue_test --gtest_filter=Backoff.SleepsAgainAfterAPartialWakeup`
 inline constexpr uint32_t kMostWakeupDoublings = 6;
 
