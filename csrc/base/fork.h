@@ -3,8 +3,8 @@
 //
 // Memory that memkind or a shared segment allocated before a fork still belongs to the parent, so a
 // child must not allocate or free there. An object that owns such memory holds a ForkGuard and
-// checks it before it takes any lock. Without this check the child could wait forever for a lock
-// that another thread of the parent held at the fork.
+// checks it before it takes any lock. Otherwise the child could wait forever for a lock that
+// another thread of the parent held at the fork.
 //
 // Threads: everything may be called from any thread; a check of a ForkGuard costs one relaxed load.
 #pragma once

@@ -47,8 +47,8 @@ inline void park_at_process_end() noexcept {
 }
 
 // A short section of code in which a thread uses MPI. MPI is finalised at the end of the process.
-// So end_process() first waits until all threads that have not parked have left their sections, at
-// most 10 s (kFinalSectionTimeout).
+// So end_process() first waits until all threads that have not parked have left their sections, but
+// at most 10 s (kFinalSectionTimeout).
 //
 // The thread calls process_ends() or must_park() after it has begun the section. Beginning a
 // section raises a count. end_process() first sets the flag that these functions read, then reads

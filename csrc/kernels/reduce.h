@@ -7,8 +7,8 @@
 // - Floating-point types narrower than 32 bits (float16, bfloat16, the float8 types, and the parts
 //   of complex32) accumulate in float32 and are rounded once, to nearest even. Overflow and NaN are
 //   as in PyTorch's conversion from float32.
-// - A NaN result is the canonical NaN (positive, quiet, no payload). If two operands are NaN,
-//   processors differ in the NaN that they pass on.
+// - A NaN result is the canonical NaN (positive, quiet, no payload), because processors differ in
+//   the NaN that they pass on if two operands are NaN.
 // - AVG divides the sum by `divisor`. A mean of integers is exact, truncated toward zero: integers
 //   of up to 32 bits accumulate in 64 bits, wider ones in 128.
 // - Integer SUM and PRODUCT wrap. MIN and MAX propagate NaN. MIN and MAX return the later of two

@@ -60,8 +60,8 @@ inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
 // are non-temporal.
 inline constexpr size_t kTimedPeerCopyBytes = 16 << 10;
 
-// A trial is a pair of timed copies. One trial is made in each such number of copies of a timed
-// size.
+// The number of copies of a timed size in which one trial is made. A trial is a pair of timed
+// copies.
 // Unit: copies
 // Below: a smaller value makes more copies with the slower kind of store.
 // Above: a larger value notices later that the scheduler has moved a rank.
@@ -101,7 +101,7 @@ inline constexpr int kCachedBelowPercent = 150;
 
 // -- Sums
 
-// A reduction or copy takes one thread for each such number of bytes of its result, but at most
+// The bytes of a result for which a reduction or copy takes one thread. It takes at most
 // reduce_threads threads. One thread needs half a millisecond for these bytes; waking another
 // thread takes 50 us.
 // Unit: bytes

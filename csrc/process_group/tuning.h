@@ -49,7 +49,8 @@ inline constexpr int64_t kLeastDeviceChunkBytes = 4 << 10;
 // down, multiplies the bytes of a chunk. A chunk takes one copy for each stream, so many streams
 // need large chunks.
 // Unit: streams
-// Below: under twice the value, a chunk has the bytes that kDeviceChunkBytes or the variable sets.
+// Below: under twice the value, a chunk has the bytes that kDeviceChunkBytes or
+// HBMCOMM_DEVICE_CHUNK_BYTES sets.
 // Above: from twice the value on, each multiple of the value adds these bytes to a chunk.
 // Measure: `python -m benchmarks.gpu`
 inline constexpr size_t kStreamsPerDeviceChunk = 8;
