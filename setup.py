@@ -31,15 +31,18 @@ if not WITHOUT_TORCH:
         RELEASES = torch_releases.find()
     except LookupError as error:
         NO_RELEASE = str(error)
-# It is not known for which release an sdist will be built, so the sdist allows every supported
-# release. When pip builds the sdist, this runs again.
+# An sdist may later be built for any supported release of PyTorch, so its metadata allow all of
+# them. That build runs this file again, and then allows only the releases that it finds.
 MINORS = [release.minor for release in RELEASES]
 if NO_RELEASE or ("sdist" in sys.argv and not WITHOUT_TORCH):
     MINORS = list(range(torch_releases.OLDEST, torch_releases.NEWEST + 1))
 
 
 class DistInfo(dist_info):  # type: ignore[misc]  # setuptools has no types
-    """Makes the metadata, which pip reads before it installs requirements and builds a wheel."""
+    """Makes the metadata, or fails if no release of PyTorch was found.
+
+    pip calls it first, before it installs requirements and builds a wheel.
+    """
 
     def run(self) -> None:
         if NO_RELEASE:
@@ -48,7 +51,7 @@ class DistInfo(dist_info):  # type: ignore[misc]  # setuptools has no types
 
 
 class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
-    """Builds in a folder that is kept, so that the next build compiles only what has changed."""
+    """Builds in a directory that stays, so that the next build compiles only changed files."""
 
     def run(self) -> None:
         missing = NO_RELEASE or native_requirements.missing()

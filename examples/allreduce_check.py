@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 def contribution(rank: int, iteration: int, numel: int) -> torch.Tensor:
-    """Draw the contribution of `rank` to the sum. Any rank can draw it."""
+    """Return the tensor that `rank` adds to the sum. Seeds are fixed, so any rank can draw it."""
     generator = torch.Generator().manual_seed(1000 * iteration + rank)
     return torch.rand(numel, generator=generator)
 

@@ -7,7 +7,7 @@ sum. The training ends after the last batch. A table shows the progress of each 
     torchrun --standalone --nproc-per-node 4 examples/async_parameter_server.py
 
 With `--slow 3`, rank 3 sleeps in every step, and the other ranks take the batches that it leaves.
-With `--staleness 4` too, the other ranks wait for it.
+With `--staleness 4` as well, a rank that is 4 steps ahead of rank 3 waits for it.
 
 Workers can also be plain processes. Any of them may start late or be killed:
 
@@ -47,11 +47,11 @@ LINE = np.dtype([("steps", "f8"), ("ahead", "f8"), ("mb_s", "f8"), ("seconds", "
 class Board:
     """The workers' shared state: one line of numbers per worker, and counters of batches and lines.
 
-    It is in temporary segments of the box, which end with the last worker.
+    The state is in temporary segments: the box deletes them when the last worker has ended.
     """
 
     def __init__(self, box: hbmcomm.smb.Box, batches: int, line: int | None) -> None:
-        """Take the line with the index `line`, or the next free one if it is None."""
+        """Take the line with the index `line`, or the next free line if `line` is None."""
         self._lines = box.alloc(MOST_WORKERS * LINE.itemsize, "digits/lines", temporary=True)
         self._taken = box.alloc(16, "digits/taken", temporary=True)
         self._line = self._taken.fetch_add(8, 1) if line is None else line
@@ -80,7 +80,7 @@ class Board:
 
 
 def batches(data: TensorDataset, board: Board) -> Iterator[tuple[float, Tensor, Tensor]]:
-    """Yield the training's progress, from 0 to 1, and the images and labels of an unused batch."""
+    """Take unused batches. Yield for each the training's progress (0 to 1), images and labels."""
     images, labels = data.tensors
     in_epoch = len(labels) // BATCH
     while (number := board.take()) < board.batches:

@@ -24,7 +24,7 @@ HALF = 5  # steps before and after the checkpoint
 
 
 class Training:
-    """A model and its optimizer, sharded over `mesh` or, without one, whole on every rank."""
+    """A model and its optimizer: sharded over `mesh`, or whole on every rank if `mesh` is None."""
 
     def __init__(self, seed: int, mesh: DeviceMesh | None) -> None:
         torch.manual_seed(seed)
@@ -35,7 +35,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, eps=1e-4)
 
     def run(self, steps: range) -> torch.Tensor:
-        """Take these steps, and return the losses over the whole batch."""
+        """Run these steps of training. Return the loss of each over the batch of all ranks."""
         return torch.tensor([self.step(step) for step in steps])
 
     def step(self, step: int) -> float:

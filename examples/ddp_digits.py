@@ -36,7 +36,7 @@ SAME_LOSS = 1e-5  # largest difference between backends, whose order of addition
 
 @dataclass
 class Run:
-    """The outcome of one training run. All but `seconds` is equal on every rank."""
+    """The outcome of one training run. Every field except `seconds` is equal on all ranks."""
 
     backend: str
     losses: list[float] = field(default_factory=list)  # mean over all ranks, one per epoch

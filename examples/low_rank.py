@@ -5,8 +5,8 @@ later steps (error feedback). The training then runs again and sends everything,
 
     torchrun --standalone --nproc-per-node 2 examples/low_rank.py
 
-Exits non-zero if the accuracy is more than a point below the accuracy of the second training, or if
-the share of the bytes that the first training sent exceeds the requested share by more than 0.02.
+The first training must reach the accuracy of the second, less one percentage point. It must not
+send more than the requested share of the bytes plus 0.02. Otherwise the program exits non-zero.
 """
 
 import argparse

@@ -30,7 +30,7 @@ def array(*shape: int, value: float) -> Array:
 
 
 def best_ms(comm: MPI.Comm, operation: Callable[[], object]) -> float:
-    """Return the time of the fastest of REPEAT runs. A run's time is the slowest rank's."""
+    """Return the shortest time of REPEAT runs. A run takes as long as its slowest rank."""
     times = []
     for _ in range(REPEAT):
         comm.Barrier()

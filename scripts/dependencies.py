@@ -1,4 +1,4 @@
-"""The requirements of the installed package: all of it, or the memory box alone.
+"""The requirements of the installed package, which is the whole package or the memory box alone.
 
 HBMCOMM_WITHOUT_TORCH=1 at build time selects the memory box alone: without the process group,
 PyTorch and MPI.
@@ -16,8 +16,8 @@ def without_torch() -> bool:
 
 
 def dependencies(minors: list[int]) -> list[str]:
-    """Return the requirements of a build for these minor releases of PyTorch 2.
+    """Return the requirements of a build for the minor releases `minors` of PyTorch 2.
 
-    An empty list means the memory box alone.
+    Empty `minors` mean a build of the memory box alone.
     """
     return [torch_releases.requirement(minors), "mpich", *BOX] if minors else BOX

@@ -45,9 +45,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
-    """Name "text" as the language of code blocks that name none; mkdocs.yml has Python for them.
+    """Give code blocks without a language the language "text".
 
-    So the pages' commands and outputs stay plain, and examples in docstrings are highlighted.
+    So the commands and outputs in pages stay plain. Examples in docstrings keep the default
+    language of mkdocs.yml, which is Python.
     """
     return FENCE.sub(lambda block: f"```{block[1] or 'text'}{block[2]}```", markdown)
 

@@ -3,8 +3,8 @@
 Lists each test that failed, with its seeds and its last output. `make flakes` calls it.
 
 Run k, counted from 0, has the seed SEED + k. The seed sets the order of the tests, and the tests
-draw their data from it (HBMCOMM_TEST_SEED). CTEST and PYTEST in the environment are the commands
-that run a tier once.
+draw their data from it (HBMCOMM_TEST_SEED). The environment variables CTEST and PYTEST hold the
+commands that run the native and the Python tests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 def ctest(seed: int, tests: list[str]) -> Outcome:
-    """Run the native programs, or the programs that match one of the patterns `tests`."""
+    """Run the native test programs; only those that match a pattern in `tests`, if it has any."""
     results = RESULTS / f"native-{seed}.xml"
     command = [*shlex.split(os.environ["CTEST"]), "--schedule-random"]
     command += ["--output-junit", str(results.absolute()), *(["-R", "|".join(tests)] * bool(tests))]
@@ -91,7 +91,7 @@ def read(results: Path) -> tuple[int, dict[str, str]]:
 
 @contextlib.contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Keep processors busy inside the context; the processes end with this one."""
+    """Run processes that keep processors busy inside the context. They also end with this one."""
     running = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(processes)]
     try:
         yield

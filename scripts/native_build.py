@@ -33,7 +33,8 @@ def put_header(package: Path, *, in_place: bool) -> None:
 def folder() -> Path:
     """Return the build directory: one for the Makefile's environment (.venv), one for all others.
 
-    The tools of another environment, such as pip's isolated build, may be gone by the next build.
+    They are separate because the tools of another environment, such as pip's isolated build, may be
+    gone by the next build.
     """
     tag = sys.implementation.cache_tag
     ours = Path(ninja.BIN_DIR).resolve().is_relative_to(ROOT / ".venv")
@@ -43,9 +44,9 @@ def folder() -> Path:
 def build(folder: Path, targets: list[str], settings: dict[str, str], *, quiet: bool) -> None:
     """Builds `targets` (modules and libraries) in `folder`, for the Python that runs this.
 
-    settings: CMake variables, in addition to the paths of Python and of the tools. Variables that
-        an earlier build set in `folder` keep their values, so that the tests and other products
-        there are not compiled again.
+    settings: CMake variables, in addition to the paths of Python and of the tools. In the directory
+        of .venv, all other variables keep the values of earlier builds, so that the tests and other
+        products there are not compiled again. In the other directory they are reset.
     """
     program = str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
     settings = settings | {

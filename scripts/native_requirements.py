@@ -1,7 +1,7 @@
-"""The requirements of the C++ build on the machine, checked before the compiler runs.
+"""Checks, before the build starts, that the machine has the libraries and compiler that it needs.
 
 `missing()` returns one line that names the missing libraries and the command that installs them. No
-build needs MPI, which is loaded at run time.
+build needs MPI, because MPI is loaded at run time.
 """
 
 import os
@@ -31,7 +31,7 @@ REQUIREMENTS = [
 ]
 
 
-# Code that needs the C++ library, so that the linker keeps it even with --as-needed.
+# Code that uses the C++ library, so that the linker keeps this library even with --as-needed.
 _STREAM = "#include <fstream>\nbool read(std::ifstream& from, int& to) { return !!(from >> to); }\n"
 
 
@@ -65,7 +65,7 @@ def _links(need: Requirement) -> bool:
 
 
 def _unfit_compiler() -> str | None:
-    """Return the compiler's fault, if it fails or links libstdc++ statically; None if it is fit."""
+    """Return the error's text if the compiler fails or links libstdc++ statically, else None."""
     named = f"`{shlex.join(compiler())}` (CXX, CXXFLAGS, LDFLAGS)"
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "probe.so"

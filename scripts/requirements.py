@@ -1,8 +1,8 @@
 """Prints the package's requirements, one a line, for pip to install before it builds the package.
 
 The output has the requirements of the build, of the package with the development release of
-PyTorch, and of the extras named as arguments. With --extras-only it has those of the extras alone.
---torch 2.15.0 replaces the development release of PyTorch by that release.
+PyTorch, and of the extras named as arguments. With --extras-only it lacks the requirements of the
+build and of the package. --torch 2.15.0 selects that release of PyTorch instead.
 """
 
 import argparse

@@ -13,11 +13,12 @@ the component. Each threshold is a comment and one statement:
 - The fields have this order. Each begins a line of the comment and continues on the next lines.
 - A duration of std::chrono takes its unit from its type, and has no `Unit:`. The page shows "bytes"
   as KiB or MiB, any other unit as it is written.
-- `Measure:` names a benchmark, or else a test of both sides. In the first comment of the file it
-  applies to all thresholds that have no `Measure:`.
+- `Measure:` names a benchmark or, if there is none, a test with values on both sides of the
+  threshold. A `Measure:` in the first comment of the file is for all thresholds without one.
 - The value consists of numbers, + - * / << >>, parentheses, casts like size_t{1}, and other
   thresholds' names.
-- Versions, flags, layouts, masks and lengths that the kernel or a standard sets are no thresholds.
+- Versions, flags, layouts, masks, and lengths that the kernel or a standard sets are no thresholds:
+  they belong elsewhere.
 """
 
 from __future__ import annotations
@@ -126,7 +127,10 @@ def _component(root: Path, path: Path) -> Component:
 
 
 def _comment_above(lines: list[str], at: int) -> dict[str, str]:
-    """Return the comment directly above the line: its text by field, the introduction under ""."""
+    """Return the comment directly above line `at`, as the text of each field.
+
+    The text before the first field has the name "".
+    """
     first = at
     while first > 0 and lines[first - 1].startswith("//"):
         first -= 1
@@ -206,7 +210,10 @@ def _with_code(text: str) -> str:
 
 
 def _computed(threshold: Threshold, thresholds: list[Threshold]) -> float:
-    """Return the value. A name means a threshold of the same file, or else of another one."""
+    """Return the threshold's value. A name in it means another threshold.
+
+    A threshold of the same file comes first, before one of another file.
+    """
 
     def compute(node: ast.expr) -> float:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):

@@ -37,8 +37,8 @@ class TorchRelease(NamedTuple):
 def find() -> list[TorchRelease]:
     """Return the releases to build for, the oldest first.
 
-    Raises LookupError, whose text names the remedy: if there is none, if the sources do not compile
-    against one, or if two have the same minor release.
+    Raises LookupError if there is no release, if the sources do not compile against one of them, or
+    if two have the same minor release. The error's text names the remedy.
     """
     named = os.environ.get("HBMCOMM_TORCH", "")
     if not named:

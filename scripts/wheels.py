@@ -2,10 +2,10 @@
 
     python scripts/wheels.py 2.13 2.15
 
-builds torch_hbmcomm with extensions for those minor releases of PyTorch, and hbmcomm-box, the
-memory box alone. auditwheel then copies the linked libraries into the wheels. If this environment
-lacks a release of PyTorch, its headers come from PyPI's wheel, and stay in build/torch.
-HBMCOMM_TORCH, if set, selects the PyTorches instead.
+builds two wheels: torch_hbmcomm, with extensions for those minor releases of PyTorch, and
+hbmcomm-box, the memory box alone. auditwheel then copies the linked libraries into the wheels. If
+this environment lacks a release of PyTorch, its files come from PyPI's wheel, and stay in
+build/torch. HBMCOMM_TORCH, if set, selects the directories of PyTorch instead.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def main() -> None:
 
 
 def unpacked(release: str) -> Path:
-    """Return the directory whose "torch" has the files of PyTorch `release` that a build reads.
+    """Return a directory with the subdirectory "torch": the files of a PyTorch that a build reads.
 
-    release: as in "2.15"
+    release: the minor release of this PyTorch, as in "2.15"
     """
     try:
         here = torch_releases.installed()
