@@ -1,9 +1,9 @@
 """Registers the backend "hbm" when torch is imported (entry point torch.backends).
 
 Importing this package also calls register(), because the entry point may be switched off, or
-PyTorch may have learned of an accelerator since. register() loads the native module only if
-HBMCOMM_ALLOCATOR asks for it, and replaces another backend if HBMCOMM_INSTEAD_OF names it. A wrong
-value of either variable raises at the first use of hbm and not here, since programs without hbm
+PyTorch may have found an accelerator after the entry point ran. register() loads the native module
+only if HBMCOMM_ALLOCATOR asks for it, and replaces Gloo if HBMCOMM_INSTEAD_OF names it. A wrong
+value of either variable raises at the first use of hbm and not here, because programs without hbm
 import torch too.
 """
 
@@ -32,8 +32,8 @@ def register() -> None:
     known = "hbm" in backend.backend_list
     if not known:
         backend.register_backend("hbm", _create, extended_api=True, devices=["cpu"])
-    # Set directly, because register_backend() would make hbm the default backend of an accelerator
-    # that has no default backend.
+    # The devices are set here, because register_backend() would make hbm the default backend of an
+    # accelerator that has no default backend.
     backend.backend_capability["hbm"] = _devices()
     if known:
         return

@@ -17,8 +17,8 @@ def together(
 
     REQUIRES: attempt() does not communicate in `group`, and its results can be pickled.
 
-    If attempt() raises on one rank, every rank raises: that rank its own exception, each other rank
-    RuntimeError with the rank and its error's text. The group stays usable.
+    If attempt() raises on one rank, that rank raises its own exception. Each other rank raises
+    RuntimeError with the number of that rank and the exception's text. The group stays usable.
 
     caller: the name of the object that all ranks make. If the names differ, every rank raises
     ValueError.

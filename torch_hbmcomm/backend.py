@@ -57,6 +57,6 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
 
 
 def _milliseconds(timeout: timedelta) -> timedelta:
-    """Round to the nearest millisecond: PyTorch's options hold seconds as a float32, so that 5.7 s
+    """Round to the nearest millisecond, because PyTorch's options hold seconds as a float32: 5.7 s
     come back as 5.699999 s."""
     return timedelta(milliseconds=math.ceil(timeout / timedelta(milliseconds=1) - 0.5))

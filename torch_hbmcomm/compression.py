@@ -16,8 +16,9 @@ from torch_hbmcomm.groups import chosen_group
 def bf16_hook(
     group: dist.ProcessGroup | None, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket as bfloat16 over the ranks of `group`, which is the model's group. None: the
-    default group.
+    """Average a bucket as bfloat16 over the ranks of `group`.
+
+    group: the model's group; None means the default group
 
     Register it with ``ddp.register_comm_hook(group, bf16_hook)``. It does the same as PyTorch's
     bf16_compress_hook, which DDP refuses on machines without a GPU. Rounding errors are lost;

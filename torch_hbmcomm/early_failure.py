@@ -28,8 +28,8 @@ def backend_creator(distributed_options: Any) -> Any:
 def _end_attempt(distributed_options: Any, why: str) -> None:
     """Publish the error to the other ranks, as csrc/bootstrap/gather.h does."""
     members = distributed_options.global_ranks_in_group
-    # The 1 in the key is the formation's number: a process without the native module has formed no
-    # group before.
+    # The 1 in the key is the formation's number: it is the first one, because a process without the
+    # native module has formed no group before.
     key = f"hbm/rendezvous1/{members[0] if members else 0}/given_up"
     who = f'rank {distributed_options.group_rank} of group "{distributed_options.group_id}"'
     with contextlib.suppress(RuntimeError):  # the store is gone
@@ -37,7 +37,7 @@ def _end_attempt(distributed_options: Any, why: str) -> None:
 
 
 def _reached_limit(error: Exception) -> str:
-    """Return text that names the limit that kept a file from being loaded; empty if none did."""
+    """Return a text that names the limit that stopped the load; empty if no limit stopped it."""
     try:
         os.close(os.dup(2))
     except OSError:

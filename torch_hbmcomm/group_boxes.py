@@ -1,7 +1,7 @@
 """The memory boxes of a process group, as Options(parameter_server=...) requests.
 
-With "auto", rank 0 serves a box in its own process for as long as the group lives, with a token
-that only the ranks of the group know. Otherwise every rank connects to boxes that run already.
+With "auto", rank 0 serves a box in its own process for as long as the group lives. Only the ranks
+of the group know the box's token. Otherwise every rank connects to boxes that run already.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Invitation:
 
 
 class GroupBoxes:
-    """This rank's clients of the group's boxes and, on rank 0, the box of "auto"."""
+    """This rank's clients of the group's boxes. With "auto", rank 0's object also has the box."""
 
     def __init__(self, timeout: timedelta) -> None:
         self.boxes: list[Box] = []
@@ -149,8 +149,8 @@ def provide(backend: Any, timeout: timedelta) -> None:
     REQUIRES: the group's options ask for boxes.
 
     Every rank of the group calls it. If one rank fails, that rank raises its own exception, and
-    every other rank DistBackendError with that exception's text. Each rank shuts the group down
-    before it raises.
+    every other rank raises DistBackendError with that exception's text. Each rank shuts the group
+    down before it raises.
     """
     wanted = backend.options.parameter_server
     boxes = GroupBoxes(timeout)

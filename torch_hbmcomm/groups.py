@@ -1,6 +1,6 @@
-"""Functions of process groups. monitored_barrier and split_group stand in for functions that
-torch.distributed, in some releases, refuses for hbm. Others find a caller's group or backend, or
-check a DDP model before its communication hook is registered."""
+"""Functions of process groups. monitored_barrier and split_group replace functions that
+torch.distributed refuses for hbm in some releases. The other functions find a caller's group or
+backend, or check a DDP model before its communication hook is registered."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def monitored_barrier(
 ) -> None:
     """Wait for all ranks, and name those that do not come.
 
-    It is torch.distributed.monitored_barrier, which refuses every backend but Gloo up to PyTorch
-    2.13 and takes hbm from 2.14 on.
+    It does the same as torch.distributed.monitored_barrier. That function refuses every backend
+    except Gloo up to PyTorch 2.13, and accepts hbm from 2.14 on.
 
     Args:
         group: an hbm group; None: the default group
@@ -37,11 +37,12 @@ def monitored_barrier(
         wait_all_ranks: name every missing rank, instead of the first
 
     Raises:
-        DistBackendError: on every rank, with one verdict that names the missing ranks. The first
-            waiting rank that times out decides the verdict; ranks that come later raise
-            immediately. If a rank has died or destroyed the group, rank 0 decides the verdict as
-            soon as it waits; with `wait_all_ranks`, once all other ranks have come. If rank 0
-            itself has died or destroyed the group, each waiting rank raises immediately.
+        DistBackendError: ranks are missing. Every rank raises it, with the same verdict, which
+            names these ranks. The first waiting rank that times out decides the verdict; ranks
+            that come later raise immediately. If a rank has died or destroyed the group, rank 0
+            decides the verdict as soon as it waits or, with `wait_all_ranks`, once all other ranks
+            have come. If rank 0 itself has died or destroyed the group, each waiting rank raises
+            immediately.
         DistNetworkError: the c10d store is gone.
         ValueError: the group's CPU backend is not hbm.
     """
@@ -61,7 +62,8 @@ def split_group(
 ) -> dist.ProcessGroup | None:
     """Split a group into disjoint smaller groups.
 
-    It is torch.distributed.split_group, which in PyTorch 2.13 refuses backends outside of PyTorch.
+    It does the same as torch.distributed.split_group, which in PyTorch 2.13 refuses backends that
+    are not part of PyTorch.
     A rank waits only for the ranks of its own new group.
 
     Args:
@@ -151,7 +153,7 @@ def chosen_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def hbm_backend(group: dist.ProcessGroup, needed_for: str) -> Any:
     """Return the group's backend for CPU tensors. Raises ValueError if it is not hbm.
 
-    needed_for: the function that needs it, for the error
+    needed_for: the function that needs hbm, for the error
     """
     backend = cpu_backend(group)
     if not is_hbm(group):
@@ -162,7 +164,7 @@ def hbm_backend(group: dist.ProcessGroup, needed_for: str) -> Any:
 
 
 def is_hbm(group: dist.ProcessGroup) -> bool:
-    """Return whether the group's backend for CPU tensors is hbm, under whatever name."""
+    """Return True if the group's backend for CPU tensors is hbm, also if its name is "gloo"."""
     return isinstance(cpu_backend(group), load().ProcessGroupHbm)
 
 
@@ -211,8 +213,8 @@ def group_to_report_in(
 ) -> dist.ProcessGroup:
     """Return the group in which one rank's bad argument is published.
 
-    A wrapped model's own group comes first, since `group` may be the bad argument. Without such a
-    model it is chosen_group(group).
+    It is the group of the wrapped model `ddp`, because `group` may be the bad argument. If `ddp` is
+    not a wrapped model, it is chosen_group(group).
     """
     if isinstance(ddp, DistributedDataParallel):
         return ddp.process_group

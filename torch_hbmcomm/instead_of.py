@@ -1,6 +1,6 @@
 """Replaces Gloo by hbm, for HBMCOMM_INSTEAD_OF=gloo.
 
-A group that a program asks of Gloo for CPU tensors is a group of hbm. The group's name stays
+A program that asks for a group of Gloo for CPU tensors gets a group of hbm. The group's name stays
 "gloo", for programs that check it; its class is ProcessGroupHbm. c10d knows the backend by the type
 CUSTOM, because c10d casts a backend of the type GLOO to ProcessGroupGloo. docs/process-group.md
 lists the replaced functions of PyTorch.
@@ -69,8 +69,8 @@ def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 
 def _create(distributed_options: Any, group_options: Any) -> Any:
-    """Make the backend of one group. Ignores options of other backends, which may be for other
-    devices; PyTorch ignores Gloo's options, too."""
+    """Make the backend of one group. Ignores options of other backends: they may be for the group's
+    other devices, and PyTorch ignores even options for Gloo."""
     create = backend_creator(distributed_options)
     _say_once()
     options = group_options if isinstance(group_options, load().Options) else None

@@ -1,5 +1,5 @@
-"""Facts about this machine: processors and memory for this process, addresses for others, and the
-versions of this package that are installed."""
+"""Facts about this machine: the processors and the memory that this process may use, the machine's
+addresses, and the installed versions of this package."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def cores() -> int:
 
 
 def distributions() -> dict[str, str]:
-    """Return the installed distributions that have this package, with their versions: none in a
-    source tree that is not installed, and hbmcomm-box for the memory box alone."""
+    """Return the version of each installed distribution that has this package: torch_hbmcomm, or
+    hbmcomm-box for the memory box alone. The result is empty in a source tree that is not
+    installed."""
     found = {}
     for name in ("torch_hbmcomm", "hbmcomm-box"):
         with suppress(metadata.PackageNotFoundError):
@@ -40,8 +41,8 @@ def distributions() -> dict[str, str]:
 
 
 def memory() -> int:
-    """Return the machine's memory in bytes, or the tightest limit of this process' control groups
-    if that is less."""
+    """Return the machine's memory in bytes, or the lowest limit of this process' control groups if
+    this limit is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_limits(Path("/proc/self/cgroup").read_text())])
 

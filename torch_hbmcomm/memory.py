@@ -12,8 +12,9 @@ Policies:
 * ``interleave``: pages in turn over the HBM nodes; errors as for ``bind``
 * ``ddr``: ordinary memory
 
-``docs/memory.md`` says more. In a process forked from one that has allocated from a segment,
-``empty`` and ``empty_numpy`` raise ``RuntimeError``, and inherited tensors stay readable.
+``docs/memory.md`` says more. If a process allocates from a segment and then forks, ``empty`` and
+``empty_numpy`` raise ``RuntimeError`` in the child. The tensors that the child inherits stay
+readable.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Info:
 
 
 def available() -> bool:
-    """Return whether memkind can allocate from high-bandwidth memory here."""
+    """Return True if memkind can allocate from high-bandwidth memory on this machine."""
     return bool(_native().memory_available())
 
 
@@ -148,7 +149,7 @@ def place_large_tensors_in_segment() -> None:
 
 
 def place_large_tensors_at_import() -> None:
-    """Do as place_large_tensors_in_segment(), while torch is imported.
+    """Do the same as place_large_tensors_in_segment(), while torch is imported.
 
     The importing program may not use hbm. So a wrong value of a variable raises nothing here, but
     at the first use of hbm. With a wrong HBMCOMM_MEMORY, tensors stay in ordinary memory.
@@ -220,7 +221,7 @@ def empty_numpy(
 
 
 def where(memory: torch.Tensor | np.ndarray[Any, Any]) -> dict[int, int]:
-    """Return, by NUMA node, the bytes of a CPU tensor or NumPy array that are there now.
+    """Return the number of bytes of a CPU tensor or NumPy array that each NUMA node holds now.
 
     Pages that have never been written are on no node, so the sum may be less than the size. For a
     strided view, all bytes from the first to the last element count.
@@ -330,7 +331,7 @@ def _choice(name: str, value: object, literal: Any) -> str:
 def _extent(
     address: int, shape: Sequence[int], byte_strides: Sequence[int], itemsize: int
 ) -> tuple[int, int]:
-    """Return the first address of a strided array, and its bytes from the first to the last."""
+    """Return a strided array's lowest address, and the number of bytes from there to its end."""
     if 0 in shape:
         return address, 0
     reach = [(size - 1) * stride for size, stride in zip(shape, byte_strides, strict=True)]

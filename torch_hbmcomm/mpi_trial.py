@@ -2,7 +2,7 @@
 
 Started by csrc/communicator/mpi/trial.cpp, with the library's path and the value of
 MPI_THREAD_MULTIPLE as arguments. Writes a line when MPI_Init_thread has returned, and waits until
-it is killed. Imports Python's own modules alone: it starts without site-packages.
+it is killed. Imports only modules of the standard library, because it starts without site-packages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Says what to install where no native module fits: see native.py."""
+"""Error texts of native.py: the reason why no native module fits, and the remedy."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ def watch_steps(
     optimizers: Collection[Optimizer] | None = None,
 ) -> Callable[[], None]:
     """Call before(owner, optimizer, arguments, keywords) and after(...) around each step, until
-    `owner` is garbage-collected. Returns a function that ends this earlier.
+    `owner` is garbage-collected. Returns a function that ends these calls earlier.
 
     torch.compile() never traces the hooks; it compiles only the rest of a step. A traced hook would
-    use the state of the step in which it was traced in all later steps.
+    keep the state of the step in which it was traced, and use this state in all later steps.
 
     Args:
         before, after: functions that take the owner, such as methods of its class
@@ -85,10 +85,10 @@ def optimizers_with(
 def optimizers_to_drain(
     given: Optimizer | Sequence[Optimizer], parameters: Mapping[str, torch.Tensor]
 ) -> Sequence[Optimizer]:
-    """Return the optimizers with which drain() applies gradients of all these parameters.
+    """Return the optimizers whose steps apply the gradients that drain() gathers.
 
-    Raises, besides the errors of optimizers_with(), ValueError for a step() that needs a closure:
-    the gradients are there already, and a closure would compute others.
+    Raises the errors of optimizers_with(), and ValueError if a step() needs a closure, because a
+    closure would replace these gradients by others.
     """
     optimizers = optimizers_with(given, parameters, "drain()")
     for optimizer in optimizers:

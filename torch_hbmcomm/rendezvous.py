@@ -21,7 +21,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from torch_hbmcomm.native import load
 
-# The wait for the other ranks to end. If one takes longer, MPI is not finalised.
+# The longest time that a process waits, at its exit, for the other ranks to exit. If they take
+# longer, it does not finalise MPI.
 _FINALIZE_TIMEOUT = timedelta(seconds=2)
 
 # Variables in which launchers write the number of processes that they started.

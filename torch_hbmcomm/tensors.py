@@ -57,8 +57,8 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of the parameter's gradient in a bucket of DDP: the parameter's own if it
-    fills a range of memory, otherwise contiguous ones."""
+    """Return the strides of the parameter's gradient in a bucket of DDP. They are the parameter's
+    strides if it fills a range of memory, otherwise the strides of a contiguous tensor."""
     if fills_memory(parameter):
         return parameter.stride()
     return torch.empty(parameter.shape, device="meta").stride()
@@ -137,7 +137,7 @@ def _fills_in_one_way(shape: Sequence[int]) -> bool:
 
 
 def _other_orders(shape: torch.Size) -> list[tuple[int, ...]]:
-    """Return the strides of PyTorch's memory formats."""
+    """Return the strides of this shape in each of PyTorch's memory formats."""
     formats = [torch.contiguous_format]
     if len(shape) in (4, 5):
         formats.append(torch.channels_last if len(shape) == 4 else torch.channels_last_3d)

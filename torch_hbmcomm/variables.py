@@ -1,4 +1,4 @@
-"""The environment variables of torch_hbmcomm: their list, and what to say of wrong ones.
+"""The environment variables of torch_hbmcomm: their list, and warnings and errors for wrong ones.
 
 docs/environment.md describes the variables of this list, and no other HBMCOMM_ variables.
 """
@@ -62,7 +62,8 @@ def first_use(rank: int | None = None) -> None:
 
 def warn_of_wrong_ones(rank: int | None = None) -> None:
     """Print one warning in a job, on rank 0, for all HBMCOMM_ variables that torch_hbmcomm does not
-    know. `rank` None: the launcher's RANK. The log itself warns of a wrong HBMCOMM_LOG."""
+    know. If `rank` is None, the rank is the launcher's RANK, or 0 without one. The log itself warns
+    of a wrong value of HBMCOMM_LOG."""
     if (rank if rank is not None else value("RANK", "0")) in (0, "0"):
         _warn_once()
 
@@ -90,7 +91,7 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def unknown(names: Mapping[str, str]) -> dict[str, str]:
-    """Return, for each name that no part of torch_hbmcomm reads, what to do about it."""
+    """Return advice for each name that no part of torch_hbmcomm reads."""
     import difflib  # here: most processes do not need it
 
     advice = {}
