@@ -65,7 +65,7 @@ def trained(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
 
 
 def check_equal(configs: list[AsyncHookConfig]) -> None:
-    """Raise ValueError when the configs of all ranks, by rank, differ."""
+    """Raise ValueError if the configs, one of each rank, are not equal."""
     for rank, other in enumerate(configs):
         if other != configs[0]:
             raise ValueError(

@@ -118,7 +118,10 @@ class BucketExchange:
         )
 
     def add_outstanding(self, outstanding: Flats) -> None:
-        """Add the result of outstanding() to the next take(). Call it before the first bucket."""
+        """Add `outstanding`, a result of outstanding(), to the first exchange of each parameter.
+
+        Call it before the first bucket.
+        """
         for dtype, totals in self._totals.items():
             totals.add_outstanding(outstanding[dtype])
 
@@ -159,9 +162,9 @@ class HostCopy:
     """The host copy of a bucket on an accelerator, in pinned memory if the device has any.
 
     fetch() queues a copy from the device on the current stream; wait(), in the pipeline's thread,
-    waits for that copy. giving() queues the copy to the device on a stream of this object, which is
-    the current stream inside the block. So a future that is completed inside the block makes its
-    waiters wait for that copy.
+    waits for that copy. giving() is for a with statement. It queues the copy to the device on a
+    stream of this object, which is the current stream inside the block. So if a future is completed
+    inside the block, its waiters wait for the copy to the device.
     """
 
     def __init__(self, gradients: torch.Tensor) -> None:

@@ -58,7 +58,10 @@ class FlatLayout:
     """
 
     def __init__(self, counts: Mapping[str, int], dtype: torch.dtype, boxes: int) -> None:
-        """Lay out parameters. counts: their elements, by name, in the model's order."""
+        """Lay out the parameters.
+
+        counts: each parameter's number of elements, by name, in the model's order
+        """
         self._counts = dict(reversed(list(counts.items())))
         ends = list(accumulate(self._counts.values()))
         self.count = ends[-1]
@@ -72,8 +75,10 @@ class FlatLayout:
         self.weights = self._lay_out(wire, wire, boxes)
 
     def bucket(self, names: Sequence[str]) -> list[tuple[Shard, list[Run]]]:
-        """Return the shards in which a bucket with these parameters, in this order, is sent, and
-        the runs of each shard."""
+        """Return the shards that carry a bucket, each with its runs.
+
+        names: the bucket's parameters, in the bucket's order
+        """
         numbers = {name: number for number, name in enumerate(self._counts)}
         starts = {}  # each tensor's start in the bucket, by the tensor's number
         at = 0
@@ -96,7 +101,7 @@ class FlatLayout:
         return found
 
     def write(self, values: ShardedValues, numbers: torch.Tensor) -> None:
-        """Write a flat tensor over all values. Waits."""
+        """Replace all values by the elements of a flat tensor. Waits."""
         wait_all(
             values.start_write(shard, numbers[self._flat_range(shard)])
             for shard in values.layout.shards
@@ -110,7 +115,7 @@ class FlatLayout:
         return lay_out(tensors, boxes, wire, shard_bytes=_SHARD_BYTES)
 
     def _flat_range(self, shard: Shard) -> slice:
-        """Return the range of a whole shard in flat tensors, where its spans are contiguous."""
+        """Return a whole shard's range in flat tensors. The shard's spans are contiguous there."""
         first = shard.spans[0]
         begin = self._begins[first.tensor] + first.start
         return slice(begin, begin + shard.count)
@@ -130,5 +135,5 @@ class FlatLayout:
 
 
 def wire_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype on the wire for values of a dtype: float64, or float32 for all others."""
+    """Return the dtype on the wire: float64 for float64, float32 for every other dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""The model's parameters, and flat tensors in the order of their layouts."""
+"""The model's parameters, and copies of them or of their gradients in flat tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Flats = dict[torch.dtype, torch.Tensor]
 
 
 class Parameters:
-    """Named parameters whose elements fill a range of memory, and a layout for each dtype."""
+    """Named parameters, each of which fills a range of memory, and a layout for each dtype."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], boxes: int) -> None:
         self.named = named
@@ -52,8 +52,8 @@ class Parameters:
         """Raise ValueError if a parameter of a bucket has changed its shape or memory order.
 
         Args:
-            arranged_again: the bucket is new, so raise ValueError also if a parameter's part of the
-                bucket has another memory order than the parameter
+            arranged_again: True for a new bucket: raise ValueError also if a parameter's part of
+                the bucket has another memory order than the parameter
         """
         at = 0
         for name in names:

@@ -1,5 +1,5 @@
-"""Versions of the parameters of one rank, the source. It publishes a version in the boxes, and each
-other rank takes the version between two steps."""
+"""Versions of the parameters of one rank, the source. The source publishes a version in the boxes,
+and each other rank takes the version between two steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torch_hbmcomm.pipeline import TaskPipeline
 
 @dataclass(frozen=True)
 class SourceVersion:
-    """The source's parameters, and the totals that are applied in them.
+    """The source's parameters (`weights`), and the totals that they include (`applied`).
 
-    A rank that takes both continues as the source would. Both are flat tensors, by the dtype of the
-    parameters. Weights of half types are float32; `applied` is always float64.
+    A rank that takes both continues as the source would. Both have a flat tensor for each dtype of
+    the parameters. Weights of half types are float32; `applied` is always float64.
     """
 
     weights: dict[torch.dtype, torch.Tensor]
@@ -31,8 +31,8 @@ class SourceVersion:
 class Publication:
     """The version that the source has published last, for any number of readers.
 
-    A number, odd while a version is being written, shows readers a torn read (a sequence lock).
-    Each reader notes the number of its version.
+    A number in a box detects torn reads: it is odd while the source writes a version (a sequence
+    lock). Each reader remembers the number of the version that it took last.
 
     Threads: one at a time.
     """
@@ -75,7 +75,7 @@ class Publication:
 
 
 class Resync:
-    """Gives a version every `every` steps of the source; the other ranks take the newest one.
+    """Gives a version every `every` steps, on the source. Takes the newest version on other ranks.
 
     Training does not wait: giving and fetching run in the pipeline, and a fetched version becomes
     the reader's parameters when the reader begins a step.
@@ -109,7 +109,7 @@ class Resync:
         The source gives a version, if one is due after `steps` steps. Another rank takes the
         version that the poll of end_backward() has found, if there is one.
 
-        REQUIRES: everything that this rank took in these steps has been applied.
+        REQUIRES: this rank has applied all gradients that it took in these steps.
         """
         if not self._due:
             return
@@ -137,7 +137,8 @@ class Resync:
             self._adopt(poll.result())
 
     def align(self) -> None:
-        """Give a version now and wait, on the source. Other ranks do nothing."""
+        """On the source, give a version now, and wait until the boxes have it. On other ranks, do
+        nothing."""
         if self._is_source:
             self._pipeline.call(self._give)
 

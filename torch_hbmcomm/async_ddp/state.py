@@ -42,11 +42,11 @@ class AsyncState(HookState, Closeable):
         state.close()
 
     The boxes hold the running total of each parameter's gradients. For each bucket the hook adds
-    this rank's gradients to the totals. It returns all gradients added since this rank took last,
-    its own included, divided by the group's size. So every rank applies every gradient exactly
-    once, and in training no rank waits for another. (DDP itself makes all ranks wait for each other
-    twice: in its constructor, and at the beginning of the second iteration, to arrange its
-    buckets.) A background thread exchanges buckets with the boxes during backward().
+    this rank's gradients to the totals. It returns the sum of all gradients that any rank has added
+    since this rank's last exchange, divided by the group's size. So every rank applies every
+    gradient exactly once, and in training no rank waits for another. (DDP itself makes all ranks
+    wait for each other twice: in its constructor, and at the beginning of the second iteration, to
+    arrange its buckets.) A background thread exchanges buckets with the boxes during backward().
 
     **Rules for the script**: apply the ``.grad`` of a backward() by one step of the optimizer
     before the model's next forward(), and clear it before the next backward(). To accumulate over
@@ -54,46 +54,46 @@ class AsyncState(HookState, Closeable):
     ``ddp.join()`` is not needed, and refused.
 
     **Precision**: gradients are sent as float32 (float64 as float64, half types widened). Totals
-    are float64, and are never set back to zero: that would need a time that all ranks agree on. If
-    all gradients have one magnitude, an addition to a total of T gradients is off by at most
-    2**-53 * T of one gradient. After 10**9 additions that is as much as float32 rounds each
-    gradient. The error of rounding a result to the gradient's dtype is corrected in the next
-    result.
+    are float64. They are never set back to zero, because all ranks would have to agree on a time
+    for that. If all gradients have the same magnitude g, an addition to a total of T gradients has
+    an error of at most 2**-53 * T * g. After 10**9 additions this error is about as large as the
+    rounding error of one gradient in float32. The error of rounding a result to the gradient's
+    dtype is corrected in the next result.
 
     **Drift**: ranks apply the same gradients at different times and in different sums. Under plain
     SGD the replicas still agree to rounding once each has applied everything. Under other rules, or
     when the learning rate changes, they drift apart. papers/async_sgd/hook_drift.py measured the
     distances between replicas, relative to the weights' norm, with 4 ranks, a network of 577
     parameters and 600 steps. They were 8e-7 with SGD, 3e-4 with momentum, 5e-5 with weight decay
-    and 3e-2 with Adam. When half of the ranks took half as many steps, they were, in the same
-    order, 8e-7, 3e-3, 1e-1 and 3e-1.
+    and 3e-2 with Adam. When half of the ranks took half as many steps, the distances were, in the
+    same order, 8e-7, 3e-3, 1e-1 and 3e-1.
 
-    Every `resync_every` steps the source publishes its parameters with the totals applied in them.
-    The other ranks take both at the beginning of a step, if there is a new version, without
-    waiting. With resync_every=20 this kept Adam's replicas within 1e-2. A version is some steps old
-    when it is taken; so if there is hardly any drift, it adds drift. Each rank keeps its own
+    Every `resync_every` steps the source publishes a version: its parameters, and the totals that
+    they include. The other ranks take a new version at the beginning of a step, without waiting.
+    With resync_every=20 this kept Adam's replicas within 1e-2. A rank takes a version when it is
+    some steps old, so versions increase the drift if there is hardly any. Each rank keeps its own
     buffers, such as BatchNorm's statistics.
 
-    **Checkpoints** are saved by one rank, the source, after a step of its optimizer: the model's,
-    the optimizer's and this state's state_dict(). On resuming every rank loads the same file; the
+    **Checkpoints**: one rank, the source, saves the state_dict() of the model, of the optimizer and
+    of this state, after a step of its optimizer. To resume, every rank loads the same file; the
     number of ranks may change.
 
-    **Deaths**: ranks that die are not waited for. Results are still divided by the group's size.
-    Without the source there are no new versions. If a box is out of reach for longer than the
-    connection's reconnect_timeout, backward() raises RuntimeError with the box's error. Then the
-    state can only be closed.
+    **Deaths**: no rank waits for ranks that have died. Results are still divided by the group's
+    size. After the source's death there are no new versions. If a box is out of reach for longer
+    than the connection's reconnect_timeout, backward() raises RuntimeError with the box's error.
+    After that the state can only be closed.
 
-    A gradient that is not finite is not added, but counted (`refused`). A RuntimeWarning names the
-    parameter, and the hook returns the other ranks' additions.
+    The hook does not add a gradient that is not finite, but counts it (`refused`). A RuntimeWarning
+    names the parameter, and the hook returns the other ranks' additions.
 
     Args:
         group: the model's group; None: the default group
         ddp: the model, with broadcast_buffers=False, no find_unused_parameters, and no other hook
         box: addresses or connections of the boxes, the same on every rank in the same order; None:
-            the group's boxes (Options(parameter_server=...)). Together the boxes hold 8 bytes for
-            each element of a parameter, and 4 more for each rank (8 if it is float64). With
-            resync_every they hold 12 more for each element (16 if it is float64). Each box has
-            about an equal share.
+            the group's boxes (Options(parameter_server=...)). For each element of a parameter the
+            boxes together hold 8 bytes, and 4 bytes for each rank (float64: 8 for each rank). With
+            resync_every they hold 12 bytes more for each element (float64: 16). Each box has about
+            an equal share.
         resync_every: steps of the source between two versions; only for parameters on the CPU.
             None: no versions.
         source: the rank, in the group, that publishes its parameters
@@ -173,17 +173,17 @@ class AsyncState(HookState, Closeable):
         """Apply all unapplied gradients, by one more step of each optimizer, and clear the
         gradients.
 
-        Together the optimizers have all parameters of the model. Every rank calls drain(), each
-        after its last step, or between the same epochs. Ranks that have died or closed are not
-        waited for. With resync_every, all ranks then have the source's parameters. If the source
-        has died or closed, they keep their own, and a RuntimeWarning says so.
+        The optimizers must together have all parameters of the model. Every rank calls drain()
+        after its last step, or all ranks between the same two epochs. No rank waits for ranks that
+        have died or closed. With resync_every, all ranks then have the source's parameters. If the
+        source has died or closed, they keep their own, and a RuntimeWarning says so.
 
         Raises:
             ValueError, TypeError: the optimizers lack a parameter, a step() needs a closure, or a
                 parameter has another shape or memory order than at the start. Nothing has changed,
                 and this rank may call again while others wait for it
             TimeoutError: another rank did not come; the error names it
-            Exception: an optimizer's own
+            Exception: an error of an optimizer's step
         """
         optimizers = optimizers_to_drain(optimizer, self._parameters.named)
         self._parameters.check_orders()
@@ -208,8 +208,8 @@ class AsyncState(HookState, Closeable):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters, and by parameter the unapplied additions, as a mean over the ranks
-        in float64. Call it between two iterations."""
+        """Return the counters and, for each parameter, the additions that this rank has not applied
+        yet, divided by the number of ranks, in float64. Call it between two iterations."""
         return {
             "outstanding": self._parameters.by_name(self._exchange.outstanding()),
             "steps": self._steps,
@@ -220,8 +220,8 @@ class AsyncState(HookState, Closeable):
         """Load a checkpoint, on every rank from the same file, before the first backward().
 
         The hook's first result includes the outstanding additions. Raises ValueError for the state
-        of another model, or an incomplete state, and RuntimeError after a backward(). Then nothing
-        has changed.
+        of another model, or an incomplete state, and RuntimeError after a backward(). If it raises,
+        it has changed nothing.
         """
         if self._steps:
             raise RuntimeError("a checkpoint is loaded before the first backward()")

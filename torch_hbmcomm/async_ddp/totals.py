@@ -29,8 +29,9 @@ class Totals:
     """The totals of the gradients of one dtype; half types are sent as float32.
 
     push() adds this worker's gradients to the totals in the boxes. take() puts into the bucket the
-    sum of all additions since this worker took last, divided by `workers`. It adds `workers` times
-    the rounded values of the bucket to `applied`, so the next take() corrects the rounding errors.
+    sum of all additions since this worker's last take(), divided by `workers`. It also adds
+    `workers` times the rounded values of the bucket to `applied`, so the next take() corrects the
+    rounding errors.
 
     Threads: one at a time.
     """
@@ -106,7 +107,7 @@ class Totals:
 
 
 def _filled(gradients: torch.Tensor, plan: Sequence[ShardPlan]) -> Iterator[Shard]:
-    """Yield each shard once its gradients are in its delta buffer."""
+    """Copy each shard's gradients into its delta buffer, then yield the shard."""
     for each in plan:
         for run in each.runs:
             target = each.delta[run.inside : run.inside + run.count]

@@ -66,8 +66,8 @@ class BoxPlan:
     """The measurements to make. Raises ValueError for invalid ones.
 
     largest: bytes of the largest read, write or accumulate.
-    rounds: turns of each contender among the others, and as many alone. With several clients: at
-    most 3 turns, and none alone.
+    rounds: turns of each contender in rounds with the others, and as many turns alone. With several
+    clients: at most 3 turns with the others, and none alone.
     lanes: connections of a client over tcp.
     threads: the number of threads that accumulate on the box.
     clients: numbers of clients that work at the same time. Each number is measured by itself, in
@@ -244,8 +244,8 @@ def _accumulate(plan: BoxPlan, findings: Findings) -> None:
 
 
 def sums(plan: BoxPlan, dtype: str) -> list[int]:
-    """Return the sizes to measure: 1 to 64 MiB for float32, and 64 MiB alone for other types. A
-    plan with a smaller `largest` ends there."""
+    """Return the sizes to measure: 1 to 64 MiB for float32, and 64 MiB alone for other types. Sizes
+    above the plan's `largest` are left out; if none is left, the size is `largest`."""
     return plan.sizes(MIB if dtype == "float32" else 64 * MIB, 64 * MIB)
 
 
@@ -334,8 +334,9 @@ def _together(
 def _of_all(
     row: Mapping[str, Any], name: str, rounds: Sequence[Sequence[int]], window: float
 ) -> Measurement:
-    """Make the measurement of all clients together: the time of one chunk. If a round moved
-    nothing, the chunk took longer than the window, and the window counts."""
+    """Make the measurement of all clients together. The sample of a round is the mean time of a
+    chunk: the window divided by the chunks that all clients moved. If they moved nothing, it is the
+    window."""
     each = [sum(moved) for moved in zip(*rounds, strict=True)]
     samples = [window * 1e6 / max(1, sum(moved) / _CLIENT_CHUNK) for moved in rounds]
     return sampled(

@@ -1,4 +1,4 @@
-"""Processes of `hbmcomm bench box`: a box, and clients of it that use the public client."""
+"""The processes of `hbmcomm bench box`: a box, and its clients, which call the public API."""
 
 import sys
 import time
@@ -53,7 +53,7 @@ class ClientPeer:
     def run(self, transport: str, action: str, samples: int, calls: int) -> list[float]:
         """Return the microseconds of a call, for each sample, as rounds.Timed does. Actions are
         read, write, memcpy read, memcpy write, fetch_add, "accumulate TYPE", and "add TYPE",
-        which first writes the source to the box."""
+        which writes the source to the box before it accumulates."""
         return list(timed(self._action(transport, action))(samples, calls))
 
     def together(

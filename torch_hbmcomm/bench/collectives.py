@@ -6,7 +6,7 @@ and the scattered side of scatter and reduce_scatter. Rank 0 is the root. Operat
 sendrecv is a ping-pong of the pairs (0, 1), (2, 3), ...: one call sends a message there and back.
 An odd last rank idles.
 
-"startup" is the time from nothing to the end of a first collective, in fresh processes that have
+"startup" is the time of init_process_group and a first collective, in fresh processes that have
 imported torch. "startup" and "barrier" have the size 0.
 """
 

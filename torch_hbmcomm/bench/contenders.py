@@ -80,7 +80,8 @@ class PythonContender(Contender):
 
 @contextmanager
 def node_level(chosen: str | None) -> Iterator[None]:
-    """Set HBMCOMM_NODE, or clear it for None, for the groups that are created inside."""
+    """Set HBMCOMM_NODE to `chosen` inside the context, or unset it if `chosen` is None. The groups
+    that are created inside use this value."""
     before = os.environ.pop("HBMCOMM_NODE", None)
     if chosen is not None:
         os.environ["HBMCOMM_NODE"] = chosen
@@ -104,7 +105,7 @@ def group_of_all(backend: str, node: str | None = None) -> dist.ProcessGroup:
 class TorchBackend(PythonContender):
     """A backend of torch.distributed.
 
-    starts: True: the time from nothing to a first collective is measured, too.
+    starts: True: the time of start() is measured, too.
     """
 
     starts: bool = True
@@ -123,8 +124,10 @@ class TorchBackend(PythonContender):
         )
 
     def start(self) -> None:
-        """Do everything from nothing to the end of a first collective, in a process that has
-        imported torch and has torchrun's environment."""
+        """Make the default group, and do a first collective.
+
+        REQUIRES: the process has imported torch, has torchrun's environment, and has no group.
+        """
         dist.init_process_group(self._backend)
         dist.all_reduce(torch.zeros(1))
 
@@ -199,7 +202,7 @@ def _reduce(group: dist.ProcessGroup, buffers: Buffers) -> Call:
 
 
 def _function(name: str, before: str) -> Callable[..., object]:
-    """Return a function of torch.distributed by `name` or, in earlier releases, by `before`."""
+    """Return the function `name` of torch.distributed, or `before`, its name in older releases."""
     found: Callable[..., object] = getattr(dist, name, None) or getattr(dist, before)
     return found
 

@@ -2,9 +2,9 @@
 
 A step is zero_grad, forward, backward with gradients averaged, and SGD. Two more things are
 measured: the same step without communication (`no_sync`), and the allreduce of the gradients alone.
-"Communication adds" is the time of the step less its time without communication. Divided by the
-time of the allreduce alone, it is the part of the communication that the backward pass does not
-hide.
+The column "communication adds" is the step's time minus its time without communication. This
+difference divided by the time of the allreduce alone is the part of the communication that the
+backward pass does not hide.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,8 @@ from torch_hbmcomm.bench.result import (
 from torch_hbmcomm.bench.rounds import Samples, Timed, timed
 from torch_hbmcomm.sizes import MIB
 
-# The backend, the value of HBMCOMM_NODE, and the allocator of the buffers for ALLREDUCE.
+# For each contender: its backend, the value of HBMCOMM_NODE, and the function that allocates the
+# buffers for ALLREDUCE.
 CONTENDERS: dict[str, tuple[str, str | None, Callable[..., torch.Tensor]]] = {
     "hbm": ("hbm", None, memory.empty),
     "hbm-mpi": ("hbm", OVER_MPI, torch.empty),

@@ -1,8 +1,9 @@
 """The contender MPI, through mpi4py, on plain memory.
 
-It communicates in place, which is faster, if MPI has an in-place form of the same job. Two such
-forms are not used: reduce_scatter's would overwrite its input, and alltoall's goes through buffers
-of MPI's own. No mpiexec starts the ranks: the MPI world is formed by a group of hbm over MPI.
+It uses MPI's in-place form of a collective if there is one, because this form is faster. There are
+two exceptions: the in-place reduce_scatter would overwrite its input, and the in-place alltoall
+goes through buffers inside MPI. No mpiexec starts the ranks: a group of hbm over MPI forms the MPI
+world.
 """
 
 import importlib.util
@@ -31,8 +32,8 @@ class Mpich(PythonContender):
 
     def open(self) -> None:
         group_of_all("hbm", OVER_MPI)
-        # Imported after hbm has formed the MPI world: before, mpi4py would initialise MPI itself,
-        # with a world of this rank alone.
+        # Imported after hbm has formed the MPI world. If it were imported before, mpi4py would
+        # initialise MPI itself, with a world of this rank alone.
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -98,7 +99,7 @@ def _sendrecv(mpi: Any, world: Any, buffers: Buffers) -> Call:
 
 
 def _of_root(world: Any, buffers: Buffers) -> Any:
-    """Return the array of all shares on the root, of one rank's share elsewhere."""
+    """Return the array of all shares on the root, and the array of one share on other ranks."""
     return (buffers.whole if world.Get_rank() == 0 else buffers.share).numpy()
 
 

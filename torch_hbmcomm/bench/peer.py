@@ -1,7 +1,7 @@
-"""The processes of a benchmark, each controlled by the parent, one call at a time.
+"""Peers: processes of a benchmark whose methods the parent process calls, one call at a time.
 
-They talk over a Unix socket, a line of JSON each way. A waiting peer sleeps in the kernel, and
-takes no time from the measured process.
+A call and its result are a line of JSON each, on a Unix socket. A waiting peer sleeps in the
+kernel, so it takes no time from the measured process.
 """
 
 import json
@@ -144,10 +144,10 @@ def _tail(log: Path) -> str:
 
 
 def obey(actor: object, rank: int = 0) -> None:
-    """Run the peer's end: call the methods of `actor` for the parent, until the parent closes.
+    """Be a peer: call the methods of `actor` as the parent asks, until it closes the connection.
 
-    _LEAVE_SECONDS after that the process ends even if `actor` is at work, for example in a wait for
-    another peer.
+    After _LEAVE_SECONDS more the process ends even if a method still runs, for example a method
+    that waits for another peer.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])

@@ -26,7 +26,7 @@ class RankFailed(RuntimeError):
 def launch(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run `function(*arguments)` on each rank. Returns the results, in the order of the ranks.
 
-    `function` and its arguments are pickled: it is a module's function, not a closure.
+    `function` and its arguments are pickled, so `function` must be defined at the top of a module.
     """
     config = LaunchConfig(
         min_nodes=1,

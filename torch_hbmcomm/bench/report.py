@@ -129,8 +129,8 @@ def compared_with(found: Measurement, subject: Measurement | None, reference: bo
     """Format the times of `found`, and the ratio of its median to the median of `subject`, if there
     is one. The ratio is red if it is below 1, unless `found` is a `reference`.
 
-    If interleaving slows the contender, append its median alone, and the ratio of that to the
-    subject's interleaved median.
+    If interleaving slows the contender, append its median in rounds without the others ("alone"),
+    and the ratio of this median to the subject's interleaved median.
     """
     text = Text(times(found))
     if found is subject:
@@ -154,7 +154,8 @@ def rate(section: Section, found: Measurement) -> float:
 
 
 def speed(section: Section) -> Callable[[Row, Measurement], Text]:
-    """Return the function of a section's entries, which are in GB/s or in times."""
+    """Return the function that makes a section's entries: rates in GB/s and times, or times only if
+    the section's `streams` is 0."""
 
     def entry(row: Row, found: Measurement) -> Text:
         if section.streams == 0:

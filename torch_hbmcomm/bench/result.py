@@ -11,14 +11,15 @@
           "alone_n", "alone_minimum_us", ...,
           "values": {name: number}, "curves": {name: [number, ...]}}, ...]}
 
-A measurement begins with the names of its row, as "collective", "dtype" and "bytes". A sample is a
-single call (rounds.py says when it is several), on the slowest rank if there are several ranks. The
-record keeps the statistics of the "n" samples (summary.py), not the samples. Their unit is in the
-names. "p99_us" needs 200 samples. "alone_..." are the same statistics of rounds in which this
-contender ran without the others. "values" and "curves" are further findings; their names end in the
-unit. A reference is a contender that does only a part of the job, and shows what that part costs.
-"unavailable" has causes by the names of contenders, of a contender and a type ("mpich, bfloat16"),
-and of sections. "torch" is null without PyTorch.
+A measurement begins with the fields that name its row, such as "collective", "dtype" and "bytes". A
+sample is the time of a single call (rounds.py says when it is the mean of several), on the slowest
+rank if there are several ranks. The record does not have the "n" samples, but their statistics
+(summary.py), with the unit in the names. "p99_us" needs 200 samples. The fields "alone_..." are the
+same statistics for rounds in which this contender ran without the others. "values" and "curves" are
+further results; their names end in the unit. A reference is a contender that does only a part of
+the job, and shows the cost of that part. "unavailable" gives the cause why something was not
+measured: a contender, a contender with a type ("mpich, bfloat16"), or a section. "torch" is null
+without PyTorch.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _WORSE = 1.1  # interleaved median over median alone: a larger ratio is more tha
 class Measurement:
     """The figures of one contender in one row.
 
-    of: the names of the row and their values.
+    of: the fields that name the row, as in {"operation": "read", "bytes": 4096}.
     samples, alone: statistics of the samples, in `unit`; None without samples.
     """
 
@@ -198,7 +199,7 @@ class Findings:
     """Measurements, filled while sections are measured.
 
     progress: called with the name of each next step.
-    unavailable: the cause by the name of each part that was not measured.
+    unavailable: the names of the parts that were not measured, each with the cause.
     notes: further texts for the reader.
     """
 

@@ -1,13 +1,13 @@
 """Contenders take turns, and every call that is not very short is timed by itself.
 
-A sample is a single call. For short calls the time of reading the clock would count. So calls
-shorter than BATCH_SECONDS are timed in batches of that length, and a sample is the mean of a batch.
-A mean of longer calls would hide their spread: a call of Gloo takes 0.1 ms, or 0.8 ms if its
-threads must be woken.
+A sample is the time of a single call. For a short call it would include too much of the time of
+reading the clock. So calls shorter than BATCH_SECONDS are timed in batches of about that length,
+and a sample is the mean of a batch. Longer calls are not batched, because a mean would hide their
+spread: a call of Gloo takes 0.1 ms, or 0.8 ms if its threads must be woken.
 
 Contenders that follow one another in a round also disturb one another: threads that spin or wake up
-late take time from the next contender. So each contender is measured alone as well, in rounds
-without the others.
+late take time from the next contender. So each contender is also measured alone: in rounds without
+the others.
 """
 
 import gc
@@ -77,10 +77,10 @@ def interleave(
 
     Args:
         rounds: the number of rounds; in each, every contender has a turn
-        alone: the contenders also measured alone, for `rounds` turns; None: all, if there are
-            several
-        barrier: called before each turn; ranks that measure together wait there for each other
-        agree: takes each rank's number, and returns a number that is equal on all ranks
+        alone: the contenders that are also measured alone, for `rounds` turns; None: all of them,
+            if there are several
+        barrier: called before each turn; ranks that measure together wait in it for each other
+        agree: called by each rank with a number of its own; returns the same number on all ranks
         most_samples: the largest number of samples in a turn
     """
     turns = {name: _turn(found, barrier, agree, most_samples) for name, found in contenders.items()}

@@ -46,7 +46,7 @@ class Summary:
 
     @classmethod
     def names(cls, prefix: str, unit: str) -> dict[str, str]:
-        """Return the names that the fields have in a record, by the fields' own names."""
+        """Return the name of each field in a record, by the name of the field in this class."""
         counted = {"n": f"{prefix}n"}
         return counted | {one.name: f"{prefix}{one.name}_{unit}" for one in fields(cls)[1:]}
 
@@ -59,6 +59,6 @@ class Summary:
         return cls(**found) if found else None
 
     def to_record(self, prefix: str, unit: str) -> dict[str, float]:
-        """Return the fields of a record, rounded. A field that is None is left out."""
+        """Return the names and rounded values for a record. A field that is None is left out."""
         values = {name: getattr(self, field) for field, name in self.names(prefix, unit).items()}
         return {name: round(one, _DIGITS) for name, one in values.items() if one is not None}

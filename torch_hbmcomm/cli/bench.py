@@ -58,8 +58,8 @@ def collectives(
     """Measure the median, minimum and mean time of single calls of each collective.
 
     Contenders take turns in one run, and each is measured alone, too; ratios are of medians. The
-    table startup is init_process_group and a first collective in fresh processes. The exit
-    status never depends on a time. Everything takes some minutes.
+    table startup has the time of init_process_group and a first collective, in fresh processes. The
+    exit status never depends on a time. All sizes together take some minutes.
     """
     check_file(json)
     from torch_hbmcomm.bench import collectives as measured
@@ -101,8 +101,8 @@ def ddp(
 ) -> None:
     """Measure a training step under DistributedDataParallel, and the time for communication.
 
-    The same model trains over each contender in the same processes, which take turns and are then
-    measured alone: one model is bound by communication, one by compute. Ratios are of medians.
+    The same model trains over each contender, in the same processes. Contenders take turns, and are
+    then measured alone. One model is bound by communication, one by compute. Ratios are of medians.
     """
     check_file(json)
     from torch_hbmcomm.bench import ddp as measured

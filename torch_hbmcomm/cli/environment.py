@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 def launcher(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the launcher's name and the variable that shows it. If one launcher has started
-    another, the inner one counts: torchrun under srun is torchrun."""
+    another, return the inner one: for torchrun under srun, torchrun."""
     signs = {
         "torchrun": ("TORCHELASTIC_RUN_ID",),
         "srun": ("SLURM_STEP_ID",),

@@ -100,8 +100,8 @@ class Metrics:
 class _HttpServer(ThreadingMixIn, WSGIServer):
     """Answers each connection in a thread of its own.
 
-    At most 16 connections are open, each for 10 s and a little more at most. If 16 are open, a new
-    connection closes the oldest one, so silent clients do not block others.
+    At most 16 connections are open, and each is closed after 10 to 11 s. If 16 are open, a new
+    connection closes the oldest one, so silent clients do not block other clients.
     """
 
     daemon_threads = True
