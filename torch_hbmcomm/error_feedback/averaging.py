@@ -15,8 +15,8 @@ class Averager:
     """Averages over the ranks of a group. All ranks make their Averager together.
 
     Gradients use the group itself. Decisions (agree()) use a second communicator of the same ranks,
-    which lasts as long as the process's groups. In the group itself a decision would wait until
-    the previous bucket's gradients have been averaged, and nothing would overlap.
+    which lasts as long as the process's groups. If a decision used the group itself, it would wait
+    until the previous bucket's gradients have been averaged, and the two would not overlap.
 
     Args:
         name: the second communicator's name, the same on every rank; no other group has it
@@ -54,7 +54,7 @@ class Averager:
         return 1.0 if self._divides(dtype) else 1 / self._ranks
 
     def scaled(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Multiply by factor(), in place."""
+        """Multiply gradients by factor(), in place, and return them."""
         factor = self.factor(gradients.dtype)
         return gradients if factor == 1 else gradients.mul_(factor)
 
@@ -68,9 +68,11 @@ class Averager:
 
 
 def check_equal(settings: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the settings of all ranks, given by rank. Raises ValueError with the setting and the
-    rank if they differ. The first setting is the hook's name: with another hook, later settings
-    may be missing."""
+    """Raise ValueError, which names the setting and the rank, if the settings of the ranks differ.
+
+    settings: the settings of each rank, by rank. The hook's name comes first, because a rank with
+    another hook may lack the other settings.
+    """
     for rank, other in enumerate(settings):
         for name, value in settings[0].items():
             if other[name] != value:

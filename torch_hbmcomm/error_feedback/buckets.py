@@ -133,8 +133,8 @@ class Buckets:
             self._orders.check(name, parameter)
 
     def check_ended(self) -> None:
-        """Raise RuntimeError if a backward() has begun and not ended. While buckets are unnumbered,
-        its end cannot be recognised, and nothing is raised."""
+        """Raise RuntimeError if a backward() has begun and not ended. Raises nothing if its buckets
+        are unnumbered, because then its end cannot be recognised."""
         if self._came != 0 and not self._unnumbered:
             raise RuntimeError(
                 "the last backward() did not end, and part of its gradients has been sent: "

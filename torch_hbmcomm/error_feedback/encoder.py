@@ -75,7 +75,7 @@ class Encoded:
     whole: parameters that are sent whole, by index in the bucket, in ascending order.
     code: encodes other parameters; None: nothing else is sent.
     residual_sums: Accumulated.residual_sums, averaged over the ranks.
-    overhead: bytes that this rank has sent to choose.
+    overhead: bytes that this rank has sent to make the choice.
     """
 
     whole: Sequence[int]
@@ -104,8 +104,8 @@ class Encoder(Protocol):
         """Steps since each waiting parameter was sent, by its name."""
 
     def encode(self, bucket: Accumulated, averager: Averager) -> Encoded:
-        """Choose the part of a bucket that is sent. All ranks call it; its collectives use averager
-        alone, and are complete when it returns."""
+        """Choose the part of a bucket that is sent. All ranks call it. It uses only `averager` for
+        collectives, which are complete when it returns."""
 
     def pass_whole(self, layers: BucketLayers) -> None:
         """Note a bucket that was averaged whole, without error feedback."""
@@ -114,7 +114,7 @@ class Encoder(Protocol):
         """End the step, and choose settings of the next step."""
 
     def cancel_step(self) -> None:
-        """Forget everything since end_step()."""
+        """Forget everything since the last end_step()."""
 
     def forget_waiting(self) -> None:
         """Forget the parameters that wait. Called by drain(), which has applied all residuals."""
@@ -123,7 +123,7 @@ class Encoder(Protocol):
         """Return the numbers that this encoder adds to the state's summary()."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a checkpoint, equal on all ranks, between two steps."""
+        """Return a checkpoint, which is equal on all ranks. Call it between two steps."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue as the encoder that saved the checkpoint."""

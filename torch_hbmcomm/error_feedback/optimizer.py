@@ -19,8 +19,8 @@ class UpdateSkipper:
     zeros instead, weight decay and momentum would change these parameters.
 
     Args:
-        optimizers: the optimizers of the model, whose step(closure) is refused. None: all in this
-            process; then a step with a closure hides nothing
+        optimizers: the optimizers of the model; a step(closure) of them raises ValueError. None:
+            all optimizers of this process; a step(closure) of them runs, and hides nothing
     """
 
     def __init__(self, optimizers: Collection[Optimizer] | None) -> None:
@@ -60,8 +60,8 @@ class UpdateSkipper:
 def move_to_gradients(
     residuals: Residuals, parameters: Mapping[str, torch.Tensor], averager: Averager
 ) -> None:
-    """Empty the residuals into .grad: the mean over the ranks, or None if all elements of the mean
-    are zero. All ranks call it.
+    """Average the residuals over the ranks into .grad, and clear the residuals. .grad is None if
+    all elements of the mean are zero. All ranks call it.
 
     Raises OverflowError, on all ranks, if an average overflows its dtype; then nothing has changed.
     """

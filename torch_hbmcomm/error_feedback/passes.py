@@ -1,6 +1,6 @@
-"""The passes of error feedback over flat tensors. In the CPU's memory they are functions of
-csrc/error_feedback.h. transpose_blocks() is a function of csrc/low_rank.h there, for float32 only.
-In all other cases operations of PyTorch do the same.
+"""The passes of error feedback over flat tensors. For tensors in the CPU's memory they call
+functions of csrc/error_feedback.h. transpose_blocks() calls a function of csrc/low_rank.h, for
+float32 in the CPU's memory. In all other cases operations of PyTorch do the same.
 
 Elements are rounded as csrc/error_feedback.h says. The last bits of sums may differ, because each
 device adds in an order of its own.
@@ -48,7 +48,8 @@ def accumulate(
 def sums_of(tensors: Sequence[torch.Tensor], squares: bool = False) -> list[float]:
     """Return the L1 sums of flat tensors, or their L2 sums (of squares).
 
-    On the CPU it also writes each element back: the bits of NaNs and the sign of zeros may change.
+    On the CPU it also writes each element back, so the bits of NaNs and the sign of zeros may
+    change.
     """
     if tensors and tensors[0].is_cpu:
         # Three times as fast as PyTorch's norm.
@@ -137,8 +138,8 @@ def transpose_blocks(copies: Sequence[tuple[torch.Tensor, torch.Tensor, int, int
 
 
 def finite(values: torch.Tensor) -> bool:
-    """Return True if all elements of a flat tensor are finite. Like sums_of() it also writes them
-    back."""
+    """Return True if all elements of a flat tensor are finite. Writes the elements back, as
+    sums_of() does."""
     (size,) = sums_of([values])  # infinite, too, if the sum overflows float64
     return math.isfinite(size) or bool(values.isfinite().all())
 

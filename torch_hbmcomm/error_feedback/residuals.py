@@ -130,8 +130,8 @@ class Residuals:
     def load_state_dict(
         self, states: Sequence[Mapping[str, torch.Tensor]], parameters: Mapping[str, torch.Tensor]
     ) -> None:
-        """Replace the residuals by the sum of several states. Raises ValueError for a name or a
-        shape that is not the parameters'; then nothing has changed."""
+        """Replace the residuals by the sum of several states. If a name or a shape differs from the
+        parameters', raises ValueError and changes nothing."""
         for state in states:
             for name, values in state.items():
                 if not isinstance(values, torch.Tensor):
@@ -191,11 +191,12 @@ def own_share(
     names: Sequence[str],
     keys: Collection[str] = (),
 ) -> Share:
-    """Choose the states that this rank loads. `given` is its own state, or the states of all ranks
-    that saved. Every state must have the keys in _KEYS, and `keys`.
+    """Choose the states that this rank loads.
 
     The saved states are distributed over the present ranks, so that the residuals' sum stays the
-    same.
+    same. Every state must have the keys in _KEYS, and `keys`.
+
+    given: the state that this rank saved, or a sequence of the states of all ranks that saved
 
     Raises ValueError for incomplete states, and for states of another model, rank or number of
     ranks.

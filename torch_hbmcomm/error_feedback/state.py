@@ -183,8 +183,9 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
     def _send(
         self, layers: BucketLayers, buffer: torch.Tensor, encoded: Encoded, wire_factor: float
     ) -> torch.futures.Future[torch.Tensor]:
-        """Pack the whole parameters and the code at the bucket's beginning, and average that part.
-        Then copy the averages to their ranges of the bucket, and set all other ranges to zero."""
+        """Pack the code, and the parameters that are sent whole, at the bucket's beginning, and
+        average this part. Then write the averages to the parameters' ranges of the bucket, and set
+        all other ranges to zero."""
         whole, code = encoded.whole, encoded.code
         coded = () if code is None else code.parameters
         if self._skipper is not None:
@@ -252,10 +253,10 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
     # -- between steps ---------------------------------------------------------------------------
 
     def drain(self, optimizer: Optimizer | Sequence[Optimizer]) -> None:
-        """Average the residuals over the ranks, and apply them by one more step of the optimizer,
-        or of several optimizers that together have all parameters of the model.
+        """Average the residuals over the ranks, and apply them by one more step of each optimizer.
 
-        All ranks call it after the last step. It clears the residuals and the gradients.
+        The optimizers must together have all parameters of the model. All ranks call drain() after
+        the last step. It clears the residuals and the gradients.
 
         If a rank's optimizers lack a parameter, or a step() needs a closure, this rank raises
         ValueError or TypeError and every other rank RuntimeError. If an average overflows its
@@ -274,9 +275,10 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         step_and_clear(optimizers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's checkpoint, between two iterations: each rank saves its own.
+        """Return this rank's checkpoint. Call it on every rank, between two iterations.
 
-        It has the residuals by the parameters' names and in their shapes.
+        A checkpoint has the residuals of one rank, by parameter, in the parameters' shapes. Save
+        the checkpoints of all ranks.
         """
         self._settle()
         return {
@@ -290,7 +292,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Continue from a checkpoint, between two iterations; all ranks call it.
+        """Continue from a checkpoint. All ranks call it, between two iterations.
 
         Args:
             state: this rank's state; or a sequence of the states of all ranks that saved. The
@@ -326,12 +328,12 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
     def summary(self) -> dict[str, float]:
         """Return this rank's counters.
 
-        Since the start: `steps`; `gradient_bytes`, which DDP alone would have sent; `sent_bytes`,
-        decisions included; `sent_share` of the gradients' elements; `refused_steps`, which the
-        scaler skipped. In the last step: `layers`, and `sent_layers`, of which at least one
-        parameter was sent whole. Now: `waiting` parameters, their `mean_age` and `oldest_age` in
-        steps, and `cache_norm`, the residuals' L2 norm. With layer dropping: `threshold` (-1:
-        none).
+        Since the start: `steps`, `refused_steps` (skipped by the scaler), `gradient_bytes` (DDP
+        alone would have sent them), `sent_bytes` (with the bytes of decisions), and `sent_share`
+        (the sent part of the gradients' elements). In the last step: `layers`, and `sent_layers`
+        (the layers with a parameter that was sent whole). At present: `waiting` (the number of
+        parameters that wait), their `mean_age` and `oldest_age` in steps, and `cache_norm` (the
+        residuals' L2 norm). With layer dropping: `threshold` (-1: none).
         """
         self._settle()
         ages = self._encoder.waited.values()

@@ -1,4 +1,4 @@
-"""Counts the bytes that a hook saves, for summary(), checkpoints and the log; and warns."""
+"""Counts the bytes that a hook sends, for summary(), checkpoints and the log. Also has warnings."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Statistics:
 
 
 def warn_if_little_can_wait(config: EncoderConfig, layers: Sequence[Layer]) -> None:
-    """Warn when a model's layers that are always sent exceed the share that is to be sent."""
+    """Warn if the layers that are always sent are a larger part of the model than 1 - ratio."""
     always = sum(layer.numel for layer in layers if layer.always)
     total = sum(layer.numel for layer in layers)
     if config.saves_bytes and always > (1 - config.ratio) * total:

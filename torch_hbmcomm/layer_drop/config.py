@@ -37,11 +37,11 @@ class LayerDrop(EncoderConfig):
         min_numel: a layer with fewer elements is always sent, and so is a layer whose parameters
             all have at most one dimension
         always_send: False: the layers that min_numel describes may wait, too
-        max_age: steps that a layer waits at most before it is sent; math.inf: for ever; None: four
+        max_age: the most steps that a layer waits before it is sent; math.inf: no limit; None: four
             times the mean wait, 4 / (1 - ratio), and at least 8
         cache_dtype: the residuals' dtype; None: float32, or float64 for gradients of float64. With
             bfloat16, each step loses the residuals' rounding errors
-        fixed_threshold: used instead of one that is searched for; None: a threshold is searched for
+        fixed_threshold: the threshold of every step; None: the threshold is searched for
         target: "bytes": between two searches the threshold follows the bytes that were sent, so
             that on average 1 - ratio of all bytes is sent. It also falls with a layer's age, so
             that few layers wait until max_age. "paper": the threshold does not change between two
@@ -49,12 +49,13 @@ class LayerDrop(EncoderConfig):
         wire_dtype: only for layer_drop_hook. torch.bfloat16: gradients of float32 are sent as
             bfloat16, and the rounding errors stay in the residuals. None: each gradient's own type
         skip_update: only for layer_drop_hook. True: a layer that is dropped keeps its parameters
-            and its optimizer's state in that step; a zero gradient would still let weight decay and
-            momentum change them. None: True with target="bytes", else False
+            and its optimizer's state in that step. With False its gradient is zero, and weight
+            decay and momentum change both. None: True with target="bytes", else False
 
     The state or parameter server that is given a LayerDrop checks its arguments. If an argument is
     out of its range or of another type, the rank that gave it raises ValueError or TypeError, and
-    each other rank RuntimeError. A ParameterServer with `box` raises on this worker only.
+    each other rank RuntimeError. A ParameterServer with `box` raises only on the worker that gave
+    the argument.
     """
 
     every: int = 100
@@ -84,7 +85,7 @@ class LayerDrop(EncoderConfig):
 
     @property
     def oldest(self) -> float:
-        """The steps that a layer waits at most: max_age, or its default."""
+        """The most steps that a layer waits: max_age, or its default."""
         return self.usual_max_age if self.max_age is None else self.max_age
 
     @property

@@ -22,10 +22,11 @@ from torch_hbmcomm.layer_drop.config import LayerDrop
 
 NO_THRESHOLD = -1.0
 
-# The feedback on bytes, a PI controller of the threshold's logarithm. In a simulation with
-# ResNet-50's layers (papers/layer_drop/feedback.py), gradients shrank by 2.3 % a step. The mean
-# share that was sent in 200 steps was still within a percentage point of 1 - R. Without the
-# integral part the mean lags behind 1 - R. With larger gains the bytes vary more between steps.
+# The gains of DropRule._follow, a PI controller that moves the threshold's logarithm so that a part
+# 1 - R of the bytes is sent. In a simulation with ResNet-50's layers
+# (papers/layer_drop/feedback.py), gradients shrank by 2.3 % a step. The mean share that was sent in
+# 200 steps was still within a percentage point of 1 - R. Without the integral part the mean lags
+# behind 1 - R. With larger gains the bytes vary more between steps.
 _PROPORTIONAL = 0.05
 _INTEGRAL = 0.005
 # The bound of the debt, in budgets of a step. Layers that are always sent may exceed the budget in
@@ -198,7 +199,7 @@ class DropRule:
             self.threshold = min(max(moved, min(found) / 2), max(found) * 2)
 
     def cancel_step(self) -> None:
-        """Forget all decisions since end_step()."""
+        """Forget all decisions since the last end_step()."""
         self._begin_step()
 
     def forget_waiting(self) -> None:
@@ -207,7 +208,7 @@ class DropRule:
         self._begin_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the argument of load_state_dict(), between two steps."""
+        """Return the state for load_state_dict(). Call it between two steps."""
         return {
             "representative": self._config.representative,
             "steps": self._steps,

@@ -44,10 +44,10 @@ class LayerDropState(ErrorFeedbackState[LayerDrop]):
     Clipping after backward() clips sums of gradients: a layer that waited is as large as the
     gradients of several steps together.
 
-    Arguments, memory, errors and threads are as in LowRankState, with LayerDrop for LowRank and the
-    logger torch_hbmcomm.layer_drop. Layers that wait skip the optimizer's step, if
-    LayerDrop.skip_update says so. Then step(closure) of an optimizer that is given as `optimizer`
-    is refused. Without `optimizer`, a step with a closure also changes layers that wait.
+    Arguments, memory, errors and threads are as in LowRankState, with LayerDrop instead of LowRank
+    and the logger torch_hbmcomm.layer_drop. If LayerDrop.skip_update says so, layers that wait skip
+    the optimizer's step. An optimizer that was given as `optimizer` then refuses step(closure).
+    Without `optimizer`, a step with a closure also changes layers that wait.
     """
 
     hook_name = "layer_drop_hook"

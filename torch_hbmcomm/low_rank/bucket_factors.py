@@ -1,4 +1,5 @@
-"""The factors of one bucket's low-rank approximations, from the residuals to the bucket."""
+"""The factors of a bucket's low-rank approximations. They are computed from the residuals, and
+their averages are multiplied into the bucket."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ class BucketFactors:
             products.find_lefts(values, lefts, directions, factor)
 
     def choose(self, indices: Collection[int]) -> None:
-        """Leave out the parameters that are not in `indices`, and the parameters whose left factor
-        is not finite, as when it is too large for the wire."""
+        """Choose the parameters in `indices`, except those whose left factor is not finite. A left
+        factor is not finite if, for example, it is too large for the wire's dtype."""
         finite = passes.finite(self.lefts)
         chosen = {
             index: left.to(torch.promote_types(left.dtype, torch.float32))
@@ -79,7 +80,7 @@ class BucketFactors:
 
     @property
     def numel(self) -> int:
-        """The elements of R of all chosen parameters."""
+        """The number of elements of R, over all chosen parameters."""
         return sum(self._matrices[i].columns * left.shape[1] for i, left in self._bases.items())
 
     def take_out(self, wire: torch.Tensor) -> None:
@@ -140,7 +141,7 @@ class BucketFactors:
     def _write(
         self, matrices: Mapping[int, torch.Tensor], flats: Mapping[int, torch.Tensor]
     ) -> None:
-        """Write matrices over some of the flat tensors."""
+        """Write each matrix over the flat tensor of the same index."""
         write_matrices(
             [self._matrices[index] for index in matrices],
             list(matrices.values()),
@@ -166,9 +167,8 @@ def _split(wire: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.
 def _as_type(
     tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield the tensors, each in the dtype of its counterpart in `like`. Instead of a tensor of
-    another dtype it yields an empty tensor, and copies that to the given tensor when the block
-    ends."""
+    """Yield tensors for the block to fill, each in the dtype of its counterpart in `like`. A tensor
+    of another dtype is replaced by a new tensor, which is copied back when the block ends."""
     given = [
         one if one.dtype == other.dtype else torch.empty_like(one, dtype=other.dtype)
         for one, other in zip(tensors, like, strict=True)

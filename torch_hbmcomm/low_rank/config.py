@@ -19,7 +19,8 @@ class LowRank(EncoderConfig):
     Practical low-rank gradient compression for distributed optimization*).
 
     Each step sends a low-rank approximation of each matrix of residuals, and keeps the rest. The
-    ranks follow from `ratio`, and from the part of the residuals that each column takes out.
+    ranks of the approximations follow from `ratio`, and from the part of the residuals that each
+    column takes out.
 
     Args:
         ratio: R, the part of the bytes that is not sent, in [0, 1); with 0 all is sent
@@ -33,10 +34,10 @@ class LowRank(EncoderConfig):
             errors stay in the residuals. None: each gradient's own type
         skip_update: True: a parameter of which nothing is sent keeps its value and its optimizer's
             state in that step. None: False
-        relaxation: the multiple of an approximation, in (0, 2), that is sent and subtracted from
-            the residuals. Above 1 the next gradients make up for the excess, because they mostly
-            have the same directions. Training then lags less. None: 1.2 from R = 0.9 on, and less
-            for a smaller R (1.1 at R = 0.8)
+        relaxation: the factor, in (0, 2), of each approximation that is sent and subtracted from
+            the residuals. A factor above 1 sends too much, but training lags less: the next
+            gradients make up for the excess, because they mostly have the same directions. None:
+            1.2 from R = 0.9 on, and less for a smaller R (1.1 at R = 0.8)
         damping: the part of SGD's momentum, in [0, 1], that each step removes along the directions
             that were sent. None: 0 up to R = 0.5, 0.25 from R = 0.8 to 0.9, 0.5 from R = 0.95 on,
             and linear in between
@@ -67,7 +68,7 @@ class LowRank(EncoderConfig):
 
     @property
     def relaxed(self) -> float:
-        """The multiple of an approximation that is sent: relaxation, or its default."""
+        """The factor of each approximation that is sent: relaxation, or its default."""
         if self.relaxation is not None:
             return self.relaxation
         return min(_RELAXATION, 1 + _RELAXED / (1 - self.ratio))

@@ -29,8 +29,9 @@ class LowRankState(ErrorFeedbackState[LowRank]):
         ...  # the training loop as it was
 
     Each rank adds its gradients to its residuals. The ranks average a low-rank approximation of
-    each matrix of residuals, and each subtracts its own part; the rest waits (Vogels et al. 2019;
-    rule.py). Nothing is lost: sent gradients and residuals add up to all gradients.
+    each matrix of residuals. Each rank subtracts its own part from its residuals, and the rest
+    waits (Vogels et al. 2019; rule.py). Nothing is lost: sent gradients and residuals add up to all
+    gradients.
 
     A bucket takes three allreduces. The first two average the left factors, and the numbers that
     choose the matrices' ranks. They use a communicator that only this state uses, and the hook
@@ -42,14 +43,14 @@ class LowRankState(ErrorFeedbackState[LowRank]):
     together. A matrix is sent whole once too many of its gradients wait.
 
     Args:
-        ddp: the model, without another hook. Its group may be of any CPU backend; parameters on an
-            accelerator need one that serves both devices, as "hbm" does
+        ddp: the model, without another hook. Its group may be of any CPU backend. For parameters on
+            an accelerator the group needs a backend that serves both devices, as "hbm" does
         config: equal on all ranks; None: LowRank()
         optimizer: the model's optimizer, or several that together have its parameters. None: every
             optimizer that steps in this process. LowRank.skip_update needs this argument
-        scaler: the GradScaler whose scaled losses are differentiated, with one optimizer for the
-            whole model. Residuals are unscaled; a step that the scaler skips is undone here. Takes
-            a second copy of the residuals. None: losses are not scaled
+        scaler: the GradScaler that scales the losses; the model must then have a single optimizer.
+            Residuals are unscaled. A step that the scaler skips is also undone in the residuals,
+            which takes a second copy of them. None: losses are not scaled
         log_every: steps between two lines of the logger torch_hbmcomm.low_rank on rank 0; None: no
             lines
 

@@ -17,7 +17,7 @@ _MOST = 1e32
 
 @dataclass(frozen=True)
 class Measures:
-    """Numbers by parameter of a bucket.
+    """Numbers for each parameter of a bucket.
 
     residual_sums: L1 sums of the residuals, with this step's gradients.
     gradients: L1 sums of this step's gradients.
@@ -44,7 +44,7 @@ class Measures:
         return torch.where(exact.isfinite(), exact.clamp(-_MOST, _MOST), exact).float()
 
     def unpack(self, packed: torch.Tensor) -> Measures:
-        """Return the measures in a pack() of the same parameters."""
+        """Return the measures in `packed`. packed: from a pack() for the same parameters"""
         numbers = iter(packed.tolist())
         residual_sums = [next(numbers) for _ in self.residual_sums]
         gradients = [next(numbers) for _ in self.gradients]

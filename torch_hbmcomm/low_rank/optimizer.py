@@ -64,8 +64,8 @@ class SecondMomentCorrector:
 
     Gradients of several steps arrive as one sum. The square of the sum is usually larger than the
     sum of the gradients' squares, and Adam's steps would be too small. So only a part of the square
-    of the sum counts.
-    Optimizers with two `betas` that keep the moment as `exp_avg_sq`, such as AdamW, are corrected.
+    of the sum counts. The corrected optimizers are those with two `betas` that keep the moment as
+    `exp_avg_sq`, such as AdamW.
 
     optimizers: the watched optimizers; None: all of this process.
     """

@@ -1,5 +1,5 @@
 """Chooses the ranks of low-rank approximations. The budget of bytes is given to the columns that
-take most energy per byte out of the residuals.
+take most energy (squared norm) per byte out of the residuals.
 
 Every rank of the group chooses the same, from numbers that are equal on all ranks.
 """
@@ -49,14 +49,15 @@ class Matrix:
 
     @property
     def most(self) -> int:
-        """The largest rank that has fewer bytes than the whole matrix; 0: not even rank 1 has."""
+        """The largest rank whose factors have fewer bytes than the matrix; 0: there is none."""
         return (self.rows * self.columns - 1) // (self.rows + self.columns)
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Rows and columns of the gradient's blocks, each of which the matrix has transposed.
+        """The rows and columns of a block, if the matrix is the gradient with transposed blocks.
 
-        A block has the kernels of one output channel of a convolution. None for another order.
+        None if `order` is another one. In a convolution's gradient, a block has the kernels of one
+        output channel.
         """
         if self.order != (0, *range(2, len(self.shape)), 1):
             return None
@@ -131,7 +132,8 @@ def matrix_of(name: str, shape: Sequence[int], width: int) -> Matrix | None:
 
 
 def first_ranks(matrices: Sequence[Matrix], budget: float) -> dict[str, int]:
-    """Return the largest common rank within a budget of bytes, at most each matrix's `most`."""
+    """Return a rank for each matrix: the largest common rank within a budget of bytes, or the
+    matrix's `most` if that is less."""
     ranks = dict.fromkeys((matrix.name for matrix in matrices), 0)
     growing = list(matrices)
     while growing and sum(matrix.cost for matrix in growing) <= budget:
@@ -160,7 +162,7 @@ def next_ranks(
         energies: the squared norm that each matrix's last column took out of its residual. For rank
             0: the expected energy of a first column, or math.inf after too long a wait, which gives
             the matrix rank 1 even beyond the budget
-        budget: bytes for all together
+        budget: bytes for the factors of all matrices together
     """
     planned: dict[str, int] = {}
     firsts: list[tuple[float, Matrix]] = []  # first columns of their matrices

@@ -50,7 +50,7 @@ _CHOICE_STEPS = 5
 
 @dataclass
 class _Step:
-    """Findings of one step so far.
+    """The numbers and factors gathered in one step so far.
 
     ranks: the ranks of the first step, chosen bucket by bucket.
     whole: bytes of all gradients. fixed: bytes that no choice of ranks changes. sent: bytes sent.
@@ -109,10 +109,10 @@ class LowRankRule:
     def _share(self) -> float:
         """The part of all bytes that this step is to send.
 
-        Without `warmup`, the first 1 / (1 - R) steps together send the part R of one step's bytes
-        in addition. Sending the first step whole would add as much. The addition is spread because
-        a learning rate that warms up hardly uses the first step. Spread over more steps, these
-        bytes help less.
+        Without `warmup`, the first 1 / (1 - R) steps send additional bytes. Together these are the
+        part R of one step's bytes: as many as if the first step were sent whole. They are spread
+        over several steps, because a learning rate that warms up makes little use of the first
+        step. Spread over more steps, they would help less.
         """
         ratio = self._config.ratio
         early = round(1 / (1 - ratio))
@@ -243,7 +243,7 @@ class LowRankRule:
         return found
 
     def keep(self, matrices: Sequence[Matrix], rights: Sequence[torch.Tensor]) -> None:
-        """Keep each R, of which the transpose is given, for the next step."""
+        """Keep each R for the next step. rights: the transpose of each R"""
         squares = passes.sums_of([right.view(-1) for right in rights], squares=True)
         for matrix, right, square in zip(matrices, rights, squares, strict=True):
             self._step.rights[matrix.name] = right.T
@@ -335,7 +335,7 @@ class LowRankRule:
                 self._sizes[name] = _SIZE_DECAY * sizes[0] + size, _SIZE_DECAY * sizes[1] + applied
 
     def cancel_step(self) -> None:
-        """Forget everything since end_step()."""
+        """Forget everything since the last end_step()."""
         self._step = _Step()
 
     def forget_waiting(self) -> None:
@@ -344,7 +344,7 @@ class LowRankRule:
         self.cancel_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the argument of load_state_dict(), between two steps."""
+        """Return the state for load_state_dict(). Call it between two steps."""
         return {
             "steps": self._steps,
             "owed": self._owed,
@@ -387,8 +387,8 @@ def _approximated(shape: Shape, config: LowRank) -> Matrix | None:
 
 
 def _expected_energy(matrix: Matrix, residual_sum: float) -> float:
-    """Return the energy of a column, if all elements have one magnitude, and all directions equal
-    energy. residual_sum: the L1 sum of the matrix"""
+    """Return the energy that a column would have if all elements had the same magnitude, and all
+    directions the same energy. residual_sum: the L1 sum of the matrix"""
     return residual_sum**2 / (matrix.rows * matrix.columns) / min(matrix.rows, matrix.columns)
 
 

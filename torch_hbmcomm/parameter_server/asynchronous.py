@@ -66,7 +66,8 @@ class ParameterServer:
     Args:
         model: dense CPU parameters and buffers. Parameters that require a gradient are trained.
             Workers receive all other tensors once, at the start, except shared `buffers`.
-        optimizer: any of PyTorch's over the model's parameters; its state is each worker's own
+        optimizer: any optimizer of PyTorch with the model's parameters; each worker has its own,
+            whose state is not shared
         box: addresses or connections of the boxes that have the weights, the same for all workers
             in the same order; None: the group's boxes (Options(parameter_server=...))
         staleness: the number of exchanges that a worker may be ahead of the slowest live worker (Ho
@@ -216,7 +217,8 @@ class ParameterServer:
     def _exchange_during_next_step(self, pipeline: TaskPipeline) -> None:
         """Apply the arrived weights, and start an exchange that runs during the next step.
 
-        Waits for the last exchange first, because it uses the delta buffers until its end.
+        Waits for the last exchange first, because that exchange uses the delta buffers until it
+        ends.
         """
         self._wait_for_exchange()
         workers, scales = self._workers_and_scales()
@@ -254,9 +256,9 @@ class ParameterServer:
         self._exchange.push(sent, scales)
 
     def finish(self) -> None:
-        """Send all unsent changes, and leave the staleness bound. Call it after the last step.
+        """Send all unsent changes, and end this worker's training. Call it after the last step.
 
-        Other workers no longer wait for this one. pull() and state_dict() still work.
+        Other workers no longer wait for this one (`staleness`). pull() and state_dict() still work.
         """
         self._check("finish()")
         self._shared.find()
@@ -277,11 +279,11 @@ class ParameterServer:
             self._adopt(self._layout.changing)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what to save, on any one worker: "model", the box's weights as the model's own
-        state_dict() has them; "steps"; with `drop`, "drop". Sends all unsent changes.
+        """Send all unsent changes, and return a checkpoint. Call it on one worker.
 
-        The result does not include the optimizer's state, which is each worker's own: save that
-        separately.
+        It has "model", which is the model's state_dict() with the box's weights; "steps"; and with
+        `drop` also "drop". It does not have the optimizer's state, because each worker has its own:
+        save that separately.
         """
         self._check("state_dict()")
         tensors = self._shared.find()
@@ -338,9 +340,8 @@ class ParameterServer:
 
     def stats(self) -> dict[str, int | float]:
         """Return counters since the start: steps, pushed_bytes, pulled_bytes, refused (updates),
-        and exchange_seconds (the time of step() without the local optimizer). Also returns the
-        present workers (those alive) and ahead (the exchanges by which this worker leads the
-        slowest).
+        and exchange_seconds (the time of step() without the local optimizer). Also returns workers
+        (the number alive now) and ahead (the exchanges by which this worker leads the slowest).
 
         With `drop` it also returns sent_layers, dropped_layers, and the present threshold (-1:
         none).
@@ -425,7 +426,7 @@ class ParameterServer:
         return boxes, name
 
     def _lay_out(self, boxes: int) -> None:
-        """Lay the model's tensors out in the boxes, and choose the selection of layers."""
+        """Lay the model's tensors out in the boxes, and make the object that selects layers."""
         config = self._config
         tensors = model_tensors(self._model, config.buffers == "shared")
         for name, tensor, kind in tensors:
@@ -475,7 +476,8 @@ class ParameterServer:
             self._arrived = in_flight.result()
 
     def _workers_and_scales(self) -> tuple[int, Scales]:
-        """Return the number of workers believed alive, and the scale of deltas by kind."""
+        """Return the number of workers believed alive, and the scale of deltas for each kind of
+        shard."""
         self._job.membership.notice_deaths()
         workers = max(len(self._job.membership.active()), 1)
         return workers, {kind: self._config.rule.scale(kind, workers) for kind in self._kinds}
@@ -483,8 +485,8 @@ class ParameterServer:
     def _fill_delta_buffers(self, workers: int, everything: bool = False) -> Sequence[Shard]:
         """Compute the deltas, and fill the delta buffers of the shards that are sent.
 
-        Returns these shards: the selection's choice, or with `everything` all pending ones. Returns
-        none if an element is not finite: the update is then refused.
+        Returns these shards: the selection's choice, or with `everything` all pending shards. If an
+        element is not finite, refuses the update and returns no shard.
         """
         self._replica.locate()
         sums = []

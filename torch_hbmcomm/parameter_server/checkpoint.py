@@ -16,7 +16,8 @@ _COUNTERS = {"ParameterServer": "steps", "SyncParameterServer": "updates"}  # ke
 def check_kind(state: object, owner: str, right: str) -> None:
     """Raise TypeError for a state that is no mapping, ValueError for a state of the other class.
 
-    owner: the name of the class that loads the state. right: the state to load, for the errors
+    owner: the name of the class that loads the state. right: a description of the state that it
+    can load, for the errors
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is a mapping, not {type(state).__name__}; load {right}")

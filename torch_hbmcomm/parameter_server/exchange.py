@@ -35,7 +35,7 @@ class LayerVersions:
     A worker adds to the weights first and then raises the version; it reads the versions first and
     then the weights. So a reader that misses a change sees it the next time.
 
-    Raises the errors of JobSegments.alloc(); smb.BoxError.
+    Raises smb.BoxError, and the errors of JobSegments.alloc().
 
     Threads: one at a time.
     """
@@ -97,9 +97,9 @@ class Exchange:
 
     Args:
         narrow: True: over transports that copy, values come back in the delta's dtype
-        sends: the number of shards that are sent at a time, for each box; None: any number
+        sends: the most shards that are being sent at a time, for each box; None: any number
 
-    Raises the errors of JobSegments.alloc(); smb.BoxError.
+    Raises smb.BoxError, and the errors of JobSegments.alloc().
 
     Threads: one at a time.
     """
@@ -248,8 +248,8 @@ class BoundedExchange:
     def start(self, sent: Sequence[Shard], scales: Scales) -> list[Arrival]:
         """Add the deltas of these shards to the weights, and fetch fresh weights.
 
-        Fetches the shards just sent, own delta included, and the layers changed by other workers.
-        Then call end(); or wait for each arrival, and call finish().
+        Fetches the same shards, which then include these deltas, and the layers that other workers
+        have changed. After start() call end(), or wait for each arrival and call finish().
 
         Without a bound on staleness, start() waits for no worker: deltas and fresh weights are in
         flight together. With a bound, start() first waits until its deltas have been added and no
@@ -268,7 +268,7 @@ class BoundedExchange:
         return arrived
 
     def finish(self, sent: Sequence[Shard]) -> None:
-        """Advance the clocks, once all shards of an exchange have arrived."""
+        """Advance the clocks. Call it once all shards of an exchange have arrived."""
         if self._staleness is None:
             self._raise_versions(sent)
             self._count_push()
@@ -299,7 +299,7 @@ class BoundedExchange:
             arrival.wait()
 
     def forget_changes(self) -> None:
-        """Mark all changes by other workers as taken, before a read of all weights."""
+        """Mark all changes of other workers as taken. Call it before all weights are read."""
         if self._versions is not None:
             self._versions.changed()
 

@@ -1,8 +1,8 @@
-"""The membership table of a job: its workers, their clocks, and which are alive, in a box.
+"""The membership table of a job, in a box: the workers, their clocks, and which are alive.
 
-The table is a segment of 64-byte entries. Entry 0 is the job's, every other entry is one worker's;
-an entry is used once. A worker is alive while its temporary segment ``<name>/life/<index>`` exists,
-which the box deletes when the worker leaves or its lease ends.
+The table is a segment of 64-byte entries. Entry 0 belongs to the job. Every other entry is used by
+one worker, and never again. A worker is alive while its temporary segment ``<name>/life/<index>``
+exists, which the box deletes when the worker leaves or its lease ends.
 
 Bounded staleness follows Ho et al. 2013 (*More effective distributed ML via a stale synchronous
 parallel parameter server*). A clock counts exchanges with the box.
@@ -112,8 +112,8 @@ class MembershipTable:
 
     def activate(self, lag: float = 0) -> int:
         """Count this worker from now on, and return its clock, which is at most `lag` behind the
-        foremost worker's. Sets the clock again if the foremost worker has advanced further before
-        it saw this one."""
+        clock of the foremost worker. If the foremost worker advanced further before it saw this
+        worker, sets the clock again."""
         clock = -1
         while True:
             foremost = max((entry.pushed for entry in self.active()), default=0)
@@ -164,8 +164,10 @@ class MembershipTable:
         return [entry for entry in self._used() if entry.state == WorkerState.ACTIVE]
 
     def notice_deaths(self) -> None:
-        """Check whether one other worker is alive, at most once a second; the workers are checked
-        in turn. A dead worker no longer counts."""
+        """Check whether one other worker is alive. A worker found dead no longer counts.
+
+        Checks at most once a second, and another worker each time, in turn.
+        """
         now = time.monotonic()
         if now < self._next_check:
             return
@@ -306,8 +308,9 @@ class MembershipTable:
     def _waiting(self, what: Callable[[], str]) -> Iterator[None]:
         """Yield for each poll of a wait, with growing pauses in between.
 
-        what() names the awaited thing, for the warning and the error.
         Logs one warning after _SILENCE_SECONDS. Raises TimeoutError after `timeout` seconds.
+
+        what: returns the name of the awaited thing, for the warning and the error
         """
         start = time.monotonic()
         silent = True

@@ -17,12 +17,12 @@ _BETA = 0.9  # of elastic averaging (Zhang et al. 2015, section 5)
 class Rule(ABC):
     """Computes deltas and applies fresh weights, on parts of the model.
 
-    The methods take one-dimensional tensors of equal length. `local` is the worker's own part of
-    the model, and `base` the weights that it took last. `fresh` is the weights as read from the
-    box, which a rule must not change. `sent` is the delta buffer: the box adds scale() times `sent`
-    to the weights. The dtype of `sent` may be narrower; then `sent` is the rounded delta.
+    The methods take one-dimensional tensors of equal length. `local` is a part of the worker's
+    model, and `base` the weights that the worker took last. `fresh` has the weights as read from
+    the box; a rule must not change it. `sent` is the delta buffer: the box adds scale() times
+    `sent` to the weights. The dtype of `sent` may be narrower; then `sent` is the rounded delta.
 
-    Rules are named in error messages, and compared between the workers of a job, by repr().
+    repr() names a rule in error messages, and workers of a job compare their rules by repr().
     """
 
     reads_first: ClassVar[bool]
@@ -50,8 +50,8 @@ class Rule(ABC):
     def take_unsent(self, local: Tensor, base: Tensor, fresh: Tensor) -> None:
         """Apply fresh weights to a dropped layer that other workers changed.
 
-        The delta, local - base, continues to wait. `fresh` may change during the call, and is read
-        once. REQUIRES: not reads_first.
+        The delta, local - base, continues to wait. Reads `fresh` only once, because `fresh` may
+        change during the call. REQUIRES: not reads_first.
         """
         local.sub_(base)
         base.copy_(fresh)

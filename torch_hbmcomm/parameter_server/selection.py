@@ -46,7 +46,7 @@ class Selection(Protocol):
     def stats(self) -> dict[str, int | float]: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to save when nothing waits to be sent."""
+        """Return the state to save. Call it when nothing waits to be sent."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of a job, which may have had another selection."""

@@ -74,8 +74,8 @@ class JobSegments:
         key: str | None = None,
         mode: Literal["auto", "attach"] = "auto",
     ) -> smb.Segment:
-        """Attach to the job's segment of that key in a box; without a key, make one for this worker
-        alone. Box.alloc() explains size and mode.
+        """Attach to the job's segment of that key in a box. Without a key, make a segment for this
+        worker alone. Box.alloc() explains size and mode.
 
         Raises MemoryError, which says how much the box has to hold; smb.NoSuchKey; smb.BoxError.
         """
@@ -89,7 +89,7 @@ class JobSegments:
 
     @contextmanager
     def naming_needs(self, box: int) -> Iterator[None]:
-        """If the block raises MemoryError, add how much the box of that index has to hold."""
+        """If the block raises MemoryError, add to its text how much the box has to hold."""
         try:
             yield
         except MemoryError as error:
@@ -100,8 +100,8 @@ class JobSegments:
             ) from error
 
     def free(self) -> None:
-        """Free the attachments. Does nothing if a box is closed, as when its group has ended: the
-        attachments have ended with the connection."""
+        """Free the attachments. Does nothing if a box is closed, as when its group has ended,
+        because the attachments have ended with the connection."""
         if not self.ended:
             self._attached.close()
 
@@ -185,7 +185,7 @@ class ShardedValues:
         return found
 
     def write(self, shard: Shard, values: memoryview) -> None:
-        """Set the values of a shard; only while no worker adds to them. Waits."""
+        """Set the values of a shard. Call it only while no worker adds to them. Waits."""
         self.start_write(shard, values).result()
 
     def start_read(self, shard: Shard, into: Any) -> smb.Future:

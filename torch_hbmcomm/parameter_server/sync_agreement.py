@@ -130,7 +130,7 @@ class SyncRound:
 
     call: FOLLOW when every rank only follows; STEP and FLUSH are updates
     workers: the ranks whose gradients the update averages
-    batches: the sum over all workers; 0 for FLUSH
+    batches: the sum of the workers' batches; 0 for FLUSH
     parameters: indices of parameters that have a gradient on some worker
     broken: (rank, parameter) of the first gradient that is not finite
     """
@@ -201,9 +201,10 @@ def _index(index: int | None) -> int:
 
 
 def _common_call(calls: list[SyncCall], server: int) -> SyncCall:
-    """Return the call of all ranks that do not merely follow.
+    """Return the call of the ranks that neither follow nor flush.
 
-    Raises RuntimeError if these ranks call different methods, or load without the server.
+    If all ranks follow or flush, returns FLUSH if any rank flushes, else FOLLOW. Raises
+    RuntimeError if ranks call different methods, or load without the server.
     """
     wanted = sorted(set(calls) - {SyncCall.FOLLOW, SyncCall.FLUSH})
     if len(wanted) > 1 or (wanted == [SyncCall.LOAD] and calls[server] != SyncCall.LOAD):

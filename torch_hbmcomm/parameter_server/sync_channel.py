@@ -129,8 +129,8 @@ class SyncChannel:
         """Send every rank's `flats` to the server, which calls receive(bucket, rows) for each
         bucket. `rows` has the elements of every rank; receive() may overwrite them.
 
-        None counts as zeros; `like` has the sizes and the dtypes. Returns the bytes that each rank
-        sends.
+        None in `flats` counts as zeros. `like` has tensors of the same sizes and dtypes. Returns
+        the bytes that each rank sends.
         """
 
         def start() -> Iterator[_Transfer]:

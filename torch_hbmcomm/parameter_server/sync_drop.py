@@ -17,7 +17,7 @@ _Flats = Sequence[torch.Tensor | None]
 
 
 class SyncLayerDrop:
-    """Chooses the layers that a worker sends, and keeps the gradients of the others as residuals.
+    """Chooses the layers that a worker sends, and keeps the other layers' gradients as residuals.
 
     In each round that all ranks have accepted, call choose() or flush(), then packer(), then
     end_round(); call nothing in a refused round. Then sent gradients and residuals add up to all
@@ -115,8 +115,10 @@ class SyncLayerDrop:
         }
 
     def prepare(self, state: SavedState | Sequence[SavedState] | None) -> Callable[[], None]:
-        """Check this worker's state, or the states of all workers, whose number may have changed.
-        Returns a function that loads the state; for None it clears the residuals.
+        """Check a state, and return a function that loads it.
+
+        state: the state of this worker, or a sequence of the states of all workers that saved (the
+        number of workers may have changed); None: the function clears the residuals
 
         Raises ValueError for states of another model, worker or number of workers.
         """

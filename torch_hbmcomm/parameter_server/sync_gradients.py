@@ -187,7 +187,7 @@ def _prepare_averages(
 def _average(
     bucket: Bucket, rows: Sequence[torch.Tensor], divisor: int, flats: Sequence[torch.Tensor]
 ) -> None:
-    """Average `rows`, added in their order, into `flats`. Overwrites the first row."""
+    """Add the rows in their order, and write the sum / divisor to `flats`. Overwrites rows[0]."""
     total = _sum(rows)
     for target, at in parts_of(bucket.spans, flats):
         torch.div(total[at], divisor, out=target)

@@ -1,10 +1,10 @@
 """The synchronous parameter server: gather to the server, update there, broadcast.
 
-One rank owns the optimizer; the others send it gradients and take its weights, by the collectives
-of an ordinary process group. The architecture is that of Woo, Choi and Lee 2020 (*Empirical
-performance analysis of collective communication for distributed deep learning in a many-core CPU
-environment*), and of Lee et al. 2020 (*Communication optimization schemes for accelerating
-distributed deep learning systems*).
+One rank, the server, owns the optimizer. The other ranks send gradients to the server and take its
+weights, by the collectives of an ordinary process group. Woo, Choi and Lee 2020 describe this
+architecture (*Empirical performance analysis of collective communication for distributed deep
+learning in a many-core CPU environment*). So do Lee et al. 2020 (*Communication optimization
+schemes for accelerating distributed deep learning systems*).
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ class SyncParameterServer:
             ps.step()  # instead of optimizer.step()
         ps.close()
 
-    An update equals one of single-process training on the batches of all workers together. The
-    server averages their gradients, in the order of the ranks, and runs its own optimizer.
-
-    If a parameter has a gradient on some workers only, the others' gradients count as zeros. A
-    parameter without any gradient is not updated, and only updated parameters are sent back. A
-    worker's own .grad stays as it is, and the server's .grad holds the average afterwards: zero
-    .grad before the next backward pass. To clip the average, register a step hook with the server's
+    An update is the same as in a single process that trains on the batches of all workers together.
+    The server averages the workers' gradients, in the order of the ranks, and runs its own
     optimizer.
+
+    If a parameter has a gradient on some workers only, the gradients of other workers count as
+    zeros. A parameter without any gradient is not updated, and only updated parameters are sent
+    back. After an update a worker's .grad is unchanged, and the server's .grad has the average. So
+    zero .grad before the next backward pass. To clip the average, register a step hook with the
+    server's optimizer.
 
     If a worker's gradient is not finite, the update is left out on all ranks and counted as
     "refused". A RuntimeWarning reports the first such update.
@@ -242,12 +243,13 @@ class SyncParameterServer:
         self._round(SyncCall.LOAD, state=state)
 
     def stats(self) -> dict[str, int | float]:
-        """Return updates, refused (updates); gradient_bytes and weight_bytes that this rank sent or
-        took; exchange_seconds spent in the methods, the server's updates included.
+        """Return counters: updates; refused (updates); gradient_bytes and weight_bytes, which this
+        rank sent or received; exchange_seconds, the time in this object's methods, which includes
+        the server's updates.
 
         With `drop`, gradient_bytes are the sent bytes, and gradient_bytes_undropped the bytes of
-        all gradients. sent_layers and dropped_layers count in all updates. threshold (-1: none) and
-        oldest_age, the longest wait of a layer in steps, are the present ones."""
+        all gradients. sent_layers and dropped_layers are sums over all updates. threshold (-1:
+        none) and oldest_age, the longest wait of a layer in steps, are present values."""
         counts = {
             "updates": self._updates,
             "refused": self._refused,

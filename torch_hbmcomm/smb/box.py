@@ -37,11 +37,11 @@ def connect(
         url: the address of the box
         token: the secret that the box asks for; "" is no token. None: HBMCOMM_TOKEN, the file
             HBMCOMM_TOKEN_FILE, or ~/.config/hbmcomm/token; without any of them no token.
-        transport: "auto" picks the first of shm, verbs and tcp that works; any other is used or is
-            an error.
+        transport: "auto" picks the first of shm, verbs and tcp that works. If another transport is
+            named and does not work, connect() raises.
         lanes: the number of connections over tcp, or of queue pairs over verbs
         read_only: True: this client cannot write, and the box enforces it.
-        connect_timeout: seconds that one attempt to connect takes at most
+        connect_timeout: the most seconds of one attempt to connect
         reconnect_timeout: seconds without a connection after which operations raise BoxUnreachable
         timeout: the most seconds of each operation; None: no limit while the connection lives
         seal: True: with a token, authenticate the data of tcp, and the control messages of verbs.
@@ -171,8 +171,8 @@ def of(group: ProcessGroup | None = None) -> Box:
 
 
 def all_of(group: ProcessGroup | None = None) -> list[Box]:
-    """Return the boxes that the group was formed with (torch_hbmcomm.group_boxes): one for "auto",
-    else in the order of their addresses.
+    """Return the boxes that the group was formed with (torch_hbmcomm.group_boxes): the one box of
+    "auto", or the boxes of the given addresses, in their order.
 
     Args:
         group: a group that was formed with boxes; None: the default group

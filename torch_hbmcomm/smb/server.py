@@ -17,7 +17,8 @@ class Server(Closeable):
     """Serves a memory box from the end of the constructor until close().
 
     Args:
-        listen: one or more of "host:port" for TCP and RDMA, port 0 for any, or () for none
+        listen: an address "host:port" for TCP and RDMA, or several; port 0: any free port; (): no
+            address
         memory: the size of all segments together, in bytes or as text such as "16GiB"
         policy: the memory's policy: see torch_hbmcomm.memory
         store: a directory in which the segments survive the process, and with `sync` a crash of

@@ -1,4 +1,5 @@
-"""Finds the token of a box. It is never taken from a command line, which every user can list.
+"""Finds the token of a box. The token is never in a command line, because every user can list
+command lines.
 
 The order is: the argument, HBMCOMM_TOKEN, the file HBMCOMM_TOKEN_FILE, and
 ~/.config/hbmcomm/token. The argument "" means no token; an empty variable counts as unset.
