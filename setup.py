@@ -94,7 +94,7 @@ class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
 
 
 class BoxDistribution(Distribution):  # type: ignore[misc]  # setuptools has no types
-    """The memory box alone, under its own name; it registers no backend with PyTorch."""
+    """The distribution hbmcomm-box: the memory box alone, which registers no PyTorch backend."""
 
     def parse_config_files(self, *arguments: object, **options: object) -> None:
         super().parse_config_files(*arguments, **options)
@@ -115,8 +115,9 @@ MODULES = [
 
 OPTIONS = {}
 if WITHOUT_TORCH:
-    # The default folder may have files of a build with PyTorch, which would go into the wheel. And
-    # pip would take the box's metadata in the checkout for a second installed distribution.
+    # This build needs a directory of its own. The default one may have files of a build with
+    # PyTorch, which would go into the wheel. The metadata are there, too, because pip would take
+    # the box's metadata in the checkout for a second installed distribution.
     folder = "build/without-torch"
     (ROOT / folder).mkdir(parents=True, exist_ok=True)
     OPTIONS = {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}}

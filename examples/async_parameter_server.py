@@ -80,7 +80,7 @@ class Board:
 
 
 def batches(data: TensorDataset, board: Board) -> Iterator[tuple[float, Tensor, Tensor]]:
-    """Take unused batches. Yield for each the training's progress (0 to 1), images and labels."""
+    """Yield the progress (0 to 1), images and labels of each batch that this worker takes."""
     images, labels = data.tensors
     in_epoch = len(labels) // BATCH
     while (number := board.take()) < board.batches:

@@ -35,7 +35,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, eps=1e-4)
 
     def run(self, steps: range) -> torch.Tensor:
-        """Run these steps of training. Return the loss of each over the batch of all ranks."""
+        """Run these training steps. Return the loss of each step, over the batch of all ranks."""
         return torch.tensor([self.step(step) for step in steps])
 
     def step(self, step: int) -> float:

@@ -1,8 +1,8 @@
 """Collectives that return their result, as autograd and torch.compile require.
 
 DTensor and FSDP2 build on torch.distributed._functional_collectives. Here one function calls four
-of these collectives. It runs eagerly and under torch.compile. Both results must equal the result of
-plain arithmetic on the inputs of all ranks.
+of these collectives. The function runs eagerly and under torch.compile. Both results must equal the
+result of plain arithmetic on the inputs of all ranks.
 
     torchrun --standalone --nproc-per-node 2 examples/functional_collectives.py
 

@@ -21,7 +21,7 @@ HEADER = SOURCE / "smb.h"  # for C programs that link libhbmsmb
 def put_header(package: Path, *, in_place: bool) -> None:
     """Copies HEADER to `package`/include.
 
-    in_place: `package` is in a source tree, so the directory gets a .gitignore.
+    in_place: True: `package` is in a source tree, so the directory gets a .gitignore.
     """
     folder = package / "include"
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,8 +33,8 @@ def put_header(package: Path, *, in_place: bool) -> None:
 def folder() -> Path:
     """Return the build directory: one for the Makefile's environment (.venv), one for all others.
 
-    They are separate because the tools of another environment, such as pip's isolated build, may be
-    gone by the next build.
+    The two are separate because the tools of another environment, such as pip's isolated build, may
+    be gone by the next build.
     """
     tag = sys.implementation.cache_tag
     ours = Path(ninja.BIN_DIR).resolve().is_relative_to(ROOT / ".venv")

