@@ -1,7 +1,7 @@
 """bf16_hook: sends gradients as bfloat16.
 
-DDP compares the hook's annotations with classes, so they must not be strings: this module does
-without `from __future__ import annotations`.
+DDP compares the hook's annotations with classes, so they must not be strings: this module has no
+`from __future__ import annotations`.
 """
 
 from typing import Any

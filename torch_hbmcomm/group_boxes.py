@@ -70,9 +70,9 @@ class GroupBoxes:
         )
 
     def accept(self, invitation: _Invitation, near: bool) -> None:
-        """Connect to rank 0's box. `near`: this rank shares rank 0's loopback.
+        """Connect to rank 0's box. Raises BoxUnreachable with the failure at each address.
 
-        Raises BoxUnreachable with the failure at each address.
+        near: True: this rank shares rank 0's loopback
         """
         failures = []
         for url in invitation.near if near else invitation.far:
@@ -103,7 +103,8 @@ class GroupBoxes:
     def close(self, patient: bool) -> None:
         """Close the clients and the box; the group calls it once, when it has ended.
 
-        patient: wait for operations in flight, and on rank 0 until the other ranks leave the box
+        patient: True: wait for operations in flight, and on rank 0 until the other ranks leave the
+            box
         """
         self.closed = True
         with ExitStack() as steps:  # calls the last callback first
@@ -115,8 +116,9 @@ class GroupBoxes:
                 steps.callback(box.close, _CLOSE_TIMEOUT if patient else 0.0)
 
     def _wait_for_clients(self, server: Server) -> None:
-        """Wait until every other rank has left the box or died, for the group's timeout at most.
-        Other ranks may use the box long after rank 0 has called destroy_process_group."""
+        """Wait until every other rank has left the box or died, but at most for the group's
+        timeout. The wait is needed because other ranks may use the box long after rank 0 has called
+        destroy_process_group."""
         start = time.monotonic()
         warned = False
         while left := self._clients_left(server):

@@ -34,7 +34,7 @@ def monitored_barrier(
     Args:
         group: an hbm group; None: the default group
         timeout: the time limit of this barrier; None: the group's timeout
-        wait_all_ranks: name every missing rank, instead of the first
+        wait_all_ranks: True: name every missing rank; False: name the first one
 
     Raises:
         DistBackendError: ranks are missing. Every rank raises it, with the same verdict, which
@@ -63,8 +63,7 @@ def split_group(
     """Split a group into disjoint smaller groups.
 
     It does the same as torch.distributed.split_group, which in PyTorch 2.13 refuses backends that
-    are not part of PyTorch.
-    A rank waits only for the ranks of its own new group.
+    are not part of PyTorch. A rank waits only for the ranks of its own new group.
 
     Args:
         parent_pg: an hbm group, whose ranks all call split_group; None: the default group

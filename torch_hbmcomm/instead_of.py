@@ -142,8 +142,9 @@ def _register_backend(
     backend_type: Any,
     backend: Any = None,
 ) -> None:
-    """Register a backend. For a ProcessGroupGloo that the program has made itself, register a
-    backend of hbm with the same ranks, which find each other through the group's store."""
+    """Register a backend. If it is a ProcessGroupGloo that the program has made itself, register a
+    backend of hbm instead. It has the same ranks, which find each other through the group's
+    store."""
     if device.type == "cpu" and isinstance(backend, _GLOO_CLASS):
         store = group.get_group_store()
         if _stands_in(group):  # hbm has replaced a Gloo in this group before: take the same hbm
@@ -181,7 +182,7 @@ def _name(original: Callable[..., str], group: dist.ProcessGroup) -> str:
 
 
 def _sequence_number(original: Callable[..., int], group: dist.ProcessGroup) -> int:
-    """Return the number of collectives so far; c10d's own method refuses the type CUSTOM."""
+    """Return the number of collectives so far. c10d's own method would refuse the type CUSTOM."""
     if _stands_in(group):
         backend: Any = group._get_backend(_CPU)
         return int(backend._get_sequence_number_for_group())

@@ -196,7 +196,7 @@ def empty_numpy(
 ) -> np.ndarray[Any, Any]:
     """Return an uninitialised NumPy array in memory of the given policy: see ``empty``.
 
-    It is writable and contiguous, hence a buffer for mpi4py, and keeps its memory alive.
+    It is writable and contiguous, so it can be a buffer for mpi4py. It keeps its memory alive.
 
     Args:
         shape: one extent, or one for each dimension
@@ -255,8 +255,8 @@ def bind(
 
     ``core`` gives each local rank a core of its own. ``numa`` gives it a NUMA node; ranks share
     nodes if there are more ranks than nodes. ``none`` changes nothing. A binding stays within the
-    CPUs that the process is allowed. Call it before memory is allocated. Returns a description of
-    the binding.
+    CPUs that the process may use. Call it before memory is allocated. Returns a description of the
+    binding.
 
     Args:
         mode: "core", "numa" or "none"; None: HBMCOMM_BIND, else "none"

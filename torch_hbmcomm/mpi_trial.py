@@ -1,8 +1,9 @@
-"""Program: calls MPI_Init_thread, to find out whether it ends the process.
+"""A program that calls MPI_Init_thread, to find out whether the call ends the process.
 
-Started by csrc/communicator/mpi/trial.cpp, with the library's path and the value of
-MPI_THREAD_MULTIPLE as arguments. Writes a line when MPI_Init_thread has returned, and waits until
-it is killed. Imports only modules of the standard library, because it starts without site-packages.
+csrc/communicator/mpi/trial.cpp starts it, with the library's path and the value of
+MPI_THREAD_MULTIPLE as arguments. It writes a line when MPI_Init_thread has returned, and waits
+until it is killed. It imports only modules of the standard library, because it starts without
+site-packages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _libc = ctypes.CDLL(None)
 
 
 def _unlink_segments(_: int | None) -> None:
-    """Remove the files of the shared memory that MPI has made: MPI leaves them when it fails."""
+    """Remove the files of MPI's shared memory, because MPI leaves them when it fails."""
     with open("/proc/self/maps") as maps:
         names = {line.split()[-1] for line in maps if "/dev/shm/mpich_" in line}
     for name in names:

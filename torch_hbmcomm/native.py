@@ -2,7 +2,7 @@
 
 The layout of c10d's classes changes between PyTorch's minor releases, so a module built for another
 release would corrupt memory. The package has a directory for each release that it was built for,
-as in torch_2_13, with its module _C.
+such as torch_2_13. The directory has the module _C.
 """
 
 from __future__ import annotations

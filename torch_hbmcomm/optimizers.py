@@ -1,4 +1,4 @@
-"""Optimizers of a training script: hooks of their steps, and steps that the library takes."""
+"""Optimizers of a training script: hooks around their steps, and steps that the library makes."""
 
 from __future__ import annotations
 

@@ -32,15 +32,16 @@ class TaskPipeline(Closeable):
 
     After the first error every task that has not ended fails with that error.
 
-    close() completes the queued tasks, and ends the thread. It is also called at the end of the
-    interpreter. If this object is garbage-collected, the thread ends by itself.
+    close() completes the queued tasks, and ends the thread. The end of the interpreter calls
+    close(), too. If this object is garbage-collected, the thread ends by itself.
 
     Threads: any.
     """
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        # The thread must not hold this object, or neither would ever be freed.
+        # The thread must not hold this object. Otherwise this object would never be freed, and the
+        # thread would never end.
         worker = _Worker(self._tasks)
         self._thread = threading.Thread(target=worker.run, name=name, daemon=True)
         self._thread.start()

@@ -62,8 +62,8 @@ def rendezvous(
 
 
 def _require_launcher(size: int, library: dict[str, str]) -> None:
-    """Raise RuntimeError when MPI takes each of several processes for a job of its own: each would
-    train alone, unnoticed."""
+    """Raise RuntimeError if MPI takes each of several processes for a job of its own. Without this
+    error each process would train alone."""
     started = {name: os.environ[name] for name in _SIZES if os.environ.get(name, "1") != "1"}
     if size > 1 or not started:
         return

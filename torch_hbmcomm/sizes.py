@@ -1,4 +1,4 @@
-"""Byte counts: read from text, and written for people."""
+"""Reads byte counts from text, and writes byte counts for people."""
 
 import re
 

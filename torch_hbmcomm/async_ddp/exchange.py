@@ -112,7 +112,7 @@ class BucketExchange:
         return self._pipeline.call(take)
 
     def outstanding(self) -> Flats:
-        """Return the result of take_all() in float64, without taking the additions. Waits."""
+        """Return the same values as take_all(), in float64, without taking the additions. Waits."""
         return self._pipeline.call(
             lambda: {dtype: totals.outstanding() for dtype, totals in self._totals.items()}
         )

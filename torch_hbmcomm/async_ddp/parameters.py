@@ -104,8 +104,8 @@ class Parameters:
         return found
 
     def flattened(self, named: Mapping[str, torch.Tensor]) -> Flats:
-        """Flatten the result of by_name(), in float64. Raises ValueError for other names or
-        shapes."""
+        """Flatten `named`, a result of by_name(), in float64. Raises ValueError if its names or
+        shapes differ from the model's."""
         if unlike := sorted(named.keys() ^ self.named.keys()):
             raise ValueError(f"checkpoint and model differ in {', '.join(unlike[:5])}")
         found = {d: torch.empty(s.count, dtype=torch.float64) for d, s in self.layouts.items()}

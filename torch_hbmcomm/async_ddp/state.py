@@ -1,6 +1,7 @@
 """async_hook and its state, as a training script sees them.
 
-DDP compares the hook's annotations with classes, so this module has no __future__ import.
+DDP compares the hook's annotations with classes, so they must not be strings: this module has no
+`from __future__ import annotations`.
 """
 
 import secrets
@@ -70,8 +71,8 @@ class AsyncState(HookState, Closeable):
 
     Every `resync_every` steps the source publishes a version: its parameters, and the totals that
     they include. The other ranks take a new version at the beginning of a step, without waiting.
-    With resync_every=20 this kept Adam's replicas within 1e-2. A rank takes a version when it is
-    some steps old, so versions increase the drift if there is hardly any. Each rank keeps its own
+    With resync_every=20 this kept Adam's replicas within 1e-2. A version is some steps old when a
+    rank takes it, so versions increase the drift if there is hardly any. Each rank keeps its own
     buffers, such as BatchNorm's statistics.
 
     **Checkpoints**: one rank, the source, saves the state_dict() of the model, of the optimizer and
@@ -120,8 +121,8 @@ class AsyncState(HookState, Closeable):
         name: str = "async-hook",
         timeout: float = 300.0,
     ) -> None:
-        # DDP's reducer holds the state where Python's collector does not look, so a strong
-        # reference back would keep both for ever.
+        # DDP's reducer holds the state where Python's garbage collector does not look. So a strong
+        # reference to the model would keep the model and the state for ever.
         self._ddp = weakref.ref(ddp)
         self._group = group_to_report_in(group, ddp)
         self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
@@ -159,8 +160,8 @@ class AsyncState(HookState, Closeable):
         if not ids.isdisjoint(self._came):
             self._came.clear()  # the previous backward() did not end
         self._came |= ids
-        # With static_graph=True, DDP marks none of the first iteration's several buckets as the
-        # last.
+        # With static_graph=True, and several buckets, DDP marks no bucket of the first iteration as
+        # the last.
         if bucket.is_last() or len(self._came) == len(self._parameters.named):
             self._came.clear()
             self._steps += 1

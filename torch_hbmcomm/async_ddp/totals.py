@@ -75,7 +75,7 @@ class Totals:
     def take(
         self, gradients: torch.Tensor, plan: Sequence[ShardPlan], arrivals: Sequence[Arrival]
     ) -> None:
-        """Fill the bucket, shard after shard, waiting for the arrival of each."""
+        """Fill the bucket shard by shard. Waits until each shard has arrived."""
         for each, arrival in zip(plan, arrivals, strict=True):
             arrival.wait()
             for run in each.runs:
@@ -91,11 +91,12 @@ class Totals:
         self.take(gradients, plan, self._exchange.fetch(each.shard for each in plan))
 
     def outstanding(self) -> torch.Tensor:
-        """Return the mean over the workers of all unapplied additions, flat, in float64."""
+        """Return all additions that this worker has not applied, divided by the number of workers:
+        a flat tensor of float64."""
         return self._layout.read(self._values).sub_(self.applied).div_(self._workers)
 
     def add_outstanding(self, outstanding: torch.Tensor) -> None:
-        """Add the result of outstanding() to the next take()."""
+        """Add `outstanding`, a result of outstanding(), to the results of the next take()."""
         self.applied.sub_(outstanding, alpha=self._workers)
 
     def _take_run(

@@ -4,7 +4,7 @@ Each section measures one thing: reads and writes over one transport, accumulate
 several clients at a time, or a box with a store.
 
 Boxes and clients are processes of their own, which execute commands (peer.py). Nothing here needs
-PyTorch. Contenders other than memcpy are in benchmarks/box of the repository: loops below Python,
+PyTorch. Contenders other than memcpy are in benchmarks/box of the repository: a native client,
 plain sockets, a triad, MPI and PyTorch's RPC.
 """
 
@@ -279,7 +279,7 @@ def measure_clients(
     box_launcher: Sequence[str] = (),
     launcher: Sequence[str] = (),
 ) -> None:
-    """Measure all clients of a box together: reads, writes, and both in turn.
+    """Measure all clients of a box together: reads, writes, and alternate reads and writes.
 
     contenders: for each name, a transport and a prefix. The prefix and an operation together name
     ClientPeer's action, as in "memcpy read".
@@ -310,8 +310,8 @@ def measure_clients(
 def _together(
     clients: Sequence[Peer], transport: str, actions: Sequence[str], window: float
 ) -> list[int]:
-    """Let all clients work at the same time. Returns the bytes of each. If a client gets the
-    command after the common start, all clients try again, with twice as long a lead."""
+    """Let all clients work at the same time. Returns the bytes that each client moved. If a client
+    gets the command after the common start, all clients try again with a lead twice as long."""
     lead = _LEAD
     while True:
         begin = time.monotonic() + lead
@@ -335,8 +335,8 @@ def _of_all(
     row: Mapping[str, Any], name: str, rounds: Sequence[Sequence[int]], window: float
 ) -> Measurement:
     """Make the measurement of all clients together. The sample of a round is the mean time of a
-    chunk: the window divided by the chunks that all clients moved. If they moved nothing, it is the
-    window."""
+    chunk: the window divided by the chunks that all clients moved. If they moved nothing, the
+    sample is the window."""
     each = [sum(moved) for moved in zip(*rounds, strict=True)]
     samples = [window * 1e6 / max(1, sum(moved) / _CLIENT_CHUNK) for moved in rounds]
     return sampled(

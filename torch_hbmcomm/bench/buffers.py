@@ -36,7 +36,7 @@ class Buffers:
 
     @cached_property
     def share(self) -> torch.Tensor:
-        """A tensor of `size` divided by the ranks: one rank's part, in memory of its own."""
+        """A tensor for one rank's part, of `size` / ranks bytes, in memory of its own."""
         return self._zeros(self.size // self._ranks)
 
     def shares(self) -> list[torch.Tensor]:

@@ -160,8 +160,8 @@ class CollectivesPlan:
         return list(dict.fromkeys(found))
 
     def unavailable(self) -> dict[str, str]:
-        """Return the contenders that cannot run here, and why. Takes a while: to find out, some
-        contenders are compiled."""
+        """Return the contenders that cannot run here, each with the cause. Takes a while, because
+        some contenders are compiled to find out."""
         found = {}
         for contender in self.contenders:
             if set(contender.dtypes).isdisjoint(self.dtypes):
@@ -172,8 +172,8 @@ class CollectivesPlan:
 
 
 def chosen(kind: str, asked: str, known: Mapping[str, T]) -> list[T]:
-    """Return the entries of `known` whose names are in the text `asked`, separated by commas; for
-    "all", every entry. Raises ValueError for an unknown name."""
+    """Return the entries of `known` that `asked` names. asked: names separated by commas, or "all"
+    for every entry. Raises ValueError for an unknown name."""
     found = list(known) if asked == "all" else report.names(asked)
     check_names(kind, found, known)
     return [known[name] for name in found]

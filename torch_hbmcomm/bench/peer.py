@@ -29,7 +29,7 @@ class PeerFailed(RuntimeError):
 
 
 class Peer:
-    """The parent's end of the connection to a peer."""
+    """The parent's side of the connection to a peer."""
 
     def __init__(self, role: str, connection: socket.socket, log: Path):
         self._role = role
@@ -77,8 +77,8 @@ def peers(
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
 ) -> Iterator[list[Peer]]:
-    """Start a command that runs `count` peers. Yields the peers in the order of their ranks; they
-    end with the context.
+    """Start a command that runs `count` peers. Yields the peers in the order of their ranks. The
+    peers end when the context ends.
 
     role: the module that they run.
     launcher: the words before the command, to run it in another namespace or as several ranks.

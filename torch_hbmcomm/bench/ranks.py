@@ -1,4 +1,4 @@
-"""Ranks: fresh processes that look as if torchrun had started them, and their measurements."""
+"""Starts ranks: fresh processes, as torchrun starts them. Also combines their measurements."""
 
 import time
 import uuid
@@ -26,7 +26,7 @@ class RankFailed(RuntimeError):
 def launch(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run `function(*arguments)` on each rank. Returns the results, in the order of the ranks.
 
-    `function` and its arguments are pickled, so `function` must be defined at the top of a module.
+    `function` and its arguments are pickled, so `function` must be a module's, not a closure.
     """
     config = LaunchConfig(
         min_nodes=1,

@@ -214,6 +214,6 @@ def _segment_labels(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _fingerprint(secret: str) -> str:
-    """Return a hash that names a key or a session. With the key or the session's number itself, a
-    reader of the metrics could use the segment or the session."""
+    """Return a hash that names a key or a session. Metrics have hashes, because with the key or the
+    session's number a reader of the metrics could use the segment or the session."""
     return hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()

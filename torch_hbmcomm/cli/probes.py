@@ -261,7 +261,7 @@ def _extension() -> ModuleType:
 
 
 def run_probes() -> list[Finding]:
-    """Run all probes, in the order in which people read their findings."""
+    """Run all probes. Returns their findings in the order in which they are shown."""
     return [_run(probe) for probe in PROBES]
 
 

@@ -16,7 +16,7 @@ class Averager:
 
     Gradients use the group itself. Decisions (agree()) use a second communicator of the same ranks,
     which lasts as long as the process's groups. If a decision used the group itself, it would wait
-    until the previous bucket's gradients have been averaged, and the two would not overlap.
+    until the previous bucket's gradients have been averaged, and nothing would overlap.
 
     Args:
         name: the second communicator's name, the same on every rank; no other group has it

@@ -1,4 +1,4 @@
-"""DDP's buckets, in the order in which DDP passes them to the hook, as layers of parameters."""
+"""Divides DDP's buckets into layers, and checks the order in which DDP passes the buckets."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class EncoderConfig:
 
     @property
     def usual_max_age(self) -> int:
-        """The default of the most steps that anything waits: four times the mean wait of
-        1 / (1 - ratio) steps, and at least 8."""
+        """The default age limit, in steps: four times the mean wait of 1 / (1 - ratio) steps, and
+        at least 8."""
         return max(_LEAST_AGE, round(_AGE_FACTOR / (1 - self.ratio)))
 
     @property

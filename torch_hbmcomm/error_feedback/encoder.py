@@ -38,7 +38,7 @@ class Accumulated:
 
 
 class Code(Protocol):
-    """Parameters of a bucket that are sent as fewer numbers than their elements.
+    """Parameters of a bucket that are sent as fewer numbers than they have elements.
 
     The numbers of all ranks are averaged, so a code must be linear in the residuals once the ranks
     have agreed on it.
@@ -57,7 +57,7 @@ class Code(Protocol):
         the residuals."""
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
-        """Decode the averaged code to its parameters' ranges of the bucket.
+        """Decode the averaged code into its parameters' ranges of the bucket.
 
         Called in the thread that completes the allreduce.
 

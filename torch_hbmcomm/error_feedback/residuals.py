@@ -55,8 +55,8 @@ class Residuals:
     ) -> tuple[list[float], list[float]]:
         """Add factor * gradient to the residual of each name.
 
-        Returns, by name, the L1 sums (L2 sums if `squares`) of the new residuals, and the L1 sums
-        of the gradients.
+        Returns two lists, with a number for each name: the L1 sum (L2 sum if `squares`) of the new
+        residual, and the L1 sum of the gradient.
         """
         before = [self._held.get(name) for name in names]
         after = [self._room(*one) for one in zip(names, gradients, before, strict=True)]
@@ -154,7 +154,7 @@ class Residuals:
                 _shaped(held, parameter).add_(values.to(held.device))
 
     def _room(self, name: str, gradient: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:
-        """Return memory for an accumulated gradient: reuses `held`, unless recoverable."""
+        """Return memory for an accumulated gradient: the memory of `held`, unless recoverable."""
         rooms = self._rooms.setdefault(name, [])
         for room in rooms:
             if not self._recoverable or room is not held:

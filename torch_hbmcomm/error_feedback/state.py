@@ -108,7 +108,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         settings = {"hook": self.hook_name} | vars(config) | {"scaler": self._scaler is not None}
         return settings, f"{self.hook_name}/{secrets.token_hex(8)}"
 
-    # -- what each hook has of its own -----------------------------------------------------------
+    # -- what each hook implements itself --------------------------------------------------------
 
     @abstractmethod
     def _new_encoder(self) -> Encoder:
@@ -127,7 +127,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         self._skipper = UpdateSkipper(optimizers) if self._config.skips_updates else None
         return [] if self._skipper is None else [self._skipper]
 
-    # -- a step, from the hook downwards ---------------------------------------------------------
+    # -- a step: the hook first, then the functions that it calls --------------------------------
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket: the work of the hook."""
@@ -226,7 +226,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         return self._averager.start(wire).then(spread)
 
     def _scale(self) -> float:
-        """Return the factor that the scaler has put on gradients."""
+        """Return the factor by which the scaler has multiplied the gradients."""
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     def _settle(self) -> None:
@@ -328,12 +328,13 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
     def summary(self) -> dict[str, float]:
         """Return this rank's counters.
 
-        Since the start: `steps`, `refused_steps` (skipped by the scaler), `gradient_bytes` (DDP
-        alone would have sent them), `sent_bytes` (with the bytes of decisions), and `sent_share`
-        (the sent part of the gradients' elements). In the last step: `layers`, and `sent_layers`
-        (the layers with a parameter that was sent whole). At present: `waiting` (the number of
-        parameters that wait), their `mean_age` and `oldest_age` in steps, and `cache_norm` (the
-        residuals' L2 norm). With layer dropping: `threshold` (-1: none).
+        Some counters are sums since the start. `steps` does not include `refused_steps`, which the
+        scaler skipped. DDP alone would have sent `gradient_bytes`; the hook sent `sent_bytes`,
+        which include decisions. `sent_share` is the sent part of the gradients' elements.
+
+        In the last step there were `layers`; of `sent_layers` at least one parameter was sent
+        whole. At present `waiting` parameters wait, with `mean_age` and `oldest_age` in steps.
+        `cache_norm` is the residuals' L2 norm. With layer dropping: `threshold` (-1: none).
         """
         self._settle()
         ages = self._encoder.waited.values()

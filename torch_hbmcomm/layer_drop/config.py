@@ -49,8 +49,9 @@ class LayerDrop(EncoderConfig):
         wire_dtype: only for layer_drop_hook. torch.bfloat16: gradients of float32 are sent as
             bfloat16, and the rounding errors stay in the residuals. None: each gradient's own type
         skip_update: only for layer_drop_hook. True: a layer that is dropped keeps its parameters
-            and its optimizer's state in that step. With False its gradient is zero, and weight
-            decay and momentum change both. None: True with target="bytes", else False
+            and its optimizer's state in that step. False: its gradient is zero in that step, so
+            weight decay and momentum change its parameters. None: True with target="bytes", else
+            False
 
     The state or parameter server that is given a LayerDrop checks its arguments. If an argument is
     out of its range or of another type, the rank that gave it raises ValueError or TypeError, and

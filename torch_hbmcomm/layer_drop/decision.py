@@ -120,9 +120,9 @@ class DropRule:
         """Return True if a layer with this score is sent, after `waited` steps.
 
         A layer of zeros is never sent. A layer whose score is not finite is always sent, to show
-        the error. So is a layer that is `always` sent or at its age limit, and every layer in the
-        warm-up or before a threshold exists. For other layers the score must reach the threshold
-        (equation 2), which sinks with `waited` if it follows the bytes.
+        the error. A layer that is `always` sent, or at its age limit, is sent. Every layer is sent
+        in the warm-up, and before a threshold exists. For other layers the score must reach the
+        threshold (equation 2). A threshold that follows the bytes sinks with `waited`.
         """
         if score == 0:
             return False
@@ -143,7 +143,9 @@ class DropRule:
         return layer_sum / layer.numel
 
     def end_step(self, overhead: int = 0) -> None:
-        """End the step, in which all layers have been decided, and set the next step's threshold.
+        """End the step, and set the threshold of the next step.
+
+        REQUIRES: decide() was called for all layers.
 
         overhead: bytes that were sent besides the layers
         """
@@ -186,12 +188,11 @@ class DropRule:
         )
 
     def _follow(self, excess: float) -> None:
-        """Raise the threshold if more than the budget is sent, in this step or so far; lower it if
-        less is sent.
+        """Raise the threshold if more bytes were sent than the budget; lower it if fewer were sent.
 
-        A PI controller: `excess` is the proportional term, and _debt, its sum, the integral term.
-        The threshold stays within a factor of 2 of the layers' scores, so that it returns to them
-        soon.
+        A PI controller: `excess`, of this step, is the proportional term. _debt, the sum over all
+        steps, is the integral term. The threshold stays within a factor of 2 of the layers' scores,
+        so that it returns to them soon.
         """
         found = [score for score, _ in self._found if 0 < score < math.inf]
         if found:

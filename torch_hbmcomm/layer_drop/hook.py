@@ -1,7 +1,7 @@
 """layer_drop_hook and its state, as a training script sees them.
 
-DDP compares the hook's annotations with classes, so they must not be strings: this module does
-without `from __future__ import annotations`.
+DDP compares the hook's annotations with classes, so they must not be strings: this module has no
+`from __future__ import annotations`.
 """
 
 import logging

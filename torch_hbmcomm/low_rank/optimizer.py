@@ -75,7 +75,10 @@ class SecondMomentCorrector:
         watch_steps(self, before=SecondMomentCorrector._correct, optimizers=optimizers)
 
     def add(self, parameter: torch.Tensor, part: float) -> None:
-        """Count a part, in (0, 1], of the squares of the parameter's gradient in its next step."""
+        """Count only `part` of the squares of the parameter's gradient, in its next step.
+
+        part: in (0, 1]
+        """
         self._parts[id(parameter)] = part
 
     def clear(self) -> None:

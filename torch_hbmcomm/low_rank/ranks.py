@@ -71,7 +71,7 @@ class Matrix:
 
 
 def read_matrices(matrices: Sequence[Matrix], flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the elements of each gradient as its matrix; a copy if the order differs."""
+    """Return each gradient as its matrix: a view, or a copy if the order of elements differs."""
     found = [
         flat.new_empty(matrix.rows, matrix.columns)
         if matrix.block
@@ -153,8 +153,9 @@ def next_ranks(
     """Change each rank by at most one, so that all last columns approach the same energy per byte.
 
     Each matrix keeps its columns except the last. The rest of the budget pays for last columns and
-    for additional ones, at most one for a matrix. First columns come before all others; in both
-    groups the order is descending energy per byte. A matrix that gets rank 0 waits.
+    for additional ones, at most one for a matrix. First columns of matrices come before all other
+    columns. Among first columns, and among the others, more energy per byte comes first. A matrix
+    that gets rank 0 waits.
 
     Args:
         ranks: the ranks of the steps before. A missing matrix had rank 0, for example if the run

@@ -78,8 +78,8 @@ class LowRankRule:
     cancel_step(). All ranks of the group pass equal arguments, and choose equal ranks.
 
     waited: steps since a parameter was sent, for matrices of rank 0.
-    overdue: matrices sent whole in this step, by name, with the number of their gradients that
-        wait in the residual: more than usual_max_age.
+    overdue: the matrices that this step sends whole, because more than usual_max_age of their
+        gradients wait in the residual. By name, with the number of gradients that wait.
     """
 
     def __init__(self, config: LowRank) -> None:

@@ -90,8 +90,8 @@ class ParameterServer:
             have changed. None: everything is sent.
         name: this job's name in the boxes, if box is given; workers of one name train one model
         workers: the number of workers to wait for at the start; None: the group's size, or 1
-        keep: the weights stay in the boxes when the last worker leaves; a job of the same name then
-            continues with them
+        keep: True: the weights stay in the boxes when the last worker leaves; a job of the same
+            name then continues with them
         group: the group that was formed with the boxes; None: the default group
         timeout: seconds to wait for other workers
 
@@ -142,7 +142,7 @@ class ParameterServer:
         with ExitStack() as resources:
 
             def prepare() -> Sequence[smb.Box]:
-                """Check this rank's arguments, as far as one rank can, and lay out its model."""
+                """Check the arguments that a rank can check alone, and lay out its model."""
                 if box is not None and group is not None:
                     raise ValueError("give box, or a group that has boxes, not both")
                 if box is None and not dist.is_initialized():
@@ -405,8 +405,8 @@ class ParameterServer:
     ) -> tuple[Sequence[smb.Box], str]:
         """Call prepare() on every rank, and compare the layouts. Collective.
 
-        Returns the group's boxes, and a job name that is unique in them: several jobs may use the
-        same boxes.
+        Returns the group's boxes, and a job name. The name is unique, because several jobs may use
+        the same boxes.
         """
         boxes: list[smb.Box] = []
 
@@ -463,7 +463,8 @@ class ParameterServer:
         self._adopt(self._layout.shards)
         if clock := job.membership.activate(math.inf if ahead is None else ahead + 1):
             self._exchange.count_from(clock)
-            # Again: before activate() other workers did not wait for this one, and may have pushed.
+            # Take the weights again: before activate() other workers did not wait for this one, and
+            # may have pushed.
             self._adopt(changing)
         job.membership.wait_for_workers(config.workers)
 

@@ -22,8 +22,8 @@ class AsyncJob:
     versions: the version counters of `layers` layers; None: no layer is dropped
 
     Raises:
-        ValueError: the model or the config is unlike the other workers'
-        RuntimeError: all others left while this worker joined, or too many workers have joined
+        ValueError: the model or the config differs between workers
+        RuntimeError: all other workers left while this one joined, or too many have joined
         MemoryError: a box is too small
         TimeoutError: the first worker did not write the weights in time
         smb.BoxError: an error of a box
@@ -67,7 +67,7 @@ class AsyncJob:
             self._leaving = leaving.pop_all()
 
     def publish(self) -> None:
-        """Let the others begin, once this leading worker has written the weights."""
+        """Let the other workers begin. REQUIRES: this worker leads, and has written the weights."""
         mark = 1 + secrets.randbits(62)
         self.weights.mark(mark)
         self.membership.publish(mark)

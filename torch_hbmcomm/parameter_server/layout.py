@@ -182,7 +182,7 @@ def _tuples(row: list[Any]) -> Iterator[Any]:
 def _runs(
     tensors: Sequence[TensorSpec], most: int, layer_of: Mapping[int, int]
 ) -> Iterator[tuple[str, str, int, tuple[Span, ...]]]:
-    """Yield kind, dtype and layer of runs of at most `most` bytes, with their spans."""
+    """Cut tensors into runs of at most `most` bytes. Yield each run's kind, dtype, layer, spans."""
 
     def sort(index: int) -> tuple[str, str, int]:
         return tensors[index].kind, tensors[index].dtype, layer_of.get(index, 0)

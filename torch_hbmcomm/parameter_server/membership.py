@@ -184,8 +184,8 @@ class MembershipTable:
     # -- the checkpoint that is loaded -----------------------------------------------------------
 
     def begin_again(self) -> None:
-        """Clear the checkpoint cells if all other workers have gone: the cells may be left from an
-        earlier run whose weights were kept."""
+        """Clear the checkpoint cells if all other workers have gone, because the cells may be left
+        from an earlier run whose weights were kept."""
         others = (entry.index for entry in self.active() if entry.index != self.index)
         if not any(self._alive(index) for index in others):
             self._write(0, JobCell.LOADS, 0)
@@ -331,7 +331,8 @@ class MembershipTable:
     def _fence(self) -> None:
         """Order earlier accesses to the table before later ones.
 
-        Over shm these are plain loads and stores, ordered by a request to the box and its reply.
+        Over shm the accesses are plain loads and stores. A request to the box, and its reply, put
+        them in order.
         """
         self._segment.fetch_add(JobCell.END * _CELL, 0)
 

@@ -1,4 +1,4 @@
-"""One worker's model and its deltas to the weights in the boxes, cut as the layout says."""
+"""One worker's model and its deltas to the weights in the boxes, cut into the layout's shards."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Replica:
         return tensors
 
     def delta(self, shard: Shard, workers: int) -> torch.Tensor:
-        """Compute the delta that a shard would send, with earlier rounding errors.
+        """Compute the delta that would be sent: with the rounding errors of earlier deltas.
 
         Returns the delta buffer, or, if its dtype is narrower, memory that the next call
         overwrites.
@@ -178,8 +178,8 @@ class Replica:
 def model_tensors(model: nn.Module, shared_buffers: bool) -> list[tuple[str, torch.Tensor, str]]:
     """Return the name, tensor and kind (as in TensorSpec) of each parameter and buffer.
 
-    A buffer with elements that are not finite, such as a causal mask, is a constant: no delta could
-    be added to it.
+    A buffer with elements that are not finite, such as a causal mask, is a constant, because no
+    delta could be added to it.
 
     Raises ValueError if no parameter requires a gradient.
     """

@@ -22,9 +22,10 @@ Boxes = smb.Box | str | Sequence[smb.Box | str]
 
 
 def connect_boxes(boxes: Boxes, resources: ExitStack) -> list[smb.Box]:
-    """Connect to the boxes given by address; `resources` closes these connections.
+    """Connect to the boxes given by address. `resources` closes these connections.
 
-    Their operations raise smb.OperationTimeout after 300 s, for example if the box is stopped.
+    Operations on these connections raise smb.OperationTimeout after 300 s, for example if the box
+    is stopped.
 
     Raises TypeError for `boxes` of a wrong type, ValueError for an empty sequence, and the errors
     of smb.connect().
@@ -155,7 +156,7 @@ class ShardedValues:
     Args:
         key: the segment in each box has the key "<key>/<index of the box>", within the job
 
-    Raises the errors of JobSegments.alloc(); smb.BoxError.
+    Raises smb.BoxError, and the errors of JobSegments.alloc().
 
     Threads: one at a time.
     """

@@ -19,7 +19,7 @@ class SharedModel:
     """Finds the tensors of a model by name, because modules and users may replace tensors.
 
     specs: all of the model's parameters and buffers, as they were at the start
-    optimizer: find() checks that it has the model's parameters only; None: no check
+    optimizer: find() checks that it has only parameters of the model; None: no check
     """
 
     def __init__(

@@ -33,8 +33,8 @@ def agree(
     """Check that all ranks have the same model and config. Collective. Returns the model's
     parameters, then its buffers.
 
-    Raises ValueError on every rank, naming a rank and the mismatch; raises as together() if one
-    rank's own model or arguments are wrong.
+    Raises ValueError on every rank, naming a rank and the mismatch. If a rank finds its own model
+    or arguments wrong, raises the errors of together().
     """
 
     def introduce() -> tuple[SyncConfig, tuple[TensorSpec, ...]]:
@@ -107,7 +107,7 @@ _METHODS = {SyncCall.STEP: "step()", SyncCall.PULL: "pull()", SyncCall.LOAD: "lo
 
 @dataclass(frozen=True)
 class Offer:
-    """A rank's contribution to a round. Parameters are named by their index; None: there is none.
+    """A rank's contribution to a round. A parameter is given by its index; None: no parameter.
 
     batches: steps whose gradients the rank has added up; 0 for a rank that only follows
     changed: the error, if the model is not as it was at the start

@@ -29,8 +29,11 @@ class SyncLayerDrop:
     def __init__(
         self, drop: LayerDrop, parameters: Mapping[str, torch.Tensor], worker: int, workers: int
     ) -> None:
-        """Make empty residuals. parameters: the model's, in order. worker: this worker's number
-        among all workers that train."""
+        """Make empty residuals.
+
+        parameters: the model's parameters, in order. worker: this worker's number among all workers
+        that train
+        """
         self._drop = drop
         self._worker, self._workers = worker, workers
         self._parameters = parameters
@@ -51,7 +54,8 @@ class SyncLayerDrop:
     def choose(self, gradients: _Flats) -> list[bool]:
         """Add the gradients to the residuals. Returns True for each parameter that is sent now.
 
-        None: the parameter has no gradient. A layer without gradients waits, even with a residual.
+        gradients: None for a parameter without a gradient. A layer without gradients waits, even if
+        it has a residual.
         """
         given = [gradient for gradient in gradients if gradient is not None]
         self._all_bytes += sum(gradient.nbytes for gradient in given)
@@ -67,7 +71,7 @@ class SyncLayerDrop:
         return chosen
 
     def flush(self) -> list[bool]:
-        """Return True for each parameter with a residual, which is sent now."""
+        """Return True for each parameter that has a residual. These residuals are sent now."""
         self._measure()
         return [total != 0 for total in self._sums]
 

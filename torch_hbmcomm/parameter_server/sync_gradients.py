@@ -44,11 +44,11 @@ class Gradients:
         self._batches = 0
 
     def add(self, changed: str | None) -> None:
-        """Add the gradients of a step to the sums. A parameter's first gradient is kept by
-        reference: to add more steps, call release() before the next backward pass.
+        """Add the gradients of a step to the sums. The sums keep a parameter's first gradient by
+        reference, so call release() before the next backward pass if more steps will be added.
 
-        changed: the error, if the model is not as it was: the next round raises it, and nothing is
-        added until then
+        changed: the error if the model has changed since the start; the next round raises it, and
+        until then nothing is added
         """
         self._batches += 1
         self._changed = self._changed or changed
@@ -220,7 +220,8 @@ def check_averages(
 
 
 def _sum(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Add rows in their order; half types in float32. May overwrite the first row."""
+    """Return the sum of the rows, added in their order. Half types are added in float32. May
+    overwrite the first row."""
     first = rows[0]
     total = first.to(torch.float32) if first.dtype in _HALF else first
     for row in rows[1:]:
@@ -233,7 +234,7 @@ def _is_like(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def _as_in_memory(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the gradient, with its elements in the order of the parameter's."""
+    """Return the gradient, with its elements in the memory order of the parameter's elements."""
     if _is_like(gradient, parameter):
         return gradient
     return torch.empty_like(parameter.detach()).copy_(gradient)

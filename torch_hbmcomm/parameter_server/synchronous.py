@@ -89,7 +89,7 @@ class SyncParameterServer:
         group: any group with all_gather, gather and broadcast, and with `drop` send and recv; None:
             the default group
         server: a rank of the group
-        dedicated: the server computes no gradients, and runs serve() instead of step()
+        dedicated: True: the server computes no gradients, and runs serve() instead of step()
         buffers: "shared": with an update every rank takes the server's buffers. If the server is
             dedicated or has closed, every rank takes the buffers of the first worker that has not
             closed. "local": each rank keeps its own
@@ -184,7 +184,7 @@ class SyncParameterServer:
         return result
 
     def serve(self, after_update: Callable[[], None] | None = None) -> None:
-        """Join the workers' calls until all workers have closed, on a dedicated server.
+        """On a dedicated server, join the workers' calls until all workers have closed.
 
         Args:
             after_update: called after each update, while the workers wait: for learning-rate

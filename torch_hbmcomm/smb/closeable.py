@@ -43,7 +43,7 @@ def close_at_exit(one: Closeable) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """Close the newest objects first: they may use older ones."""
+    """Close the newest objects first, because they may use older objects."""
     for one, maker in reversed(list(_makers.items())):
         if maker == os.getpid():  # not inherited by a forked child
             one.close()

@@ -52,10 +52,10 @@ class Future:
 class Segment:
     """Memory of a box, and this process's copy of it (``buffer``).
 
-    ``read`` and ``write`` move bytes between the box and the copy, or another object: a
-    C-contiguous NumPy array, a contiguous CPU tensor, or any object with Python's buffer protocol.
-    Over shm they make no intermediate copy. Over tcp with a ``seal``, and over verbs for memory
-    other than ``buffer``, they make one. Offsets and sizes are bytes.
+    ``read`` and ``write`` move bytes between the box and ``buffer``, or another object. This can be
+    a C-contiguous NumPy array, a contiguous CPU tensor, or any object with Python's buffer
+    protocol. Over shm they make no intermediate copy. They make one over tcp with a ``seal``, and
+    over verbs for memory other than ``buffer``. Offsets and sizes are bytes.
 
     The ``*_async`` forms take the same arguments and return a Future, which keeps the memory alive.
     Until the operation is done, do not change the memory of a write, nor use the memory of a read.
@@ -85,7 +85,7 @@ class Segment:
 
     @property
     def created(self) -> bool:
-        """True if this attachment created the segment, zero-filled."""
+        """True if this attachment created the segment, which then had only zeros."""
         return self._native.created
 
     @property

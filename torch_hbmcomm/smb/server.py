@@ -114,7 +114,7 @@ class Server(Closeable):
 
     @property
     def transports(self) -> list[str]:
-        """The transports that clients can use: of "shm", "tcp", "verbs"."""
+        """The transports that clients can use: some of "shm", "tcp" and "verbs"."""
         return self._transports
 
     @property

@@ -72,7 +72,8 @@ def read_or_create(file: Path) -> Token:
     if file.exists():
         return read(file)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Link the complete file, unless another process was faster.
+    # Write a temporary file, and link it to the name `file` once it is complete. If another process
+    # was faster, use its file.
     descriptor, temporary = tempfile.mkstemp(dir=file.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "w") as stream:

@@ -103,7 +103,8 @@ def int64(name: str, value: int) -> int:
 
 
 def scale_of(dtype: str, scale: float) -> float:
-    """Return the factor of an accumulate. Raises ValueError for a fraction with integers."""
+    """Return the factor of an accumulate. Raises ValueError if elements are integers, and the
+    factor is no whole number."""
     factor = float(scale)
     if dtype.startswith("int") and not (factor.is_integer() and factor == scale):
         raise ValueError(f"an accumulate of {dtype} takes a whole number as its scale, not {scale}")
