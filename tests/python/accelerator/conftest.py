@@ -1,4 +1,4 @@
-"""Pools of ranks that have an accelerator: by default the delayed test device, of type "late"."""
+"""Fixtures: pools of ranks with an accelerator, by default the delayed test device "late"."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness import SHORT_TIMEOUT, Pool, accelerator
 
 @pytest.fixture(scope="module")
 def delayed_pool(ranks: int) -> Iterator[Pool]:
-    """Yield the pool of a file's tests."""
+    """Yield one pool for all tests of a file."""
     shared = Pool(ranks, device=accelerator.DEVICE)
     yield shared
     assert not any(shared.close()), "a rank of the pool left with an error code"
@@ -18,7 +18,7 @@ def delayed_pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def own_delayed_pool(ranks: int) -> Iterator[Pool]:
-    """Yield the pool of one test, which may harm the group; killed at the end."""
+    """Yield a pool for one test, which may harm the group. Kill the pool at the end."""
     own = Pool(ranks, device=accelerator.NAME)
     yield own
     own.kill()
@@ -26,7 +26,7 @@ def own_delayed_pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def short_timeout_delayed_pool(ranks: int) -> Iterator[Pool]:
-    """Yield the pool of one test, with a short group timeout; killed at the end."""
+    """Yield a pool with a short group timeout for one test. Kill the pool at the end."""
     own = Pool(ranks, device=accelerator.NAME, timeout=SHORT_TIMEOUT)
     yield own
     own.kill()

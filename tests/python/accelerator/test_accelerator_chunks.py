@@ -1,7 +1,7 @@
-"""Large operations on an accelerator's tensors in chunks.
+"""Large operations on accelerator tensors, which hbm splits into chunks.
 
-Chunks give the bits of a single operation. Copies in both directions overlap the reduction. For
-errors, sequence numbers and deaths the chunks are one operation.
+The result has the same bits as without chunks. While chunks are reduced, other chunks are copied in
+both directions. The chunks share one sequence number, and errors concern the whole operation.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CHUNK = 16 << 10
 CHUNKS = 12
 COUNT = CHUNKS * CHUNK // 4  # of float32
 ENVIRONMENT = {"HBMCOMM_DEVICE_CHUNK_BYTES": "16K"}
-# Chunks for tensors of CHUNKED_COUNT elements, below 64 KiB: PyTorch's pinned allocator has their
-# host copies. The test device counts each of these that is freed while a copy uses it.
+# Tensors of CHUNKED_COUNT elements are below 64 KiB, so their host copies come from PyTorch's
+# pinned allocator. The test device counts the host copies that are freed during a transfer.
 CHUNK_4K = {"HBMCOMM_DEVICE_CHUNK_BYTES": "4K"}
 CHUNKED_COUNT = CHUNKS * 1024
 WAIT_SECONDS = 60.0  # for quick events
@@ -57,7 +57,7 @@ def chunk_pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def own_chunk_pool(ranks: int) -> Iterator[Pool]:
-    """Yield the pool of one test, which may harm the group; killed at the end."""
+    """Yield a pool for one test, which may harm the group. Kill the pool at the end."""
     own = Pool(ranks, device=accelerator.NAME, environment=CHUNK_4K)
     yield own
     own.kill()
@@ -98,7 +98,7 @@ def await_copies(delayed: Any, direction: Any, count: int) -> None:
 
 
 def check_chunks_go_back_early(context: Context) -> None:
-    """Chunks on the host are reduced and copied back while others are not yet on the host."""
+    """Check that chunks are reduced and copied back before later chunks reach the host."""
     delayed = accelerator.load()
     tensor = torch.zeros(COUNT, device=context.device).fill_(context.rank + 1.0)
     delayed.synchronize()
@@ -122,7 +122,7 @@ def test_chunks_go_back_while_others_come(chunk_pool: Pool) -> None:
 
 
 def check_chunks_come_early(context: Context) -> None:
-    """All chunks of two operations are copied to the host and reduced while none is copied back."""
+    """Check that all chunks of two operations are reduced on the host before any is copied back."""
     delayed = accelerator.load()
     tensors = [
         torch.zeros(COUNT, device=context.device).fill_((context.rank + 1.0) * each)
@@ -162,7 +162,7 @@ def test_one_sequence_number(chunk_pool: Pool) -> None:
 
 
 def check_mismatch(context: Context, counts: tuple[int, int], device: str) -> None:
-    """Check that errors of ranks that disagree name whole tensors, not chunks."""
+    """Check that ranks that disagree raise errors about whole tensors, not about chunks."""
     count = counts[0] if context.rank == 0 else counts[1]
     tensor = torch.ones(count, device=device if context.rank == 0 else context.device)
     with pytest.raises(dist.DistBackendError) as caught:
@@ -184,7 +184,7 @@ def test_mismatch(own_chunk_pool: Pool, counts: tuple[int, int], device: str) ->
 
 
 def check_timeout(context: Context) -> None:
-    """The device of rank 0 stops in the middle of an operation."""
+    """Rank 0's device stops amid an operation: no host copy is freed during a transfer."""
     delayed = accelerator.load()
     tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     dist.all_reduce(tensor)
@@ -209,7 +209,7 @@ def test_timeout_between_chunks(impatient_chunk_pool: Pool) -> None:
 
 
 def check_order_after_an_error(context: Context, async_op: bool) -> None:
-    """Check that results copied back after the error do not overwrite a later write."""
+    """Check that results of a failed operation do not overwrite a write that follows the error."""
     delayed = accelerator.load()
     tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     dist.all_reduce(tensor)
@@ -238,7 +238,7 @@ def test_results_come_before_operations_after_an_error(
 
 
 def check_lost(context: Context) -> None:
-    """The device is lost in the middle of an operation, with copies of both directions queued."""
+    """Lose rank 0's device amid an operation, while copies in both directions are queued."""
     delayed = accelerator.load()
     tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     delayed.synchronize()
@@ -264,7 +264,7 @@ def test_device_lost_between_chunks(own_chunk_pool: Pool) -> None:
 
 
 def check_death(context: Context) -> None:
-    """Rank 1 dies when some chunks are reduced. Other ranks free no buffer that a copy uses."""
+    """Rank 1 dies after it has reduced some chunks. No other rank frees a buffer during a copy."""
     delayed = accelerator.load()
     tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     delayed.synchronize()

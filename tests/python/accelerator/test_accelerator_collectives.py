@@ -1,5 +1,8 @@
-"""The conformance suite over tensors of the test accelerator: every collective, dtype, operator and
-size, against Gloo (moves) and NumPy (reductions)."""
+"""Every collective, dtype, operator and size on tensors of the test accelerator.
+
+Results of moves (collectives that only copy data) are compared with Gloo's, results of reductions
+with NumPy's.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Functional collectives and DDP under torch.compile on the accelerator, against the same over Gloo
-on the CPU."""
+"""Functional collectives and DDP under torch.compile on the accelerator.
+
+Results are compared with results over Gloo on the CPU.
+"""
 
 from __future__ import annotations
 

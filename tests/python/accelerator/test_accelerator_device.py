@@ -1,5 +1,7 @@
-"""The test accelerator itself: each kind of ordering mistake shows on it, so that the tests of this
-folder can fail."""
+"""The test accelerator itself: each kind of ordering mistake shows on it.
+
+Otherwise the tests of this folder could not find such a mistake in hbm.
+"""
 
 from __future__ import annotations
 

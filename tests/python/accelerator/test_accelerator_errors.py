@@ -17,8 +17,8 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 pytestmark = [beyond_gloo, pytest.mark.ranks(2)]
 
-# Elements of a tensor below 64 KiB: PyTorch's pinned allocator has its host copy. The test device
-# counts each of these that is freed while a copy uses it.
+# Elements of a tensor. It is below 64 KiB, so its host copy comes from PyTorch's pinned allocator.
+# The test device counts the host copies that are freed during a transfer.
 COUNT = 10_000
 
 
@@ -102,9 +102,9 @@ def test_out_of_pinned_memory(delayed_pool: Pool) -> None:
 
 
 def check_timeout(context: Context) -> None:
-    """The device of rank 0 does not reach the operation. Every rank's error has the cause.
+    """Rank 0's device never reaches the operation. Every rank's error names this cause.
 
-    A rank finds the cause itself, or has it from the rank that timed out first.
+    A rank finds the cause itself, or gets it from the rank that times out first.
     """
     delayed = accelerator.load()
     tensor = torch.ones(COUNT, device=context.device)
@@ -167,7 +167,7 @@ def test_rank_that_dies(own_delayed_pool: Pool) -> None:
 
 
 def check_death_of_a_peer(context: Context) -> None:
-    """Exchange messages with a rank that dies while their copies are in flight."""
+    """Exchange messages with rank 1, which dies while tensors are copied from or to a device."""
     delayed = accelerator.load()
     tensors = [torch.ones(count, device=context.device) for count in (COUNT, 3_000_001)]
     for tensor in tensors:

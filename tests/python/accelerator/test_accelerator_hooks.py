@@ -51,9 +51,9 @@ def on_the_host(value: Any) -> Any:
 def assert_alike(
     on_device: nn.Module, on_cpu: nn.Module, start: nn.Module, wire: torch.dtype | None
 ) -> None:
-    """Compare the final parameters of two trainings, which round in different orders.
+    """Compare the final parameters of two trainings, which add in different orders.
 
-    With a narrow wire type they may differ by its rounding, relative to the change of the
+    With a narrow wire type, parameters may differ by up to the type's eps times the change of the
     parameters since `start`.
     """
     for ours, theirs, first in zip(
@@ -67,10 +67,10 @@ def assert_alike(
 
 
 def computed_alike(wanted: bool) -> AbstractContextManager[Any]:
-    """Have PyTorch compute the products on the CPU, too, if wanted.
+    """If `wanted`, let PyTorch compute the products on the CPU as it does on the device.
 
-    If products differ in their last bits, a narrow wire rounds some of them to another number.
-    Later steps then carry the trainings apart without a bound.
+    The native products may differ in the last bits. A narrow wire type would then round some
+    products to different numbers, and in later steps the difference would grow without a bound.
     """
     return mock.patch.object(products, "_native", lambda _: False) if wanted else nullcontext()
 
@@ -117,7 +117,7 @@ def test_error_feedback(delayed_pool: Pool, kind: str, options: dict[str, Any]) 
 
 
 def check_passes(context: Context) -> None:
-    """Check each pass over random tensors of each pair of types, some not finite."""
+    """Check each pass over random tensors of random types; some numbers are not finite."""
     draw = context.own_random
     for _ in range(30):
         residual, gradient = draw.choice(
@@ -201,7 +201,7 @@ def check_async_hook(context: Context) -> None:
         here = batch.to(device)
         for _ in range(STEPS):
             optimizer.zero_grad()
-            # The gradient does not depend on the weights, so the order of steps does not count.
+            # The gradient does not depend on the weights, so steps give the same sum in any order.
             loss = ddp(here).sum() * 0 + sum(
                 (parameter * (1.0 + here[0, 0])).sum() for parameter in ddp.module.parameters()
             )
@@ -228,7 +228,7 @@ def test_async_hook(delayed_pool: Pool) -> None:
 
 
 def check_rebuilt_buckets(context: Context) -> None:
-    """DDP rebuilds its buckets after the first step, which frees the first host copies."""
+    """Check that the first buckets' host copies are freed when DDP rebuilds its buckets."""
     group = dist.new_group(pg_options=hbmcomm.Options(parameter_server="auto"), backend="hbm")
     model = model_of(context).to(context.device)
     ddp = DistributedDataParallel(

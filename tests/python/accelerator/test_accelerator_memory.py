@@ -23,7 +23,7 @@ def in_segment(context: Context) -> int:
 
 
 def check_host_copies(context: Context) -> None:
-    """Large host copies are in the segment, pinned by registering, and reuse one block."""
+    """Check that large host copies are in the segment, pinned by registration, and reuse blocks."""
     delayed = accelerator.load()
     tensor = torch.zeros(LARGE // 4, device=context.device).fill_(context.rank + 1.0)
     before, counts = in_segment(context), delayed.pinned_counts()
@@ -36,7 +36,7 @@ def check_host_copies(context: Context) -> None:
         delayed.synchronize()
         torch.accelerator.synchronize()
         dist.broadcast(tensor, 0)
-    # An operation may take its block before the block of the last operation is free again.
+    # An operation may allocate its block before the previous operation's block is free.
     assert in_segment(context) <= held + LARGE, "a block that no copy uses is not taken again"
     total = sum(range(1, context.size + 1))
     assert torch.equal(tensor.cpu(), torch.full((LARGE // 4,), float(total)))
@@ -48,7 +48,7 @@ def test_large_host_copies_are_in_the_segment(delayed_pool: Pool) -> None:
 
 
 def check_current_device(context: Context) -> None:
-    """Memory is pinned for the group's device alone."""
+    """Check that memory is pinned for the group's device, late:1, not for the current device."""
     delayed = accelerator.load()
     group = dist.new_group(backend="hbm")
     before = delayed.pinned_under(0)
@@ -80,7 +80,7 @@ def test_host_copies_below_64_kib_are_pytorchs(delayed_pool: Pool) -> None:
 
 
 def receives_until_none_is_left(group: dist.ProcessGroup, peer: int, taken: list[Any]) -> None:
-    """Take staging memory for messages that never come."""
+    """Issue receives of messages that never come, until no staging memory is left."""
     while True:
         try:
             taken.append(dist.irecv(torch.empty(1), peer, group=group))
@@ -89,7 +89,7 @@ def receives_until_none_is_left(group: dist.ProcessGroup, peer: int, taken: list
 
 
 def check_staging_is_kept(context: Context) -> None:
-    """Other threads take all available staging memory during a large operation."""
+    """Check a large operation during which other threads take all free staging memory."""
     delayed = accelerator.load()
     delayed.set_longest_delay(0)
     peer = 1 - context.rank

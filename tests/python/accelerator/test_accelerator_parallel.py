@@ -1,5 +1,7 @@
-"""Training over device meshes on the accelerator, against the same over Gloo on the CPU: FSDP2 with
-replicas of the shards (HSDP), and tensor parallelism."""
+"""Training over device meshes on the accelerator, compared with training over Gloo on the CPU.
+
+The trainings use FSDP2 with replicas of the shards (HSDP), and tensor parallelism.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def check(context: Context, function: Train) -> None:
 
 
 def own_group(rank: int, all_ranks: list[list[int]], backend: str) -> dist.ProcessGroup:
-    """Make a group of each list of ranks; return the group with `rank`."""
+    """Make a group of each list of ranks. Return the group that has `rank` as a member."""
     groups: list[dist.ProcessGroup] = [
         dist.new_group(ranks, backend=backend) for ranks in all_ranks
     ]
@@ -39,7 +41,7 @@ def own_group(rank: int, all_ranks: list[list[int]], backend: str) -> dist.Proce
 
 
 def hybrid(context: Context, backend: str, device: str) -> list[torch.Tensor]:
-    """Train with shards over pairs of ranks, and each shard on two pairs."""
+    """Train with FSDP2. Each half of the ranks has a replica, sharded over these ranks."""
     mesh = torch.arange(context.size).view(2, -1)
     groups = [own_group(context.rank, part.tolist(), backend) for part in (mesh.t(), mesh)]
     names = ("replicate", "shard")

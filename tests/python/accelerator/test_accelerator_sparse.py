@@ -25,7 +25,7 @@ Dense = tuple[int, ...]
 
 
 def device_backend(context: Context) -> Any:
-    """Return the backend; torch.distributed has sparse all_reduce for the CPU and CUDA alone."""
+    """Return the backend, because torch.distributed reduces sparse tensors on CPU and CUDA only."""
     return _get_default_group()._get_backend(torch.device(context.device))
 
 
@@ -38,8 +38,10 @@ def asynchronous() -> dist.AllreduceOptions:
 def random_sparse(
     context: Context, elements: int, dense: Dense = (), dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Return a tensor of [ROWS, 30, *dense] on the CPU, some of whose indices occur repeatedly, and
-    whose values are small integers: sums are exact in any order."""
+    """Return a sparse CPU tensor of shape [ROWS, 30, *dense]. Some indices occur repeatedly.
+
+    The values are small integers, so that sums are exact in any order.
+    """
     indices = torch.stack(
         [torch.randint(0, size, (elements,), generator=context.generator) for size in (ROWS, 30)]
     )
@@ -53,7 +55,7 @@ def on_device(context: Context, sparse: torch.Tensor) -> torch.Tensor:
 
 
 def copied_to(sparse: torch.Tensor, device: str) -> torch.Tensor:
-    """Copy a tensor, with indices that are not contiguous."""
+    """Copy a sparse tensor to `device`. The copy's indices are not contiguous."""
     indices = sparse._indices().t().contiguous().to(device).t()
     values = sparse._values().to(device)
     coalesced = sparse.is_coalesced() or None
@@ -107,9 +109,9 @@ def test_all_reduce(delayed_pool: Pool) -> None:
 
 
 def check_queued(context: Context) -> None:
-    """Check the order of queued work before and after an operation.
+    """Check that an operation sees earlier queued work, and later queued work sees its result.
 
-    The host never waits for the device, and an operation sees the result of the operation before.
+    The host never waits for the device.
     """
     delayed = accelerator.load()
     backend = device_backend(context)
@@ -153,9 +155,10 @@ def test_issue_does_not_block(delayed_pool: Pool) -> None:
 
 
 def check_memory(context: Context) -> None:
-    """Drop results while a stream reads them: the issuing stream, or another that called wait().
+    """Drop each result while a stream still reads it, then issue another operation.
 
-    The next result must not reuse their memory.
+    The reader is the issuing stream, or another stream that called wait(). The second operation's
+    result must not reuse the memory of the first.
     """
     delayed = accelerator.load()
     backend = device_backend(context)
@@ -227,7 +230,7 @@ def test_future(delayed_pool: Pool) -> None:
 
 
 def check_refused(context: Context) -> None:
-    """Check refusals before anything is sent: the group continues."""
+    """Check that refused calls send nothing, so that the group still works."""
     delayed = accelerator.load()
     backend = device_backend(context)
     dist.all_reduce(torch.ones(4, device=context.device))  # from now on the group works on late:0

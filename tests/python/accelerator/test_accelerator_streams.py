@@ -64,7 +64,7 @@ def test_issue_does_not_block(delayed_pool: Pool) -> None:
 
 
 def check_wait_blocks_the_stream_alone(context: Context) -> None:
-    """wait() returns before the device has the result, and work queued then sees it."""
+    """wait() returns before the device has the result. Work queued after wait() sees the result."""
     delayed = accelerator.load()
     tensor = mine(context)
     work = dist.all_reduce(tensor, async_op=True)

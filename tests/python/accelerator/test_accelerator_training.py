@@ -1,5 +1,7 @@
-"""Training, functional collectives, device meshes and splits on the accelerator, against the same
-over Gloo on the CPU."""
+"""Training, functional collectives, device meshes and splits on the accelerator.
+
+Results are compared with results over Gloo on the CPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors whose text has bytes that are not UTF-8, as another process may send."""
+"""Errors whose text has bytes that are not UTF-8. Another process may send such bytes."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ pytestmark = beyond_gloo
 
 @pytest.fixture
 def ranks_pool(ranks: int, socket_folder: Path) -> Iterator[Pool]:
-    """Bare ranks that must leave no socket behind."""
+    """Yield a bare pool, whose ranks must leave no socket behind."""
     pool = Pool(ranks, bare=True, environment={"HBMCOMM_SOCKET_DIR": str(socket_folder)})
     yield pool
     codes = pool.close()
@@ -126,8 +126,11 @@ def test_box_for_several_nodes(layout: str) -> None:
 
 
 def use_for_longer(context: Context, seconds: float) -> float:
-    """Use the box on all ranks except the first, long after the first has called destroy. Returns
-    the time of the rank's last use, or of the return of destroy on the first."""
+    """Use the box for `seconds` on all ranks except rank 0, which destroys the group immediately.
+
+    Returns the time of the rank's last use. On rank 0, returns the time at which
+    destroy_process_group() was done.
+    """
     form(context, "auto")
     cell = smb.of().alloc(8, key="late")
     start = time.monotonic()
@@ -140,7 +143,7 @@ def use_for_longer(context: Context, seconds: float) -> float:
 
 @pytest.mark.ranks(2, 4)
 def test_box_stays_for_slower_ranks(ranks_pool: Pool) -> None:
-    """Some ranks use the box for longer than destroy_process_group waits without a box."""
+    """Ranks use the box for longer than destroy_process_group() waits in a group without a box."""
     first, *others = ranks_pool.run(use_for_longer, 2.5)
     assert first >= max(others)
 

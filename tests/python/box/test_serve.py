@@ -148,7 +148,7 @@ def ipv6_works() -> bool:
 
 
 def get(url: str) -> str:
-    """Return the body at `url`, whatever proxy the environment names."""
+    """Return the body at `url`. Ignore a proxy that the environment names."""
     with build_opener(ProxyHandler({})).open(url) as reply:
         text: str = reply.read().decode()
         return text

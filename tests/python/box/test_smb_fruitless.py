@@ -15,7 +15,7 @@ MOST = 64 << 10  # bytes that pass from a client over a connection: enough to jo
 
 
 class Relay:
-    """Passes bytes between clients and a box, and ends a connection that sends too many."""
+    """Passes bytes between clients and a box. Ends a connection after MOST bytes of the client."""
 
     def __init__(self, box: str) -> None:
         host, _, port = box.removeprefix("smb://").rpartition(":")

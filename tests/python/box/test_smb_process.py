@@ -27,7 +27,7 @@ assert "torch" not in sys.modules and "numpy" not in sys.modules
 
 
 def test_a_forked_child_closes_its_own(server: smb.Server) -> None:
-    """At its exit the child closes its own connection, without waiting for the end of the lease.
+    """At exit a child closes its own connection, so the box does not wait for the lease's end.
 
     The child leaves its parent's connection open.
     """
@@ -56,7 +56,7 @@ sys.exit("the child left its segment behind")
 
 
 def test_a_c_process_that_frees_second_lets_go() -> None:
-    """shm_free() in the creating process detaches, although another process has deleted the key."""
+    """shm_free() by the segment's creator detaches, although another client has deleted the key."""
     script = """
 import ctypes, sys
 from pathlib import Path

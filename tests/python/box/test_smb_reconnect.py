@@ -23,7 +23,7 @@ pytestmark = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 
 class Client:
-    """Runs a script, which prints "ready", in a process with the connection `box`."""
+    """A process that connects to a box as `box` and runs a script, which first prints "ready"."""
 
     def __init__(self, url: str, transport: str, script: str) -> None:
         connect = f"""
@@ -70,7 +70,8 @@ def test_without_a_store_segments_are_lost_at_once(transport: Any) -> None:
         accumulate = other.accumulate_async(segment, "float32")
         process.start()
         assert isinstance(accumulate.exception(timeout=60), smb.SegmentLost)
-        # Over shm the write is a copy, which may end before the client notices the box's end.
+        # Over shm the write is a memory copy. It may succeed before the client notices that the
+        # box has ended.
         written = write.exception(timeout=60) is None
         assert isinstance(write.exception(), smb.SegmentLost) or (written and transport == "shm")
         for use in (segment.read, segment.write, lambda: segment.fetch_add(0, 1)):

@@ -20,7 +20,7 @@ def test_a_bit_that_changed_at_rest(tmp_path: Path) -> None:
     data = random.randbytes(BYTES)
     with serve(tmp_path / "store") as server, smb.connect(server.url, "") as box:
         box.alloc(BYTES, key="data").write(source=data)
-    # Over tcp, so that this process has nothing mapped.
+    # Connect over tcp, so that this process does not map the segment.
     with serve(tmp_path / "store") as server, smb.connect(server.url, "", transport="tcp") as box:
         found = bytearray(BYTES)
         box.alloc(BYTES, key="data", mode="attach").read(into=found)

@@ -1,4 +1,4 @@
-"""benchmarks.box: the memory box against its bounds and rivals; no rival can stop it."""
+"""benchmarks.box compares the memory box with bounds and rivals. A rival that fails is reported."""
 
 from __future__ import annotations
 

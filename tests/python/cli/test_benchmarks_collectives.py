@@ -40,7 +40,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def measured_by(name: str, file: Path, *arguments: str) -> list[tuple[str, str, int]]:
-    """Run the benchmark with one contender, whose results it checks. Return the measured rows."""
+    """Run the benchmark, which checks results, with one contender. Return the measured rows."""
     result = run(
         "benchmarks.collectives",
         *("--contenders", name, "--rounds", "1", "--startup-rounds", "0", "--json", str(file)),
@@ -212,7 +212,7 @@ def test_programs_that_do_not_meet_are_not_waited_for(pool: Pool) -> None:
 
 @pytest.mark.full
 def test_allreduce_is_measured_with_busy_processes(tmp_path: Path) -> None:
-    """Every sum is checked after each block."""
+    """Sums are checked by the benchmark itself, after each block."""
     file = tmp_path / "out.json"
     result = run(
         "benchmarks.collectives.busy",

@@ -46,7 +46,7 @@ def test_one_rank_asks_the_store_three_times() -> None:
 
 
 def test_the_store_answers_requests_one_by_one() -> None:
-    """The time is at least that for the necessary requests; waiting ranks add a bounded part."""
+    """Gathering takes the time of the necessary requests, and a bounded time for waiting ranks."""
     costs = StoreCosts(question=1e-5, seen=1e-7, read=1e-6)
     for ranks in (2, 30, 200):
         least = ranks * (3 * costs.question + ranks * (costs.seen + costs.read))
@@ -90,7 +90,7 @@ def test_the_page_has_the_simulated_boxes() -> None:
 
 
 def test_a_group_beyond_its_staging_memory_is_refused() -> None:
-    """docs/scaling.md has the number of ranks."""
+    """docs/scaling.md states the largest possible number of ranks, 32,264."""
     program = """
 import torch.distributed as dist
 dist.init_process_group("hbm", store=dist.HashStore(), rank=0, world_size=32_265)

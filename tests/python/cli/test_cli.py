@@ -106,7 +106,7 @@ StandIn = Callable[[ModuleType | None], None]
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """Yield a function that replaces torch_hbmcomm._C; with None, importing it fails."""
+    """Yield a function that replaces torch_hbmcomm._C. After a call with None, its import fails."""
 
     def replace(extension: ModuleType | None) -> None:
         monkeypatch.setitem(sys.modules, "torch_hbmcomm._C", extension)
@@ -366,7 +366,7 @@ def rows(document: dict[str, Any]) -> dict[tuple[str, str, int], list[str]]:
 
 @pytest.mark.full
 def test_bench_measures_every_collective(tmp_path: Path) -> None:
-    """The bench checks each contender's outcome before it is timed."""
+    """Results must be right: the bench checks a contender's results before it takes times."""
     pytest.importorskip("mpi4py")
     everyone = ["hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich"]
     _, document = bench_collectives(

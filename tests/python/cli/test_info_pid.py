@@ -38,7 +38,7 @@ def test_pid_is_not_among_the_options() -> None:
 
 
 def touched(pid: int, policy: str) -> int:
-    """Return the bytes of the policy's segments that the process has touched, by numa_maps."""
+    """Return the bytes of the policy's segments that the process has touched, from numa_maps."""
     found = 0
     for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
         if f"memfd:hbmcomm-{policy}" in line:
@@ -49,7 +49,7 @@ def touched(pid: int, policy: str) -> int:
 
 
 def fill(context: Context) -> int:
-    """Fill the segments until forget(). Returns their bytes."""
+    """Fill memory of the segments, which stays until forget(). Returns the segments' bytes."""
     filled.append(memory.empty(BYTES // 4).fill_(1))
     dist.all_reduce(filled[-1])
     return held()
@@ -96,7 +96,7 @@ def end_child(context: Context, children: list[int]) -> None:
 @beyond_gloo
 @pytest.mark.ranks(2)
 def test_a_child_shares_its_parents_segments(pool: Pool) -> None:
-    """A child shares the parent's own segments, and none of the local peers'."""
+    """Fork a child: it shares its parent's own segments, but no segment of a local peer."""
     children = pool.run(fork_sleeper)
     try:
         for parent, child in zip(pool.pids, children, strict=True):

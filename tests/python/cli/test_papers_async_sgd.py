@@ -172,7 +172,7 @@ def test_the_longer_of_computation_and_communication_is_seen() -> None:
 
 
 def test_communication_hides_behind_computation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exchange ends when the next iteration computes, and not before."""
+    """Each exchange waits until the next iteration computes: without an overlap it would fail."""
     computing = [threading.Event() for _ in range(4)]
     computations, exchanges = iter(computing), iter(computing[1:])
     computing[3].set()  # no computation follows the last exchange
@@ -322,7 +322,7 @@ def commands_with(word: str) -> list[str]:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ranks_of_mpi_end_with_the_benchmark(how: signal.Signals, socket_folder: Path) -> None:
-    """Find the ranks by the directory of the benchmark's socket, which their commands name."""
+    """The test finds the ranks by their commands, which name the benchmark's socket directory."""
     pytest.importorskip("mpi4py")
     environ = os.environ | {"TMPDIR": str(socket_folder)}
     command = [sys.executable, "-c", MPI_AT_WORK]

@@ -171,7 +171,7 @@ class _Normalised(tasks.Perceptron):
 
 
 def test_each_rank_normalises_by_its_own_statistics(alone: None) -> None:
-    """The running statistics are the first rank's, as under DDP."""
+    """The model's running statistics are the statistics of rank 0, as under DDP."""
     task = _Normalised()
     model = task.model()
     ddp = DistributedDataParallel(copy.deepcopy(model))
@@ -353,7 +353,7 @@ def test_accuracy_is_measured_by_the_command(
 def test_accuracy_has_times_where_ranks_are_on_two_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The ranks' results equal one process' results for all ranks, up to rounding."""
+    """Ranks on two hosts get the same results as one process that stands for all ranks."""
     named = ["--task", "digits", "--seeds", "1", "--steps", "12", "--ratios", "0.8"]
     found = []
     for megabits in ([], ["--megabits", "1000"]):

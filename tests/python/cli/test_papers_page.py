@@ -1,4 +1,4 @@
-"""The committed page of the papers' figures, its sections, and the benchmarks that only it has."""
+"""The committed page of the papers' figures, its sections, and benchmarks that only it shows."""
 
 from __future__ import annotations
 

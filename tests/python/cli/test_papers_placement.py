@@ -1,4 +1,4 @@
-"""Placement of memory in a guest: the shares in the report, and the machines that it boots."""
+"""papers.placement: the shares in its report, and the virtual machines that it boots."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_records_of_seeds_have_statistics(record: Path) -> None:
 
 @pytest.mark.parametrize("record", [*OWN, *SEEDS], ids=lambda record: record.stem)
 def test_records_have_something_to_plot(record: Path) -> None:
-    """Each record has plots; the tests of each benchmark draw with matplotlib."""
+    """Check the numbers to plot. The tests of the benchmarks draw plots with matplotlib."""
     text = record.read_text()
     if record in SEEDS:
         panels, columns = of_seeds([json.loads(line) for line in text.splitlines()])
