@@ -1,4 +1,4 @@
-"""HBMCOMM_ALLOCATOR=segment: PyTorch's large CPU tensors are in the segment, and go back to it."""
+"""HBMCOMM_ALLOCATOR=segment: PyTorch takes memory for large CPU tensors from the segment."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def check_numpy(context: Context) -> None:
 
 
 def check_flat(context: Context) -> None:
-    """Memory goes back: to the heap immediately, and to the kernel when blocks are large."""
+    """Freed memory returns to the heap immediately, and large blocks return to the kernel."""
     used, held_before = in_use(), held()
     for _ in range(60):
         size = context.own_random.randrange(16 << 20, 24 << 20)

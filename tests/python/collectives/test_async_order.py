@@ -21,7 +21,7 @@ SIZES = [1, 7, 1000, 20_000, 300_000]
 
 
 def check_random_waits(context: Context) -> None:
-    """Many reductions in flight, waited for in another order on every rank."""
+    """Issue many reductions. Each rank waits for them in its own random order."""
     sizes = [context.shared_random.choice(SIZES) for _ in range(40)]
     data = [random_numbers(context, size, torch.float32) for size in sizes]
     expected = [reduced(gathered(context, tensor), "sum") for tensor in data]
@@ -236,7 +236,7 @@ def test_waiting_in_other_threads(pool: Pool) -> None:
 
 def check_gil_is_free(context: Context) -> None:
     """While a rank waits for a late peer, the rank's other Python threads continue. The peer comes
-    after they have run."""
+    only after these threads have run."""
     stop = threading.Event()
 
     def tick() -> None:

@@ -1,4 +1,4 @@
-"""The methods of hbm's backend. Each virtual of c10d.Backend is implemented or does not apply."""
+"""The methods of hbm's backend, which has each virtual function of c10d.Backend that applies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torch_hbmcomm.native import load
 
 pytestmark = beyond_gloo
 
-# Names of c10d.Backend that hbm binds again, with the same arguments.
+# Methods of c10d.Backend that hbm binds to Python again, with the same arguments, and why.
 BOUND_ANEW = {
     "allocate_tensor": "the virtual behind it gives DDP pairs of real numbers for complex ones",
 }
 
-# The virtuals of c10d.Backend, of PyTorch 2.11 to 2.15, that hbm leaves as they are, and why.
+# Virtual functions of c10d.Backend, in PyTorch 2.11 to 2.15, that hbm does not override, and why.
 NOT_OVERRIDDEN = {
     "addEphemeralTimeout": "experimental, for NCCL's watchdog; optional by its contract",
     "all_gather_single": "the base class calls _allgather_base, its older name",

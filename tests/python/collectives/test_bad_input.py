@@ -25,18 +25,19 @@ def ones(count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def group() -> Any:
-    """Return the group without the checks of torch.distributed in front of it."""
+    """Return the group itself: its methods skip the checks of torch.distributed."""
     return _get_default_group()
 
 
 def backend() -> Any:
-    """Return the backend without PyTorch's dispatcher, which answers for meta tensors."""
+    """Return the backend itself: PyTorch's dispatcher would take calls with meta tensors."""
     return _get_default_group()._get_backend(torch.device("cpu"))
 
 
 OVERLAP = torch.zeros(64)
 
-# Wrong on every rank in the same way: found before anything is sent. (call, words of the message)
+# Mistakes that every rank makes alike: hbm finds them before it sends anything. Each has the call
+# and words of the error's message.
 LOCAL_MISTAKES: dict[str, tuple[Call, str]] = {
     "all_reduce of a device tensor": (
         lambda c: backend().allreduce([torch.empty(3, device="meta")]).wait(),
@@ -158,7 +159,7 @@ def test_the_group_continues_after_refused_mistakes(pool: Pool) -> None:
     pool.run(check_local_mistakes)
 
 
-# Ranks disagree: at least one rank raises, naming the difference, and none hangs.
+# Ranks disagree: at least one rank raises an error that names the difference, and no rank hangs.
 
 
 def shapes(context: Context) -> Any:
@@ -193,7 +194,7 @@ def operators(context: Context) -> Any:
 
 
 def roots(context: Context) -> Any:
-    """Broadcast from different roots. A root finds out only in the next collective."""
+    """Broadcast from different roots. A root notices the mistake only in the next collective."""
     dist.broadcast(ones(), context.rank % 2)
     dist.barrier()
 

@@ -1,6 +1,6 @@
 """The start of groups: every rendezvous and launcher, re-initialisation, failure at the start.
 
-Also the cost of `import torch` once the package is installed.
+Also the modules and libraries that `import torch` loads once the package is installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def form_and_use(context: Context, timeout: float = 60, **where: Any) -> None:
-    """Forms the default group, reduces with it, destroys it."""
+    """Form the default group, reduce a tensor with it, and destroy it."""
     where.setdefault("backend", BACKEND)
     dist.init_process_group(timeout=timedelta(seconds=timeout), **where)
     data = torch.full((1000,), context.rank + 1.0)
@@ -166,7 +166,7 @@ def without_rank_1(context: Context, url: str) -> str:
 
 @pytest.mark.ranks(3)
 def test_world_that_is_never_complete(bare_pool: Pool, tmp_path: Path) -> None:
-    """Rank 1 never comes: the others name it, after the timeout."""
+    """Rank 1 never comes. After the timeout, the errors of the other ranks name rank 1."""
     first, _, third = bare_pool.run(without_rank_1, f"file://{tmp_path}/store", limit=30)
     if BACKEND != "gloo":
         for message in (first, third):
@@ -216,7 +216,7 @@ def test_mpi4py_imported_first_under_mpiexec(ranks: int) -> None:
 @beyond_gloo
 @pytest.mark.ranks(2)
 def test_mpi4py_imported_first_under_torchrun(ranks: int) -> None:
-    """mpi4py then makes an MPI world of one process, for good. The error names the remedy."""
+    """mpi4py has made an MPI world of one process, which stays. The error names the remedy."""
     finished = run(torchrun(ranks, "--mpi4py-first"), HBMCOMM_NODE="mpi")
     assert finished.code != 0
     assert "import mpi4py after" in finished.output, finished.output
@@ -267,7 +267,7 @@ assert dist.is_backend_available("hbm")
 @pytest.mark.full
 @beyond_gloo
 def test_import_torch_loads_only_small_modules_besides() -> None:
-    """hbm's modules that `import torch` loads add no library, thread or other package."""
+    """`import torch` loads modules of hbm, which add no library, thread or other package."""
     finished = run_code(
         """
 import os, sys, threading

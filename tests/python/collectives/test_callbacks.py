@@ -16,7 +16,7 @@ pytestmark = beyond_gloo
 
 
 def check_waits_for_another(context: Context) -> None:
-    """A callback of the first operation waits for the second, which is in flight or done."""
+    """A callback of the first operation waits for the second operation, in flight or complete."""
     first, second = torch.ones(1_000_000), torch.ones(1_000_000)
     first_work = dist.all_reduce(first, async_op=True)
     later = dist.all_reduce(second, async_op=True).get_future()
@@ -50,9 +50,9 @@ def check_many_futures(context: Context) -> None:
 
 
 def check_last_reference_is_pythons(context: Context) -> None:
-    """Release a group that Python alone owns while one of its callbacks is still to run.
+    """Release a group that Python alone owns, before one of its callbacks has run.
 
-    The callback takes Python's lock, which the releasing thread holds at first.
+    The callback needs the GIL, which the releasing thread holds at first.
     """
     options = _DistributedBackendOptions()
     options.store = FileStore(str(context.folder / f"alone{context.seed}"), context.size)

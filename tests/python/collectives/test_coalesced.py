@@ -35,7 +35,7 @@ def check_all_reduce_coalesced(context: Context) -> None:
 
 
 def check_all_reduce_coalesced_aliases(context: Context) -> None:
-    """Check that a repeated or overlapping tensor is reduced as it was before the call."""
+    """Check that each of several overlapping tensors is reduced with its data before the call."""
     for async_op in (False, True):
         data = random_numbers(context, 3000, torch.float32)
         total = reduced(gathered(context, data), "sum")
@@ -90,7 +90,7 @@ def test_coalesced(pool: Pool, check: Callable[..., Any]) -> None:
 
 
 def check_dtypes_together(context: Context) -> None:
-    """One call may carry several dtypes where nothing is reduced."""
+    """A coalesced call may have tensors of several dtypes if it reduces nothing."""
     dtypes = [torch.int8, torch.bfloat16, torch.float64, torch.bool]
     data = [random_bits(context, 33, dtype) for dtype in dtypes]
     got = [tensor.new_empty(context.size * 33) for tensor in data]

@@ -1,4 +1,8 @@
-"""Every collective, dtype, operator and size, against Gloo (moves) and NumPy (reductions)."""
+"""Every collective, dtype, operator and size.
+
+Results of moves (collectives that only copy data) are compared with Gloo's, results of reductions
+with NumPy's.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def asked(*command: str | Path) -> str:
 
 
 def run(division: Division, ranks: int, folder: Path, layout: str) -> Finished:
-    """Runs the script on `ranks` ranks, which shall find themselves on the nodes of `layout`."""
+    """Run the script on `ranks` ranks. It checks that they are on the nodes of `layout`."""
     seed = str(seeds.fresh())
     job = [sys.executable, str(SCRIPT), str(folder / "store"), seed, layout]
     settings = {"PYTHONPATH": str(SCRIPT.parents[1]), "OMP_NUM_THREADS": "1"}
@@ -118,7 +118,10 @@ def test_the_example_s_containers_share_a_directory_for_sockets() -> None:
 def test_the_benchmark_has_every_kind_of_division(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each outcome is checked before its time counts. The tests above have all divisions."""
+    """The benchmark checks each result before it counts a time.
+
+    This test takes one division of each kind; the tests above take all divisions.
+    """
     kinds = [Division(0), Division(1), Division(2, meeting=False)]
     assert {*kinds} < {*benchmark.DIVISIONS}
     monkeypatch.setattr(benchmark, "DIVISIONS", {kind: benchmark.DIVISIONS[kind] for kind in kinds})

@@ -1,4 +1,4 @@
-"""Fixed reduction order: same bits on every rank, in every run, equal to the rank-order loop."""
+"""Fixed reduction order: every rank in every run gets the bits of a loop over ranks in order."""
 
 from __future__ import annotations
 

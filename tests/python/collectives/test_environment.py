@@ -76,7 +76,7 @@ for use in (memory, lambda: group("hbm")):
     errors = [line for line in said.splitlines() if line.startswith(f"{name}={value}")]
     assert len(errors) == 2, said
     assert all(word in error for word in words for error in errors), said
-    # With a wrong HBMCOMM_INSTEAD_OF, group("gloo") is not replaced, and logs that.
+    # With a wrong HBMCOMM_INSTEAD_OF, group("gloo") makes a group of Gloo, and hbm logs this.
     assert said.count("this group is one of Gloo") == (name == "HBMCOMM_INSTEAD_OF"), said
 
 

@@ -1,6 +1,6 @@
 """HBMCOMM_INSTEAD_OF=gloo: hbm wherever a program asks for Gloo, under Gloo's name.
 
-The tests compare results with Gloo itself: the same function runs in a pool of each.
+The tests compare results with Gloo: each function runs in a pool with Gloo and in one with hbm.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def instead() -> Iterator[Pool]:
 
 @contextmanager
 def world(context: Context, backend: str | None, **options: Any) -> Iterator[None]:
-    """Form the default group, as in a process that imports torch in the pool's environment."""
+    """Apply the pool's HBMCOMM_INSTEAD_OF, as `import torch` does, and form the default group."""
     chosen = os.environ.get("HBMCOMM_INSTEAD_OF")
     if chosen and instead_of._STAND_IN not in dist.Backend.backend_list:
         instead_of.take_the_place_of(chosen)
@@ -86,7 +86,7 @@ def sum_over(group: dist.ProcessGroup) -> float:
 
 
 def same(gloo: Pool, instead: Pool, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return the results of every rank of `instead`, after a comparison with Gloo's."""
+    """Check that both pools get equal results. Return the results of `instead`, by rank."""
     theirs = gloo.run(function, *arguments)
     ours = instead.run(function, *arguments)
     for mine, other in zip(ours, theirs, strict=True):

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.full, pytest.mark.ranks(2), pytest.mark.timeout(1500)]
 
 @pytest.fixture(autouse=True)
 def room() -> Iterator[None]:
-    """Run one such test at a time on this machine. Skip it if too little memory is available."""
+    """Let one test of this file run at a time. Skip the test if too little memory is available."""
     with Path(gettempdir(), f"hbmcomm-large-counts-{os.getuid()}").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
         skip_without_memory()
@@ -43,7 +43,7 @@ def skip_without_memory() -> None:
 
 
 def positions(context: Context) -> torch.Tensor:
-    """Return both ends, the edges of 32-bit counts, and random positions; equal on every rank."""
+    """Return positions, equal on all ranks: both ends, edges of 32-bit counts, and random ones."""
     edges = [0, 1, 2**30, 2**31 - 1, 2**31, COUNT - 1]
     return torch.tensor(edges + [context.shared_random.randrange(COUNT) for _ in range(5000)])
 
@@ -76,7 +76,7 @@ def check_broadcast(context: Context) -> None:
 
 
 def check_all_gather(context: Context) -> None:
-    """Check a result of more than 2**31 elements, made of parts that are smaller."""
+    """Check a result of more than 2**31 elements, gathered from smaller parts."""
     part = COUNT // context.size + 1
     where = positions(context) % part
     whole = torch.zeros(context.size * part, dtype=torch.uint8)

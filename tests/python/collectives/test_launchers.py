@@ -1,4 +1,4 @@
-"""Launchers beyond torchrun and plain mpiexec: mpi:// in full, Slurm, containers."""
+"""mpi:// under mpiexec, Slurm, and containers. test_bootstrap.py tests other launchers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_exit_without_destroying_over_mpi(ranks: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_rank_that_never_comes(ranks: int, tmp_path: Path) -> None:
-    """The launcher started the rank, so MPI waits for it until the timeout."""
+    """The launcher has started rank 1, which never joins, so MPI waits for it until the timeout."""
     finished = run(mpiexec_code(ranks, LATE_RANK), TOO_LATE=str(tmp_path / "late"))
     assert finished.code == 3
     assert "not every rank that the launcher started came" in finished.output, finished.output
@@ -101,7 +101,7 @@ def test_rank_that_never_comes(ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.ranks(2)
 def test_port_that_cannot_be_had(ranks: int) -> None:
-    """Rank 0 fails before there is a store; the others hear of it and do not hang."""
+    """Rank 0 fails before it serves a store. The other ranks are notified, and do not hang."""
     finished = run(mpiexec(ranks, *OVER_MPI), MASTER_PORT="none")
     assert finished.code != 0
     assert "MASTER_PORT=none" in finished.output, finished.output
@@ -128,7 +128,7 @@ def test_mpi_url_under_torchrun(ranks: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_environment_under_mpiexec(ranks: int) -> None:
-    """env:// works under mpiexec too: hbm forms MPI itself and hides mpiexec's PMI from MPI."""
+    """env:// works under mpiexec too: hbm itself makes the MPI job, and hides mpiexec's PMI."""
     shell = f'RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE exec "{sys.executable}" "{JOB_SCRIPT}"'
     command: list[str | Path] = [BIN / "mpiexec", "-n", str(ranks), "sh", "-c", shell]
     assert_done(run(command, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())), ranks)
@@ -204,7 +204,7 @@ def test_srun_starts_torchrun_on_each_node(cluster: str) -> None:
     assert_done(srun(cluster, "--nodes=2", "--ntasks-per-node=1", *agent), 4)
 
 
-# Containers: namespaces of the kernel, as container runtimes make them. The network is shared.
+# Containers: the tests make kernel namespaces, as container runtimes do, with one shared network.
 
 NAMESPACES = [
     "unshare",
@@ -227,7 +227,7 @@ def namespaces_work() -> bool:
 @pytest.mark.skipif(not namespaces_work(), reason="namespaces are not permitted here")
 @pytest.mark.parametrize("prepare", [OWN_SHM, ""], ids=["own /dev/shm", "shared /dev/shm"])
 def test_containers(prepare: str) -> None:
-    """Containers on one kernel must not be taken to share memory or process ids."""
+    """hbm must not assume that containers on one kernel share memory or process ids."""
     where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shell = f'{prepare}mount -t proc proc /proc && exec "$@"'
     command = [*NAMESPACES, "sh", "-c", shell, "sh", sys.executable, str(JOB_SCRIPT)]

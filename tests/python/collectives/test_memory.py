@@ -1,5 +1,8 @@
-"""torch_hbmcomm.memory. memkind reads its environment once per process. Tests that depend on this
-environment run in a process of their own, with node 0 named as HBM or with no HBM named."""
+"""torch_hbmcomm.memory, with and without HBM.
+
+memkind reads its environment once in a process. So tests that depend on this environment run in new
+processes: the environment names node 0 as HBM, or it excludes all nodes.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,10 @@ def execute(context: Context, body: str, environment: dict[str, str]) -> str:
 
 
 def run(body: str, **environment: str) -> str:
-    """Runs `body` in a process that has not used memkind; its assertions and its exit code can
-    fail the test."""
+    """Run `body` in a process that has not used memkind. Returns the log.
+
+    A failed assertion in the body fails the test. So does an exit code other than 0.
+    """
     pool = Pool(1, bare=True)
     try:
         logged: str = pool.run(execute, textwrap.dedent(body), environment)[0]
@@ -54,7 +59,7 @@ def with_hbm(body: str, **environment: str) -> str:
 
 
 def without_hbm(body: str, **environment: str) -> str:
-    """Run the body with a threshold of bandwidth that no node reaches, so that none is HBM."""
+    """Run the body with a threshold of bandwidth that no node reaches, so that no node is HBM."""
     return run("assert not memory.available()\n" + textwrap.dedent(body), **HIDDEN, **environment)
 
 
@@ -70,7 +75,7 @@ def mapped():
 
 
 def test_memkind_and_hwloc_load_only_for_possible_hbm() -> None:
-    """Forming a group loads no more libraries than memory.available(). Taking memory loads all."""
+    """Forming a group loads no library in addition to memory.available(). Allocation loads all."""
     run(
         MAPPED
         + """

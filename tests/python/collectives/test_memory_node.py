@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
 
-# Without an earlier `make build`, the box is compiled here.
+# The timeout is long, because the fixture `node` compiles the box if `make build` has not run.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 # A client of the box at argv[1].
@@ -49,16 +49,16 @@ def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
 
 
 def outside(**settings: str) -> dict[str, str]:
-    """Return the environment, without variables that lead to this environment's packages."""
+    """Return os.environ without PYTHON* variables, which lead to this interpreter's packages."""
     names = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
     return names | settings
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of programs in an environment that has the box alone."""
+    """Install the box alone in a new virtual environment. Return the environment's `bin` folder."""
     folder = tmp_path_factory.mktemp("node")
-    # The wheel is built in this environment, with its tools and files of an earlier `make build`.
+    # Build the wheel in this environment, which has the tools and the files of `make build`.
     wheel = [*PIP, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder)]
     run(sys.executable, *wheel, ROOT, environment=outside(HBMCOMM_WITHOUT_TORCH="1"))
     run(sys.executable, "-m", "venv", folder / "venv")

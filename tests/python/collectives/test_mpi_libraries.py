@@ -1,7 +1,8 @@
-"""MPI libraries other than the wheel's libmpi.so.12: with MPI 5's standard ABI, Debian's, Intel's;
-and Open MPI, which is refused.
+"""MPI libraries other than the wheel's libmpi.so.12.
 
-PyPI's libraries are installed under build/mpi, once. If that fails, their tests are skipped.
+They are a library with MPI 5's standard ABI, Debian's, Intel's, and Open MPI, which hbm refuses.
+PyPI's libraries are installed under build/mpi, once. A test skips if its library cannot be
+installed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Mpi:
 
 @cache
 def install(requirement: str) -> Path:
-    """Return the folder that pip has installed a package of PyPI into; skip the test without it."""
+    """Install a package of PyPI, once, and return its folder. Skip the test if this fails."""
     folder = BUILD / "mpi" / requirement
     folder.mkdir(parents=True, exist_ok=True)
     complete = folder / "complete"
@@ -158,7 +159,7 @@ def test_open_mpi_without_mpiexec(open_mpi: Mpi) -> None:
 
 
 def test_open_mpi_under_its_mpiexec(open_mpi: Mpi) -> None:
-    # Each rank runs in a shell, which ends normally: mpiexec would end the other rank otherwise.
+    # Each rank runs in a shell that ends normally. Otherwise mpiexec would end the other rank.
     script = '"$@"; echo "ended with $?"'
     command = start_by(open_mpi, "sh", "-c", script, "sh", sys.executable, JOB_SCRIPT, *OVER_MPI)
     finished = run(command, HBMCOMM_MPI_LIB=str(open_mpi.library))
@@ -173,7 +174,7 @@ def test_mpich_under_open_mpis_mpiexec(open_mpi: Mpi) -> None:
 
 
 def test_environment_under_open_mpis_mpiexec(open_mpi: Mpi) -> None:
-    """env:// works under it: hbm forms the job by its own PMI, over the wheel's MPICH."""
+    """env:// works under Open MPI's mpiexec: hbm makes the job itself, over the wheel's MPICH."""
     names = "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE"
     command = start_by(open_mpi, "sh", "-c", f'{names} exec "{sys.executable}" "{JOB_SCRIPT}"')
     port = str(free_port())

@@ -151,7 +151,7 @@ def test_many_in_flight(cluster: Cluster) -> None:
     cluster.run(check_in_flight, cluster.layout)
 
 
-# All other operations, by the checks of one node.
+# All other operations, with the same checks as on one node.
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ REDUCTIONS = [collectives.reduce, collectives.reduce_scatter, collectives.reduce
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_reductions(cluster: Cluster, reduction: Callable[..., Any]) -> None:
-    """The parameters cover every pair of a layout, a reduction and an operator."""
+    """The cases have every pair of values of two of these: layout, reduction and operator."""
     numbers = LAYOUTS.index(cluster.layout), REDUCTIONS.index(reduction)
     name = in_turn(["avg", "max", "sum"], *numbers)
     cluster.run(check_reduction, reduction, name, cluster.layout)

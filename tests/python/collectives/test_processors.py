@@ -1,4 +1,4 @@
-"""The threads of a large reduction, and the setting with which hwloc does not move threads."""
+"""The threads of a large reduction, and HWLOC_COMPONENTS, which keeps hwloc from moving threads."""
 
 import re
 

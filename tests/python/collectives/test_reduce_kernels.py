@@ -1,4 +1,4 @@
-"""The reduction kernels agree with PyTorch's arithmetic, on each instruction set found here."""
+"""The reduction kernels agree with PyTorch's arithmetic on each instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NARROW = [
 
 
 def same(found: torch.Tensor, wanted: torch.Tensor) -> bytes:
-    """Assert equal bits, except for not-a-numbers. Returns all bytes found."""
+    """Assert equal bits, except of not-a-numbers. Returns the bytes of `found`."""
     bits = torch.uint8 if found.itemsize == 1 else torch.int16
     nan = found.float().isnan()
     assert torch.equal(nan, wanted.float().isnan())
@@ -32,7 +32,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> bytes:
 
 
 def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert as PyTorch does. Numbers beyond float8_e4m3fn saturate, as in its newer releases."""
+    """Convert as newer releases of PyTorch do: numbers beyond float8_e4m3fn saturate."""
     if dtype == torch.float8_e4m3fn and torch.tensor(1e6).to(dtype).float().isnan():
         most = torch.finfo(dtype).max
         tensor = tensor.clamp(-most, most)

@@ -24,7 +24,10 @@ def interrupted(*_args: Any, **_kwargs: Any) -> None:
 
 
 def exchange(context: Context, value: float) -> tuple[torch.Tensor, list[dist.P2POp]]:
-    """Return a batch that passes `value` and the rank around the ring, and its target."""
+    """Return a tensor and a batch, which sends to the next rank and receives into the tensor.
+
+    It sends `value` and this rank.
+    """
     before, after = (context.rank - 1) % context.size, (context.rank + 1) % context.size
     got = torch.zeros(2)
     sent = torch.tensor([value, float(context.rank)])
@@ -41,7 +44,8 @@ def calling(operation: dist.P2POp, function: Any) -> dist.P2POp:
     return operation
 
 
-# By name: the bad operation, for this rank and a peer, and the batch's error.
+# Bad operations by name: a function that makes the operation from this rank and a peer, and the
+# batch's error.
 REFUSED: dict[str, tuple[Callable[[int, int], dist.P2POp], type[BaseException]]] = {
     "to itself": (lambda own, _: dist.P2POp(dist.isend, torch.ones(3), own), ValueError),
     "from itself": (lambda own, _: dist.P2POp(dist.irecv, torch.ones(3), own), ValueError),
@@ -76,7 +80,7 @@ REFUSED: dict[str, tuple[Callable[[int, int], dist.P2POp], type[BaseException]]]
 
 
 def check_group(context: Context) -> None:
-    """Check that every kind of call on the group works, with its own data instead of old data."""
+    """Check that every kind of call on the group works, and gets no data of a refused call."""
     size = context.size
     ones = torch.ones(2)
     dist.all_reduce(ones)
@@ -149,7 +153,7 @@ def check_manager(context: Context) -> None:
 
 
 def check_waits_within(context: Context) -> None:
-    """A wait within the batch begins the awaited operation."""
+    """Wait within the batch: the call begins the operation that it waits for."""
     before, after = (context.rank - 1) % context.size, (context.rank + 1) % context.size
     got = torch.zeros(2)
     with distributed_c10d._coalescing_manager(device=CPU, async_ops=True):

@@ -1,4 +1,4 @@
-"""Tensors in the segments that a node's ranks share: collectives on them, DDP's and FSDP2's."""
+"""Tensors in the segments that a node's ranks share: in collectives, in DDP and in FSDP2."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Placer:
         assert not any(guard.any() for guard in self._guards), f"{what}: written outside a tensor"
 
 
-# Each function takes this rank's data and all ranks' data; the number of ranks divides the length.
-# It returns pairs of this rank's result and the expected result.
+# Each function takes this rank's data and all ranks' data. Their length is a multiple of the number
+# of ranks. The function returns pairs of this rank's result and the expected result.
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 Everyone = list[torch.Tensor]
@@ -180,9 +180,9 @@ COLLECTIVES = [
 
 
 def lengths(ranks: int, dtype: torch.dtype) -> list[int]:
-    """Return lengths of a rank's part.
+    """Return lengths of a rank's part, in elements.
 
-    For some the part has about DIRECT_BYTES, for others the parts of all ranks together have.
+    With some lengths one part has about DIRECT_BYTES. With others all ranks' parts together have.
     """
     direct = DIRECT_BYTES // dtype.itemsize
     near = [direct + step for step in (-1, 0, 1)] + [direct // ranks + step for step in (0, 1)]

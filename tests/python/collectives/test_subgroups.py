@@ -40,7 +40,7 @@ def test_every_small_subset(pool: Pool) -> None:
 
 
 def check_only_members_call(context: Context) -> None:
-    """With use_local_synchronization, ranks outside the group need not call."""
+    """Let only the members call new_group(), with use_local_synchronization."""
     members = list(range(0, context.size, 2))
     if context.rank in members:
         group = dist.new_group(members, use_local_synchronization=True)
@@ -87,7 +87,7 @@ def test_roots_are_global_ranks(pool: Pool) -> None:
 
 
 def check_grid(context: Context) -> None:
-    """Rows and columns of a grid of ranks, used in turn: overlapping groups."""
+    """Use overlapping groups: the rows and the columns of a grid of ranks."""
     columns = 2
     rows = context.size // columns
     grid = torch.arange(context.size).reshape(rows, columns)

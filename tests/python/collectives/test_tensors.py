@@ -16,7 +16,7 @@ pytestmark = beyond_gloo
 
 
 def check_strided_parameter(context: Context) -> None:
-    """A channels_last parameter requires grad and is strided."""
+    """Broadcast a channels_last parameter, which requires grad and is strided."""
     layer = torch.nn.Conv2d(8, 8, 3)
     layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
@@ -69,7 +69,7 @@ APART: list[Layout] = [((12, 2), (2, 1)), ((12, 3), (1, 12)), ((12, 2), (3, 1)),
 
 
 def into(context: Context, out: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """Return every call that writes ones, or their sum, to `out`; `recv` with its sends."""
+    """Return calls that write ones, or sums of ones, to `out`. For `recv`, rank 1 sends."""
     size, rank = context.size, context.rank
     ones = torch.ones(out.shape)
     parts, others = ones.chunk(size), [torch.zeros(out.shape) for _ in range(size - 1)]
@@ -97,7 +97,7 @@ def into(context: Context, out: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
 
 def check_layouts(context: Context) -> None:
-    """Only rank 0 may write in a rooted call, and only its tensor can be refused there."""
+    """Rank 0 alone passes `out` in a call with a root, so only its call can be refused."""
     for sizes, strides in APART:
         for name in into(context, torch.ones(sizes)):
             out = torch.ones(1000).as_strided(sizes, strides)

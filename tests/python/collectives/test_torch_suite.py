@@ -1,8 +1,8 @@
-"""PyTorch's own distributed suites: tests that pass over Gloo pass over the backend under test, and
-over hbm instead of Gloo (HBMCOMM_INSTEAD_OF=gloo).
+"""PyTorch's own distributed suites: tests that pass over Gloo must also pass over hbm.
 
-torch_suite_gloo.txt and torch_suite_rpc_gloo.txt list the tests that Gloo passes; their first lines
-say how to write them again.
+They run over the backend under test, and over hbm instead of Gloo (HBMCOMM_INSTEAD_OF=gloo).
+torch_suite_gloo.txt and torch_suite_rpc_gloo.txt list the tests that pass over Gloo. The first
+lines of these files say how to make them again.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def join(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 
 def buffers(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Buffers are broadcast from rank 0 before each step."""
+    """Train a model with buffers, which DDP broadcasts from rank 0 before each step."""
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
     replicas = ddp(group, model)
@@ -141,9 +141,9 @@ def buffers(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 
 def bf16_compress(state, bucket):  # type: ignore[no-untyped-def]
-    """Call bf16_compress_hook, whose own name DDP refuses without a GPU.
+    """Call bf16_compress_hook: without a GPU, DDP refuses a hook with that name.
 
-    It has no annotations: DDP also refuses annotations that are strings.
+    This function has no annotations, because DDP also refuses annotations that are strings.
     """
     return default_hooks.bf16_compress_hook(state, bucket)
 
@@ -187,7 +187,7 @@ def test_ddp(pool: Pool, function: Train, tolerance: float) -> None:
 
 
 def power_sgd(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Train with one bucket. With several, ranks would start the second stages in other orders."""
+    """Train with one bucket: ranks would start the second stages of several in different orders."""
     model = ddp(group, bucket_cap_mb=25)
     state = powerSGD_hook.PowerSGDState(
         process_group=group, matrix_approximation_rank=2, start_powerSGD_iter=2
@@ -239,7 +239,7 @@ def fsdp_divide_factor(context: Context, group: dist.ProcessGroup) -> list[torch
 
 
 def fsdp_odd_shapes(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Shard parameters that do not divide evenly; some are smaller than the world."""
+    """Shard parameters whose rows do not divide evenly by the ranks."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, 3), nn.Linear(3, WIDTH))
     return whole(train(sharded(group, model), context))

@@ -1,4 +1,4 @@
-"""`Options(transport=...)`: the transports of a group's messages, and groups that it refuses."""
+"""`Options(transport=...)`: the transports of a group's messages, and values that hbm refuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ if child:
 def reports_of(
     layout: str, *transports: tuple[str | None, str | None], **environment: str
 ) -> list[list[str]]:
-    """Return each rank's reports on the groups that two ranks form, one for each of `transports`.
+    """Let two ranks form a group for each of `transports`. Return each rank's reports on them.
 
     transports: for each group, the transports that rank 0 and rank 1 ask for; None: no option
     """

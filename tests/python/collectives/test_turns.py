@@ -1,4 +1,4 @@
-"""The sizes from which an all_to_all between nodes takes turns."""
+"""An all_to_all between nodes is split into turns, in which a rank has at most one partner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(("layout", "blocks"), [("aabb", "2 blocks"), ("aaab", "1 block")])
 def test_not_between_very_uneven_nodes(layout: str, blocks: str, tmp_path: Path) -> None:
-    """Each turn is a block: between uneven nodes the all_to_all has one block, so no turns."""
+    """Each turn is a block. Between very uneven nodes there is one block, so there are no turns."""
     script = tmp_path / "job.py"
     script.write_text(_JOB)
     torchrun: list[str | Path] = [

@@ -1,6 +1,6 @@
 """The benchmark of nodes works with one and two ranks on each of two nodes.
 
-It checks by itself that the bytes crossed the link.
+The benchmark itself checks that the bytes crossed the link.
 """
 
 from __future__ import annotations
