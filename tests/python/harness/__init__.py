@@ -1,7 +1,8 @@
 """Test harness of the process group: pools of ranks, reference results, scripts run as users do.
 
 A test sends a module-level function to every rank of a pool (`pool.run(function, *arguments)`).
-Each rank calls the function with a `Context` first; the results come back as a list by rank.
+Each rank calls function(context, *arguments) with its `Context`. run() returns the results as a
+list by rank.
 """
 
 import pytest

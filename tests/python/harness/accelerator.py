@@ -1,5 +1,7 @@
-"""The test accelerator (tests/native/accelerator): a device "late" under PrivateUse1, whose memory
-the host cannot touch and whose streams run late, on their own threads."""
+"""The test accelerator (tests/native/accelerator): a device "late" under PrivateUse1.
+
+The host cannot touch its memory. Its streams run with delays, on their own threads.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ _BUILD = Path(__file__).resolve().parents[3] / "build"
 def load() -> Any:
     """Make "late" PyTorch's accelerator in this process, and register hbm for this device.
 
-    Returns the device's native module. REQUIRES: this process does not fork afterwards: a fork has
-    no copies of the streams' threads.
+    Returns the device's native module. REQUIRES: this process does not fork afterwards, because a
+    fork has no copies of the streams' threads.
     """
     module = _module()
     backend_registration.rename_privateuse1_backend(NAME)
@@ -40,7 +42,7 @@ def load() -> Any:
 
 
 def _add_streams(module: Any) -> None:
-    """Add the names of torch.cuda that FSDP2 uses to the device's module."""
+    """Give the device's module the functions and classes of torch.cuda that FSDP2 uses."""
 
     def stream(stream: torch.Stream) -> AbstractContextManager[Any]:
         return stream
@@ -55,7 +57,7 @@ def _module() -> Any:
     major, minor = torch.__version__.split(".")[:2]
     tag = sys.implementation.cache_tag
     name = f"accelerator/torch_{major}_{minor}/late_accelerator{EXTENSION_SUFFIXES[0]}"
-    # The Makefile's directory comes first; scripts/test_torch.sh adds "-elsewhere" to its name.
+    # The Makefile's directory sorts first: scripts/test_torch.sh adds "-elsewhere" to the name.
     built = sorted(_BUILD.glob(f"{tag}*/{name}"))
     if not built:
         raise FileNotFoundError(

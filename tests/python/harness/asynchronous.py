@@ -49,7 +49,7 @@ class Weighted(nn.Module):
         self.all = nn.ParameterList(torch.zeros(shape, dtype=dtype) for shape in SHAPES)
 
     def forward(self, *weights: torch.Tensor) -> torch.Tensor:
-        # The order differs from the parameters', so that DDP rebuilds its buckets.
+        # Use the parameters in another order than they were made, so that DDP rebuilds its buckets.
         order = sorted(range(len(SHAPES)), key=lambda index: index % 3)
         return torch.stack([(self.all[i] * weights[i]).sum() for i in order]).sum()
 
@@ -61,7 +61,7 @@ def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
 
 
 def applied_to_zero(seed: int, size: int, steps: Callable[[int], int]) -> list[torch.Tensor]:
-    """Apply the gradients of steps(rank) steps of each rank to zeros, by SGD with a rate of 1."""
+    """Return zeros minus the gradients, over `size`, of each rank's first steps(rank) steps."""
     found = [torch.zeros(shape) for shape in SHAPES]
     for rank in range(size):
         for step in range(steps(rank)):
@@ -86,7 +86,10 @@ def hooked(
     ddp_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[tuple[Weighted, DistributedDataParallel, torch.optim.SGD, hbmcomm.AsyncState]]:
-    """Yield a model, wrapped and hooked, with SGD at a rate of 1. `options` are AsyncState's."""
+    """Yield a model, its DDP with async_hook, SGD at a rate of 1, and the hook's state.
+
+    options: the options of AsyncState.
+    """
     with ExitStack() as resources:
         model = Weighted()
         ddp = wrapped(model, **ddp_options or {})

@@ -18,7 +18,7 @@ TOKEN = "a token for tests"
 
 
 class BoxProcess:
-    """`hbmcomm serve`, at a port that stays the same when it is started again.
+    """A process of `hbmcomm serve`. After kill(), start() starts another at the same port.
 
     launcher: words to put before the command, for example to run it in a network namespace.
     """
@@ -67,7 +67,7 @@ class BoxProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
-        # A later box removes the sockets of dead boxes, but only those older than a minute.
+        # A later box would remove this socket only once it is older than a minute.
         for url in self.introduction:
             if url.startswith("smb+unix://"):
                 Path(url.removeprefix("smb+unix://")).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ Axis = Iterable[Any] | Mapping[str, Any]  # values, or values by name
 def cases(*axes: Axis, quick: Collection[str], long: Collection[str] = ()) -> list[ParameterSet]:
     """Return the product of the axes. Each case has the name that pytest would give it.
 
-    Cases that neither `quick` nor `long` names are for the full tier.
+    `quick` and `long` name the cases of these tiers. All other cases are in the full tier.
     """
     named = [axis if isinstance(axis, Mapping) else dict(map(_named, axis)) for axis in axes]
     made = {"-".join(names): names for names in product(*named)}

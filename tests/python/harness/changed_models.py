@@ -1,4 +1,4 @@
-"""Changes of a model or its optimizer that its parameter server, made before, refuses."""
+"""Changes to a model or its optimizer that a parameter server refuses once it has been made."""
 
 from __future__ import annotations
 

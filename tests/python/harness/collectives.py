@@ -44,7 +44,7 @@ def finish(work: Any) -> None:
 
 
 def matrix(context: Context, dtypes: list[torch.dtype]) -> Iterator[tuple[torch.dtype, int, bool]]:
-    """Yield dtypes, sizes and async_op: every dtype with small sizes, a few with larger sizes.
+    """Yield cases of a dtype, a size and async_op. Only a few dtypes have larger sizes.
 
     async_op alternates; for the largest sizes it is random.
     """
@@ -58,8 +58,8 @@ def matrix(context: Context, dtypes: list[torch.dtype]) -> Iterator[tuple[torch.
             yield torch.float32, size, context.shared_random.random() < 0.5
 
 
-# Moves. Each takes this rank's data, whose first dimension counts elements, and returns the rank's
-# result. The backend under test gets the data in their dtype; Gloo gets the elements' bytes.
+# Moves. Each function takes this rank's data, and returns the rank's result. The data's first
+# dimension is the number of elements. Gloo gets the elements as bytes.
 
 
 def broadcast(context: Context, group: Group, data: torch.Tensor, async_op: bool) -> Tensors:
@@ -146,7 +146,7 @@ def all_to_all(context: Context, group: Group, data: torch.Tensor, async_op: boo
     return got
 
 
-# For moves that Gloo lacks: moves over Gloo that give the same bytes.
+# Moves that Gloo lacks, each with a move over Gloo that gives the same bytes.
 BY_GLOO: dict[str, Callable[..., Tensors]] = {
     "all_to_all": all_to_all_single_unequal,
     "all_gather_into_stacked_tensor": all_gather_into_tensor,
@@ -166,7 +166,7 @@ def check_move(context: Context, move: Callable[..., Tensors]) -> None:
         assert_same(got_bits, expected_bits, what)
 
 
-# Reductions. Each takes this rank's data and returns the rank's result.
+# Reductions. Each function takes this rank's data and returns the rank's result.
 
 
 def all_reduce(context: Context, data: torch.Tensor, op: Any, async_op: bool) -> torch.Tensor:
@@ -214,8 +214,10 @@ def moves_in_tiers(
 
 
 def reductions_in_tiers(quick: tuple[Reduction, str]) -> list[ParameterSet]:
-    """Return parameters of check_reduction(): every reduction and operator. All except `quick` are
-    for the full tier."""
+    """Return parameters of check_reduction(): every reduction with every operator.
+
+    All except `quick` are for the full tier.
+    """
     return [
         pytest.param(
             reduction,
@@ -231,7 +233,7 @@ def reductions_in_tiers(quick: tuple[Reduction, str]) -> list[ParameterSet]:
 def share(
     context: Context, reduction: Reduction, rank: int, total: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the result that `rank` must get, made from the reduced data `total`; None if none."""
+    """Return the part of the reduced data `total` that `rank` must get, or None if it gets none."""
     if reduction is all_reduce:
         return total
     if reduction is reduce:

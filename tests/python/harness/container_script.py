@@ -1,6 +1,6 @@
 """The script of the tests in containers: collectives of random data against a plain reference.
 
-Arguments: the store's file, a seed, and a layout as harness.nodes has it, "aabb" for two nodes.
+Arguments: the store's file, a seed, and a layout as in harness.nodes, for example "aabb".
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# The backend under test. "gloo" exercises the tests themselves.
+# The backend under test. "gloo" checks the tests themselves.
 BACKEND = os.environ.get("HBMCOMM_TEST_BACKEND") or "hbm"
 
 WORLD_SIZES = (1, 2, 3, 4, 8)
@@ -26,7 +26,7 @@ def all_world_sizes() -> tuple[int, ...]:
 
 @dataclass
 class Context:
-    """One rank of a pool. Its default group is over BACKEND, `gloo` has the same ranks on Gloo."""
+    """One rank of a pool. The default group is over BACKEND; `gloo` is a second group over Gloo."""
 
     rank: int
     size: int

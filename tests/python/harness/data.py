@@ -36,12 +36,12 @@ LARGE_SIZES = [300_000, 1_500_000]  # of float32: more than one staging chunk
 
 
 def supported(wanted: Sequence[torch.dtype]) -> list[torch.dtype]:
-    """Return the dtypes of `wanted` that the backend under test supports: all, except over Gloo."""
+    """Return the dtypes of `wanted` that the backend under test supports. hbm supports all."""
     return [d for d in wanted if BACKEND != "gloo" or d in _GLOO_DTYPES]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor: all dtypes can be compared by bytes."""
+    """Return the bytes of a tensor, as which tensors of all dtypes can be compared."""
     if tensor.numel() == 0:  # may have strides that cannot be viewed
         return torch.empty(0, dtype=torch.uint8)
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -52,7 +52,7 @@ def from_bits(raw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def random_bits(context: Context, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return random bit patterns of the dtype, not-a-numbers included; other data on every rank."""
+    """Return random bit patterns of the dtype, not-a-numbers included, different on every rank."""
     full = (shape,) if isinstance(shape, int) else tuple(shape)
     high = 2 if dtype == torch.bool else 256
     raw = torch.randint(
@@ -64,7 +64,7 @@ def random_bits(context: Context, shape: int | Sequence[int], dtype: torch.dtype
 def random_numbers(
     context: Context, shape: int | Sequence[int], dtype: torch.dtype, *, small: bool = False
 ) -> torch.Tensor:
-    """Return random finite numbers; other data on every rank.
+    """Return random finite numbers, different on every rank.
 
     small: the numbers are near 1, so that products stay in range.
     """
@@ -86,7 +86,7 @@ def placed(context: Context, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(context: Context, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return every rank's tensor, gathered over Gloo. All have the same shape and dtype."""
+    """Return every rank's tensor, gathered over Gloo. REQUIRES: equal shapes and dtypes."""
     mine = bits(tensor)
     everyone = [torch.empty_like(mine) for _ in range(context.size)]
     if mine.numel():
@@ -95,10 +95,10 @@ def gathered(context: Context, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def shared_out(context: Context, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Distribute the tensors round-robin, so that one rank has every rank's copy of a tensor.
+    """Assign the tensors to ranks, round-robin. Each rank gets its tensors from all ranks.
 
-    Returns a list for each tensor. On the rank that gets the tensor, the list has every rank's
-    copy; on the other ranks it is empty. So one rank alone computes the reference for a tensor.
+    Returns a list for each tensor. On the assigned rank, the list has the tensors of all ranks; on
+    other ranks it is empty. So one rank alone computes the reference for a tensor.
 
     REQUIRES: equal shapes and dtypes on all ranks.
     """

@@ -35,7 +35,7 @@ from harness.pool import processes
 LIMIT = 120.0  # seconds, for a whole job
 EXIT_SECONDS = 60.0
 
-# Seconds, twenty times the bounds of docs/failures.md: 100 ms and one second.
+# Seconds from a death to an error: twenty times the bounds of docs/failures.md, 100 ms and 1 s.
 SOON_ON_THE_NODE = 2.0
 SOON_ELSEWHERE = 20.0
 
@@ -80,7 +80,7 @@ class Job:
         """Return the survivors by rank.
 
         url: address at which the ranks meet. By default this process serves a TCPStore, as
-            torchrun's agent does: in a FileStore a killed rank could leave half a record.
+            torchrun's agent does, because in a FileStore a killed rank could leave half a record.
 
         Raises AssertionError if a survivor hangs, crashes, or exits with another code than 0.
         """

@@ -1,5 +1,4 @@
-"""Collectives on tensors of an accelerator that are issued without waiting, of random kinds and
-sizes."""
+"""Collectives of random kinds and sizes on an accelerator's tensors, issued without waiting."""
 
 from __future__ import annotations
 

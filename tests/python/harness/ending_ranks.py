@@ -120,7 +120,7 @@ def store_of(rank: Rank) -> Store:
 
 
 def form(rank: Rank) -> Any:
-    """Form the group, and return c10d's group, or the backend alone if Python is to own it."""
+    """Form the group. Return c10d's group, or only the backend if Python alone is to own it."""
     if rank.frame == "nodes":
         os.environ["HBMCOMM_NODE_ID"] = str(rank.rank)
     store = store_of(rank)
@@ -187,7 +187,7 @@ def ones(size: int) -> torch.Tensor:
 
 
 def reduce_many(group: Any) -> None:
-    """Issue many allreduces with callbacks. Both ranks do, so callbacks run while rank 0 leaves."""
+    """Issue many allreduces with callbacks, on both ranks. Callbacks run while rank 0 leaves."""
     for _ in range(MANY):
         group.allreduce([ones(5)]).get_future().then(lambda done: done.value())
 
@@ -247,7 +247,7 @@ def bring_into_state(role: Rank, group: Any) -> list[Any]:
 
 
 def leave(way: str) -> None:
-    """End the process in the way `way`; return if the end of the main module is this way."""
+    """End the process in the given way. Return if the way is the end of the main module."""
     if way == "exit":
         sys.exit(5)
     if way == "exit_in_thread":
@@ -255,7 +255,8 @@ def leave(way: str) -> None:
     if way == "raise":
         raise ValueError("the program's own")
     if way == "interrupt_twice":
-        # C's raise() runs no Python code, so the second KeyboardInterrupt comes in later code.
+        # At exit C's raise() sends a second SIGINT. raise() runs no Python code, so the
+        # KeyboardInterrupt comes in the code that follows.
         atexit.register(ctypes.CDLL(None)["raise"], int(signal.SIGINT))
     if way in ("interrupt", "interrupt_twice"):
         os.kill(os.getpid(), signal.SIGINT)

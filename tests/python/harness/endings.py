@@ -5,16 +5,16 @@ The frames are one node, two nodes, and hbm instead of Gloo.
     python -m harness.endings --runs 5 --waiting-runs 50     (in tests/python)
 
 prints a table of the runs that ended right, and the output of all others. --states, --ways and
---frames select some of these, separated by commas.
+--frames each take a list of values, separated by commas, and leave out other values.
 
-A run takes half a second of processor time. So the tests take pairwise_cover(): each state with
-each way in one frame.
+A run takes half a second of processor time. So the tests run only pairwise_cover(): each state with
+each way, in one frame.
 
-The ranks are plain forks of one process that has imported torch, and they end by the interpreter's
-own shutdown: children of multiprocessing leave by os._exit, which skips the shutdown. Rank 0
-brings its group into the state and leaves; rank 1 returns from its main module once rank 0 has
-ended. A run is right if rank 0 has the exit code of its way (WAYS), rank 1 has the code 0, and
-/dev/shm is as before. Only a process that ends within MPI_Init may leave names there.
+The ranks are plain forks of one process that has imported torch. They are no children of
+multiprocessing, because these leave by os._exit, which skips the interpreter's shutdown. Rank 0
+brings its group into the state and leaves. Rank 1 ends once rank 0 has ended. A run is right if
+rank 0 has the exit code of its way (WAYS), rank 1 has the code 0, and /dev/shm is as before. Only a
+process that ends within MPI_Init may leave names there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STATES = (
     "dropped",
     "many",
     "then",
-    # From here on, a thread waits:
+    # In the following states a thread waits:
     "wait",
     "sync",
     "receive",
@@ -68,7 +68,7 @@ WAYS = {
     "interrupt_twice": -SIGINT,
     "terminate": -SIGTERM,
     "os_exit": 5,
-    # The group belongs to Python alone, not to torch.distributed, and main returns:
+    # In the following ways Python alone owns the group, not torch.distributed, and main returns:
     "del": 0,
     "in_global": 0,
     "in_cycle": 0,

@@ -1,8 +1,8 @@
 """The native passes of error feedback in plain PyTorch, as a reference.
 
-Each has the arguments, the effects and the result of its counterpart
-`torch_hbmcomm._C.error_feedback_*` (csrc/error_feedback.h), bit for bit; only sums are added up in
-another order.
+Each function has the arguments, the effects and the result of its counterpart
+`torch_hbmcomm._C.error_feedback_*` (csrc/error_feedback.h). Results are equal bit for bit, except
+sums, which the two add in different orders.
 """
 
 from __future__ import annotations

@@ -76,12 +76,12 @@ class Ranks:
             pipe.close()
 
     def signal(self, rank: int, number: signal.Signals) -> float:
-        """Sends a signal, and returns when."""
+        """Send a signal. Returns the time.monotonic() at which it was sent."""
         os.kill(self.processes[rank].pid or 0, number)
         return time.monotonic()
 
     def tell(self, *ranks: int) -> None:
-        """Let a rank that waits for a message continue."""
+        """Send a message to each of these ranks, so that a rank that waits for one continues."""
         for rank in ranks:
             self._pipes[rank].send("continue")
 

@@ -1,4 +1,4 @@
-"""The script of the bootstrap tests: forms the group, uses it, and prints one line a rank."""
+"""The script of the bootstrap tests: each rank forms the group, uses it, and prints one line."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     if arguments.mpi4py_first:
-        # MPICH keeps a singleton's file in /dev/shm until MPI_Finalize, which mpi4py calls at exit.
-        # If the other rank fails, the launcher sends SIGTERM; this rank must still exit normally.
+        # MPICH keeps a file of a single process in /dev/shm until MPI_Finalize, which mpi4py calls
+        # at exit. So this rank must exit normally, even if the other rank fails and the launcher
+        # sends SIGTERM.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # must not end the exit
         from mpi4py import MPI

@@ -34,7 +34,7 @@ class Finished:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Return the caller's environment, which surroundings.settle() has cleared, plus `extra`."""
+    """Return this process's environment, prepared by surroundings.settle(), with `extra`."""
     return os.environ | {"HBMCOMM_TEST_BACKEND": BACKEND, "OMP_NUM_THREADS": "1"} | extra
 
 

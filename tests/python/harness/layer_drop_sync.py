@@ -1,7 +1,7 @@
 """Layer dropping on the synchronous parameter server, simulated in plain PyTorch.
 
-Gradients are whole numbers, so that their sums are exact in every order of addition. So the
-simulation must choose the same layers as the server's workers.
+The simulation must choose the same layers as the server's workers. This is possible because
+gradients are whole numbers, whose sums are exact in every order of addition.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def model_of(dtype: torch.dtype = torch.float32) -> nn.ParameterList:
 def gradients_of(context: Context, worker: int, step: int, missing: bool = True) -> Gradients:
     """Return whole numbers, with larger ones in some layers than in others.
 
-    In the last layer they are so small that it is sent late. missing: some layers have no gradient
-    in some steps.
+    In the last layer the numbers are so small that the layer is sent late.
+
+    missing: True: some layers have no gradient in some steps
     """
     generator = torch.Generator().manual_seed(context.seed + 1000 * worker + step)
     found: Gradients = []
@@ -71,10 +72,10 @@ class Worker:
         return bool(residual.any()) and (always or late or self.value(index) >= self.threshold)
 
     def search(self, fresh: Sequence[int]) -> float:
-        """Return the threshold: the least score at which the dropped layers exceed the ratio.
+        """Return the threshold.
 
-        The layers of `fresh` with at most this score have more than drop.ratio of the elements of
-        all layers of `fresh`.
+        It is the least score at which the layers of `fresh` with this score or less have more than
+        drop.ratio of the elements of `fresh`.
         """
         found = sorted((self.value(index), self.residuals[index].numel()) for index in fresh)
         reached = itertools.accumulate(size for _, size in found)

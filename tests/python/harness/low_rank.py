@@ -27,9 +27,9 @@ MATRICES = {
 
 @dataclass
 class PowerSgd:
-    """PowerSGD (Vogels et al. 2019, Algorithm 1) with a rank of its own for each matrix and step.
+    """PowerSGD (Vogels et al. 2019, Algorithm 1), in which each matrix has its rank in each step.
 
-    At most half of the start columns, rounded up, come from the step before; the rest are new.
+    At most half of the start columns, rounded up, come from the previous step; the rest are new.
 
     relaxation: the multiple of an approximation that is sent, and is subtracted from the residuals.
     """

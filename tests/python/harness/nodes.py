@@ -21,7 +21,7 @@ _gloo: dist.ProcessGroup | None = None  # of this rank
 
 
 def on_nodes(context: Context, layout: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Form the groups of a rank of a bare pool, if it has none, and run `call` in the rank."""
+    """Run `call` in a rank of a bare pool. In the first call, form the rank's groups."""
     global _gloo
     if _gloo is None:
         os.environ["HBMCOMM_NODE_ID"] = layout[context.rank]
@@ -33,9 +33,9 @@ def on_nodes(context: Context, layout: str, call: Callable[..., Any], *arguments
 def reduced_over_nodes(inputs: Sequence[torch.Tensor], name: str, layout: str) -> torch.Tensor:
     """Reduce every rank's input: first each node's ranks in order, then the nodes in order.
 
-    Each stage rounds once. A mean divides the sum of all nodes' sums. For types below 32 bits it
-    divides each node's sum instead, before rounding, if any node has several ranks. A mean of
-    integers is exact.
+    Each stage rounds once. A mean of integers is exact. Any other mean divides the sum of the
+    nodes' sums. There is one exception, for types below 32 bits if any node has several ranks: each
+    node's sum is divided before it is rounded.
     """
     dtype, ranks = inputs[0].dtype, len(inputs)
     nodes = [

@@ -1,4 +1,4 @@
-"""Few combinations of three parameters, in which every two values occur together."""
+"""Few combinations of three parameters, which have every pair of values of two parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Choice = TypeVar("Choice")
 def in_turn(choices: Sequence[Choice], *numbers: int) -> Choice:
     """Return the value of a case's third parameter.
 
-    numbers: indices of the values of the first two parameters. If these have at least as many
-    values as `choices`, each choice occurs with each of their values.
+    numbers: indices of the values of the first two parameters. If each of the two has at least as
+    many values as `choices`, each choice occurs with each value of either parameter.
     """
     return choices[sum(numbers) % len(choices)]

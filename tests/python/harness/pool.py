@@ -25,7 +25,7 @@ from typing import Any
 
 from harness import seeds, worker
 
-# Starts processes that have imported torch already.
+# The forkserver: it starts processes that have imported torch already.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
     ["torch", "torch.distributed", "torch._dynamo", "torch.distributed.tensor", "pytest"]
@@ -94,7 +94,7 @@ class Pool:
     ) -> list[Any]:
         """Calls function(Context, *arguments) in every rank; returns the results by rank.
 
-        `seed` is the context's, by default a new one.
+        `seed` is the seed of the contexts, by default a new seed.
 
         Raises RankFailure when a rank raises, dies, or has not answered within `limit` seconds.
         """
@@ -110,7 +110,7 @@ class Pool:
     def close(self) -> list[int | None]:
         """Lets the ranks leave in the ordinary way and returns their exit codes by rank.
 
-        Raises RankFailure, with stacks, when one has not left within EXIT_SECONDS.
+        Raises RankFailure, with stacks, when a rank has not left within EXIT_SECONDS.
         """
         for pipe in self._pipes:
             pipe.close()

@@ -41,9 +41,9 @@ class Awkward(nn.Module):
 
 
 def whole_gradients(model: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Set whole numbers as gradients, except of "idle" and frozen parameters. Return them.
+    """Set and return gradients of whole numbers, whose sums are exact in every type.
 
-    Their sums are exact in every type.
+    The parameter "idle" and frozen parameters get no gradient.
     """
     given = {}
     for name, parameter in model.named_parameters():
@@ -57,7 +57,7 @@ def whole_gradients(model: nn.Module, generator: torch.Generator) -> dict[str, t
 def summed(
     totals: list[dict[str, torch.Tensor]], into: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the weights after plain SGD with all gradients at a rate of 1."""
+    """Return the weights `into` after plain SGD at a rate of 1 with the gradients `totals`."""
     result = {name: value.clone() for name, value in into.items()}
     for total in totals:
         for name, value in total.items():

@@ -1,6 +1,6 @@
 """A worker of a parameter server as a process: under torchrun, or forked from the warm process.
 
-As a script it is that worker; its only argument is its Task as JSON.
+Run as a script, this module is that worker. Its only argument is the Task as JSON.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class WorkerProcess(ABC):
 
     @property
     def steps(self) -> int:
-        """The number of steps that the worker reported. If killed, it may have taken one more."""
+        """The number of steps that the worker reported. A killed worker may have taken one more."""
         return self._reported().count("step ")
 
     def signal(self, number: int) -> None:

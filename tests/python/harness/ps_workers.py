@@ -111,5 +111,5 @@ def trained(
 
 
 def settle(ps: ParameterServer) -> None:
-    """Wait until the overlapping exchange is done; users need not."""
+    """Wait until the overlapping exchange is done. Users need no such call."""
     ps._wait_for_exchange()

@@ -2,10 +2,10 @@
 
     recovering.py FOLDER STEPS VICTIM
 
-In each step, every rank adds 1 to a weight: the sum of all ranks' gradients, divided by the known
-value of this sum. Rank 0 saves the weight. In the first attempt, the rank VICTIM, if there is one,
-is killed after half of the steps. The last line of each rank is "rank R of N: weight W after STEPS
-steps, from step S". Each process leaves a file whose name has its id and its node.
+In each step, every rank adds 1 to a weight. This 1 is the sum of all ranks' gradients, divided by
+the known value of this sum. Rank 0 saves the weight. In the first attempt, the rank VICTIM, if
+there is one, is killed after half of the steps. The last line of each rank is "rank R of N: weight
+W after STEPS steps, from step S". Each process leaves a file whose name has its id and its node.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reductions in NumPy. The results of the tested backend must have the same bits.
 
 The order is ((x0 op x1) op x2) ... by rank. Types narrower than float32 are reduced in float32 and
-rounded once; integers wrap, but their AVG is exact and truncated toward zero. The
-factor of PREMUL_SUM is applied before, in the type that the operands have.
+rounded once. Integers wrap, but their AVG is exact and truncated toward zero. PREMUL_SUM multiplies
+the operands by the factor in their own type, before the reduction.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ def source(test: unittest.TestCase) -> str:
 def distributed_suite(backend: str) -> Iterator[Case]:
     """Yield the tests of torch.distributed over the backend.
 
-    Without GPUs, leaves out tests that would skip themselves in each of their processes: a skip
-    takes as long as a test.
+    Without GPUs, leaves out tests that would skip themselves in each of their processes, because
+    such a skip takes as long as a test.
     """
     import torch.multiprocessing
     from torch.testing._internal.common_distributed import DistTestCases
@@ -212,7 +212,7 @@ def excused(name: str, outcome: Outcome) -> bool:
 
 
 def shortfall(found: dict[str, Outcome], expected: set[str]) -> dict[str, Outcome]:
-    """Return the tests that failed or, among `expected`, were skipped, but not the excused ones."""
+    """Return the tests that failed, and the `expected` tests that were skipped; no excused ones."""
     return {
         name: outcome
         for name, outcome in sorted(found.items())

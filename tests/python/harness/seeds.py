@@ -1,8 +1,8 @@
 """The seeds of random tests.
 
 HBMCOMM_TEST_SEED is the seed of a run, fresh by default. A test draws its seeds from the variable
-and the test's name alone, so a single test repeats its data. A failed test prints the variable. The
-native tests read the same variable (tests/native/seeds.h).
+and the test's name alone, so it has the same data when it runs alone. A failed test prints the
+variable. The native tests read the same variable (tests/native/seeds.h).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def settle() -> int:
 
 
 def begin(test: str) -> None:
-    """Begin the seeds of `test`, and seed the generators of `random` and PyTorch with the first."""
+    """Begin the seeds of `test`. The first seed goes to the generators of `random` and PyTorch."""
     global _test, _asked
     _test, _asked = test, count()
     seed = fresh()

@@ -1,4 +1,4 @@
-"""The addresses of this process' segments, from the kernel's files."""
+"""Addresses and sizes of a process' segments, most of them from /proc."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def in_segment(tensor: torch.Tensor) -> bool:
 
 
 def mappings(process: int | str) -> list[tuple[int, int, int]]:
-    """Return (first address, end, inode) of each segment that the process maps, also of peers."""
+    """Return (first address, end, inode) of each mapped segment, including segments of peers."""
     found = []
     for line in Path(f"/proc/{process}/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
@@ -39,7 +39,7 @@ def in_use() -> int:
 
 
 def of_groups(process: int | str) -> set[int]:
-    """Return the inodes of the groups' segments that the process maps, also of peers."""
+    """Return the inodes of the mapped segments of groups, including segments of peers."""
     lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     fields = [line.split(maxsplit=5) for line in lines]
     names = [(each[5], int(each[4])) for each in fields if len(each) == 6]
@@ -47,13 +47,15 @@ def of_groups(process: int | str) -> set[int]:
 
 
 def held() -> int:
-    """Return the bytes that the kernel holds for this process' segments, whichever rank wrote."""
+    """Return the bytes that the kernel holds for this process' segments, written by any rank."""
     return sum(opened("self").values())
 
 
 def opened(process: int | str) -> dict[int, int]:
-    """Return the bytes that the kernel holds, by inode, of the segments that the process has open,
-    its own and inherited ones."""
+    """Return, by inode, the bytes that the kernel holds for each segment that the process has open.
+
+    The segments are the process's own or inherited.
+    """
     found = {}
     for entry in Path(f"/proc/{process}/fd").iterdir():
         try:

@@ -1,7 +1,7 @@
 """The synchronous parameter server on ranks of a pool: models, optimizers, and a reference.
 
 Buckets are small, unless a test says otherwise, so that parameters share buckets, end in the middle
-of one, and span several.
+of a bucket, and span several buckets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUPS = [BACKEND] if BACKEND == "gloo" else [BACKEND, "gloo"]
 
 
 class Uneven(nn.Module):
-    """A model with parameters of 0, 1 and 31 elements, one of them without dimensions."""
+    """A model with parameters of many sizes, among them 0, 1 and 31 elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,10 +63,10 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 def adam(parameters: Any) -> torch.optim.Optimizer:
     """Make Adam with a large eps, so that rounding of the gradients changes a step little.
 
-    The first step is lr * g / (|g| + eps). Gradients that are summed over other shares of a batch
-    differ in the last bits. With the usual eps, 1e-8, such a difference in a gradient near 0
-    changes the step by up to 2 lr. With this eps it changes the step by at most lr / eps = 1 times
-    as much.
+    The first step is lr * g / (|g| + eps). If a batch is divided among workers in another way, its
+    gradient g differs in the last bits. With the usual eps, 1e-8, such a difference in a gradient
+    near 0 changes the step by up to 2 lr. With this eps, the step changes by at most lr / eps = 1
+    times the difference.
     """
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, eps=0.01)
 
@@ -119,7 +119,7 @@ def buckets_of(size: int) -> Iterator[None]:
 def serve_or_work(
     ps: SyncParameterServer, context: Context, work: Callable[[int, int], None], **options: Any
 ) -> None:
-    """Serve on a dedicated server's rank, call work(worker, workers) on workers; then close."""
+    """Serve on a dedicated server's rank. On a worker, call work(worker, workers). Then close."""
     dedicated, rank = options.get("dedicated", False), options.get("server", 0)
     if dedicated and context.rank == rank:
         ps.serve()

@@ -1,9 +1,9 @@
 """One rank of a pool: forms its groups, then runs the functions that the test process sends.
 
 The rank receives (function, arguments, seed) over a pipe, and answers Ok(result) or Error(...). At
-the pipe's end of file, when the test process is done or has ended, the rank exits normally: a hang
-at exit must show. Output goes to a file in the pool's folder. On SIGUSR1 the rank writes the stacks
-of all threads there.
+the pipe's end of file, when the test process is done or has ended, the rank exits normally, so that
+a hang at exit shows. Output goes to a file in the pool's folder. On SIGUSR1 the rank writes the
+stacks of all threads there.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(
     timeout: timedelta | None,
     device: str = "cpu",
 ) -> None:
-    """Entry point of the process. timeout: of the group; None: a bare rank, which forms none."""
+    """Run a rank. timeout: the group's timeout; None: a bare rank, which forms no group."""
     log = os.open(log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

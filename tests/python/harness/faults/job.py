@@ -106,7 +106,7 @@ class FaultJob:
         self._faulted = 0.0
 
     def run(self) -> list[Outcome]:
-        """Return the outcomes by rank. AssertionError if a rank hangs."""
+        """Run the cell. Returns the outcomes by rank. Raises AssertionError if a rank hangs."""
         with self._stack:
             if self.cell.fault in LINK:
                 self._nodes = self._stack.enter_context(_namespaces())
@@ -127,8 +127,8 @@ class FaultJob:
         if self.cell.fault is Fault.DISK_FULL:
             self._disk = self._stack.enter_context(_file_system(store, _DISK))
         host, launcher = "127.0.0.1", ()
-        # The box is on the node of ranks 0 and 1, so that the link separates it from rank 2. If all
-        # ranks share a node, it is on the other node.
+        # If all ranks share a node, the box is on the other node. Otherwise the box is on the node
+        # of ranks 0 and 1, so that the link separates it from rank 2.
         if self._nodes:
             node = self._nodes[1 if self.cell.place is Place.ONE_NODE else 0]
             host, launcher = node.address, node.launcher
@@ -283,7 +283,7 @@ class FaultJob:
         return [member.outcome for member in self._ranks]
 
     def _hear_one(self, chosen: Sequence[_RankProcess]) -> None:
-        """Wait for a message or the end of one of these ranks. Note all that have arrived."""
+        """Wait until one of these ranks sends a message or ends. Note all that has arrived."""
         ready = wait([one.pipe for one in chosen], max(0.0, self._deadline - time.monotonic()))
         said = [(rank.rank, rank.said, rank.outcome) for rank in self._ranks]
         assert ready, f"after {LIMIT} s still waits for {[one.rank for one in chosen]}: {said}"

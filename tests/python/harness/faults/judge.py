@@ -18,8 +18,8 @@ from harness.faults.matrix import (
 )
 from harness.faults.ranks import BASE
 
-# Seconds from the fault to the error of a notified rank, twenty times the bounds of
-# docs/failures.md: 100 ms and one second.
+# Seconds from the fault to the error of a notified rank: twenty times the bounds of
+# docs/failures.md, 100 ms and one second.
 SOON = {Place.ONE_NODE: 2.0, Place.TWO_NODES: 20.0}
 LATE = 40.0  # seconds that an error may come after its timeout on a busy machine
 
@@ -138,8 +138,8 @@ def _is_cut(cell: Cell) -> bool:
 def _assert_sums(finished: Sequence[Outcome], outcomes: Sequence[Outcome]) -> None:
     """Check that the weights have every exchange of the ranks `finished` exactly once.
 
-    They have at least the reported exchanges of any other rank, which may have ended between an
-    exchange and its report.
+    They must have at least the reported exchanges of another rank, because the rank may have ended
+    between an exchange and its report.
     """
     known = {outcome.rank for outcome in finished}
     for outcome in finished:

@@ -79,7 +79,7 @@ def _count() -> str:
 
 
 def _grids() -> list[tuple[list[Mode], list[tuple[str, ...]]]]:
-    """Return the tables, each with its modes. Modes with equal tables share one."""
+    """Return the tables, each with its modes. Modes with equal tables share one table."""
     grids: list[tuple[list[Mode], list[tuple[str, ...]]]] = []
     for mode in Mode:
         rows = [

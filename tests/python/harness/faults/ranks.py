@@ -5,7 +5,7 @@ order. The messages to the parent are tuples that begin with a word:
 
     port N             rank 0 serves the store at this port
     ready N            the rank is at the cell's moment, after N operations
-    turning N          it has completed an operation since, its Nth, and continues
+    turning N          after "ready" it has completed an operation, its Nth, and continues
     full KIND TEXT     an allocation failed with this error
     steps N            its N exchanges are complete; it waits for the other ranks' exchanges
     failed KIND TEXT T it had this error, at the time T of the monotonic clock
@@ -80,14 +80,17 @@ class Work(ABC):
 
     @abstractmethod
     def turn(self, number: int, stop: bool) -> bool:
-        """Do an operation. Returns True if any rank of the operation called with stop=True."""
+        """Do an operation. Returns True if any rank that takes part in it passed stop=True."""
 
     @abstractmethod
     def save(self) -> None:
         """Save a checkpoint, on all ranks together."""
 
     def finish(self, all_done: Callable[[], None]) -> float:
-        """Check the results of all turns; `all_done` returns when all ranks' turns are done."""
+        """Check the results of all turns. Returns the parameter server's weight, or 0.
+
+        all_done: a function that returns when all ranks' turns are done.
+        """
         return 0
 
     def close(self) -> None:
@@ -98,7 +101,7 @@ class Work(ABC):
         return self._setup.folder / f"checkpoint{self._setup.rank}"
 
     def _save(self, state: Any) -> None:
-        """Save the state; the earlier checkpoint stays until this one is whole."""
+        """Save the state. The earlier checkpoint stays until the new checkpoint is complete."""
         half = self._file().with_suffix(".half")
         torch.save(state, half)
         os.replace(half, self._file())
@@ -244,7 +247,10 @@ class Rank:
         self._idle: Any = None  # a client of the box in modes that do not use the box
 
     def run(self) -> None:
-        """Go through all moments. Reports an error, which ends the work. Raises DeliberateError."""
+        """Go through all moments. An error ends the work and is reported, unless deliberate.
+
+        Raises DeliberateError.
+        """
         try:
             self._begin()
             self._train()
