@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 
 
 def compress(context: Context, backend: str) -> None:
-    """Whole numbers below 257 and their sums are exact in bfloat16; a 1023 is rounded to 1024."""
+    """Compare with rounded means. bfloat16 has whole numbers below 257, and rounds 1023 to 1024."""
     group = dist.new_group(backend=backend)
     ddp = wrapped(Weighted(), process_group=group)
     ddp.register_comm_hook(group, hbmcomm.bf16_hook)

@@ -73,7 +73,7 @@ class Mixed(nn.Module):
 
 
 def train_mixed(context: Context, static: bool, kind: str) -> None:
-    """In the first iteration of a static graph each bucket has index 0."""
+    """Check all updates, although in a static graph's first iteration each bucket has index 0."""
     ddp = wrapped(Mixed(), static_graph=static)
     low: Any = hbmcomm.LowRankState(ddp, hbmcomm.LowRank(ratio=0.5)), hbmcomm.low_rank_hook
     drop: Any = hbmcomm.LayerDropState(ddp, hbmcomm.LayerDrop(ratio=0.5, every=2))
@@ -120,7 +120,7 @@ class Padded(torch.optim.Optimizer):
 
 
 def drain_several(context: Context) -> None:
-    """A refused drain() changes no residual; then two optimizers together apply everything."""
+    """Check that a refused drain() changes nothing. Then drain all with two optimizers."""
     ddp = wrapped(Weighted())
     state = layer_drop(ddp, fixed_threshold=1e30, max_age=99)
     weights = gradients(context.seed, context.rank, 0, context.size)
@@ -286,8 +286,7 @@ def test_parameters_without_a_dimension(pool: Pool, kind: str) -> None:
 
 
 def exceed_float32(context: Context, dtype: torch.dtype, size: float) -> None:
-    """Check that L1 and L2 sums beyond float32's largest number do not count as gradients that are
-    not finite.
+    """Check that gradients count as finite even if L1 and L2 sums exceed float32's largest number.
 
     A fixed seed repeats the gradients, so that only rounding differs between runs. The sent bytes
     depend on the budget alone.

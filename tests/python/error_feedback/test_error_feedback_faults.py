@@ -146,7 +146,7 @@ def test_settings_that_differ(pool: Pool) -> None:
 
 
 def refuse_one(context: Context) -> None:
-    """One rank alone is refused, each time for another argument."""
+    """Pass bad arguments, one after another, on the last rank alone. Every rank raises."""
     last = context.size - 1
     make: Any = hbmcomm.LowRankState
     for bad in (
@@ -332,7 +332,7 @@ def test_checkpoints_of_something_else(pool: Pool) -> None:
 
 
 def load_the_other_hooks(context: Context) -> None:
-    """Each state refuses the other hook's checkpoint, of one rank and of all, and keeps its own."""
+    """Each state refuses the other hook's checkpoints, of one rank or of all, and keeps its own."""
     of_kinds: dict[str, tuple[Any, dict[str, Any]]] = {}
     for kind in STATES:
         ddp = wrapped(Weighted())
@@ -358,7 +358,7 @@ def test_the_other_hooks_checkpoints(pool: Pool) -> None:
 
 
 def raise_half_way(context: Context) -> None:
-    """Refuse to save or drain after a backward() that raised: it lost the layers that were sent."""
+    """Refuse to save or drain after a backward() that raised, because the sent layers are lost."""
     ddp = wrapped(Weighted(), bucket_cap_mb=0.001)
     state = low_rank(ddp)
 

@@ -1,4 +1,4 @@
-"""Checkpoints of DDP hooks: training continues alike, also on other numbers of ranks."""
+"""Checkpoints of DDP hooks: resumed training continues alike, also on another number of ranks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_resuming_with_other_ranks_keeps_the_sum(pool: Pool, before: int) -> Non
 
 
 def resume_without_compiling(context: Context) -> None:
-    """torch.compile inside of DDP puts a prefix before every name."""
+    """Load a compiled model's checkpoint: torch.compile in DDP puts a prefix before every name."""
     compiled: Any = torch.compile(Weighted(), backend="eager")
     saved = hbmcomm.LayerDropState(wrapped(compiled)).state_dict()
     assert saved["names"] == [f"all.{index}" for index in range(len(SHAPES))]

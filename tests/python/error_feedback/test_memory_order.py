@@ -1,4 +1,4 @@
-"""The hooks know the order of each gradient in memory, and refuse one that has changed."""
+"""The hooks know each gradient's order in memory, and refuse a gradient whose order has changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides"),
 ]
 
-# Kernels, kernels of one element, a transposed matrix, and a transposed one with gaps.
+# Kernels, kernels of one element, a transposed matrix, and a transposed matrix with gaps.
 SHAPES = [(8, 6, 3, 3), (9, 7, 1, 1), (30, 20), (20, 30)]
 STEPS = 3
 
@@ -144,7 +144,7 @@ def test_an_order_that_changes_is_refused(pool: Pool) -> None:
 def change_before_backward(context: Context, urls: list[str], kind: str, between: bool) -> None:
     """Change a parameter's order before backward().
 
-    between: change it after DDP and before the state was made; else after both
+    between: True: change it after DDP was made, before the state is made; False: after both
     """
     with smb.connect(urls[0], TOKEN) as box:
         model: Any = Layers(gaps=False)

@@ -47,7 +47,7 @@ def numbers(dtype: torch.dtype) -> Tensor:
 
 
 def flat(count: int, dtype: torch.dtype, offset: int = 0) -> Tensor:
-    """Draw `count` numbers; not aligned if there is an offset."""
+    """Return `count` random numbers. Their memory is not aligned if there is an offset."""
     begin = random.randrange(300_000 - count)
     room = torch.empty(count + offset, dtype=dtype)[offset:]
     return room.copy_(numbers(dtype)[begin : begin + count])
@@ -119,7 +119,7 @@ def test_accumulate_over_the_gradient(dtype: torch.dtype) -> None:
 
 
 def test_accumulate_with_non_temporal_stores() -> None:
-    """16 MiB and more, aligned and not."""
+    """Accumulate more than 16 MiB, from aligned and other addresses."""
     cut = (1_500_000, 1_500_001, 1_500_000)
     gradients = list(torch.randn(sum(cut)).split(cut))
     after = list(torch.ones(sum(cut)).split(cut))
@@ -213,7 +213,7 @@ def test_rounding_errors_are_kept(wire: torch.dtype) -> None:
 
 
 def random_parts(total: int) -> tuple[list[int], list[int]]:
-    """Draw parts of a buffer with gaps of any size between them, also none."""
+    """Draw parts of a buffer, with gaps of any size, also 0, between the parts."""
     ends = sorted(random.choices(range(total + 1), k=2 * random.randrange(1, 9)))
     begins = ends[::2]
     return begins, [end - begin for begin, end in zip(begins, ends[1::2], strict=True)]

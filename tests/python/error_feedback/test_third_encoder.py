@@ -1,4 +1,4 @@
-"""Error feedback works with a third encoder. This one sends two halves of a gradient in turn."""
+"""Error feedback works with a third encoder, which sends one half of a gradient in each step."""
 
 from __future__ import annotations
 

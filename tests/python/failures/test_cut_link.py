@@ -32,7 +32,7 @@ LARGE = 100_000  # elements
 
 
 def add_up(pipe: Connection, rank: int, node: Node, heartbeat: float | None) -> None:
-    """Do and check allreduces until a message to any rank stops them, or an error comes."""
+    """Run and check allreduces until any rank gets a message, or an allreduce fails."""
     enter_namespace(node.name)
     os.environ |= {"HBMCOMM_NODE_ID": str(rank)}
     os.environ |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": node.link}
@@ -65,7 +65,7 @@ def add_up(pipe: Connection, rank: int, node: Node, heartbeat: float | None) -> 
 
 @contextmanager
 def at_work(heartbeat: float | None) -> Iterator[tuple[Sequence[Node], list[Connection]]]:
-    """Start two ranks that add up, each on a node of its own. At the end both must leave."""
+    """Start two ranks in add_up(), each on its own node. At the end both must exit normally."""
     ranks: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:
@@ -110,7 +110,7 @@ def test_the_heartbeat_ends_before_the_timeout() -> None:
 
 
 def test_work_continues_when_the_link_is_back() -> None:
-    """The link was down for longer than the store's timeout, and less than the group's."""
+    """Cut the link for longer than the store's timeout, but shorter than the group's timeout."""
     with at_work(None) as (nodes, pipes):
         nodes[0].cut()
         time.sleep(12)

@@ -58,7 +58,7 @@ def all_reduce_async(rank: int, size: int) -> None:
 
 
 def broadcast(rank: int, size: int) -> None:
-    """Each rank is the root in turn."""
+    """Broadcast from every rank, one after another."""
     for root in range(size):
         dist.broadcast(torch.ones(LARGE), root)
 
@@ -68,12 +68,12 @@ def all_to_all(rank: int, size: int) -> None:
 
 
 def all_to_all_large(rank: int, size: int) -> None:
-    """Run an all_to_all. Between nodes, ranks take turns."""
+    """Run an all_to_all. Between nodes it is split into turns."""
     dist.all_to_all_single(torch.ones(size * LARGE // 4), torch.ones(size * LARGE // 4))
 
 
 def ring(rank: int, size: int) -> None:
-    """Receive from the rank before, on each rank."""
+    """Send to the next rank, and receive from the previous rank."""
     sent = dist.isend(torch.ones(100_000), (rank + 1) % size)
     dist.recv(torch.empty(100_000), (rank - 1) % size)
     assert sent is not None
@@ -211,7 +211,7 @@ def all_gather_large(rank: int, size: int) -> None:
     ),
 )
 def test_a_late_rank_does_not_hide_a_death(job: Job, call: Call, tmp_path: Path) -> None:
-    """Rank 0 dies when rank 1 has received its data and waits for rank 2, which is late."""
+    """Rank 0 dies when rank 1 has received rank 0's data and waits for rank 2, which is late."""
     waiting, _ = job.run(partial(last_rank_stays_away, tmp_path, call), Fate(0))
     assert_notified([waiting], 0, SOON_ELSEWHERE, rf"#2 .*{LARGE} float32")
 

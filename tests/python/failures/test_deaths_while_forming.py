@@ -64,7 +64,7 @@ def form(url: str, rank: int, size: int) -> None:
 
 
 def form_group(pipe: Connection, rank: int, url: str, size: int, port: int = 0) -> None:
-    """Form a group. The last rank never comes; it only joins rank 0's store at `port`."""
+    """Form a group. The last rank first joins rank 0's store at `port`, and awaits a message."""
     if rank == size - 1:
         if port:
             TCPStore("127.0.0.1", port, size, False, TIMEOUT)
@@ -119,7 +119,7 @@ def test_death_of_the_stores_host_in_init(layout: str) -> None:
 
 
 def form_late(pipe: Connection, rank: int, url: str, size: int) -> None:
-    """Form a group, on rank 0 with a shorter timeout. The last rank waits for a message first."""
+    """Form a group. Rank 0 has a shorter timeout. The last rank waits for a message first."""
     if rank == size - 1:
         pipe.recv()
     patience = timedelta(seconds=8) if rank == 0 else TIMEOUT
@@ -138,7 +138,7 @@ def test_a_timeout_in_init_ends_the_wait_of_all(tmp_path: Path) -> None:
 
 
 def listening_sockets() -> list[str]:
-    """Return this process's TCP sockets that listen, as /proc/net has them."""
+    """Return the addresses of this process's listening TCP sockets, as in /proc/net/tcp."""
     links = Path("/proc/self/fd").iterdir()
     own = {os.readlink(link) for link in links if link.exists() or link.is_symlink()}
     rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
@@ -146,7 +146,7 @@ def listening_sockets() -> list[str]:
 
 
 def form_and_look(pipe: Connection, rank: int, url: str, size: int) -> list[str]:
-    """Return the listening sockets that are left after a group that could not be made."""
+    """Fail to form a group. Return the listening sockets that are then left."""
     try:
         form_group(pipe, rank, url, size)
     except dist.DistBackendError as error:
@@ -167,7 +167,7 @@ def test_a_death_in_init_leaves_no_listener(tmp_path: Path) -> None:
 
 
 def form_second_group(pipe: Connection, rank: int, url: str, size: int) -> None:
-    """The last rank does not come to the second group."""
+    """Form two groups. The last rank waits for a message before the second group."""
     form(url, rank, size)
     dist.all_reduce(torch.ones(1))
     pipe.send("ready")

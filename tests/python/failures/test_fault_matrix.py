@@ -45,7 +45,7 @@ def test_cell(cell: Cell, tmp_path: Path) -> None:
 
 
 def test_every_pair_is_covered() -> None:
-    """The quick and the full tier cover every pair; the long one has the rest."""
+    """Cells of the quick and the full tier have every pair; the long tier has the other cells."""
     cells = matrix.possible()
     run = [cell for cell in cells if all(mark.name != "long" for mark in marks(cell))]
     covered = {pair for cell in run for pair in matrix.pairs(cell)}

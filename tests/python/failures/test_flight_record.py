@@ -64,7 +64,7 @@ def test_a_timeout_leaves_a_trace(impatient_pool: Pool, ranks: int, tmp_path: Pa
 
 
 def last_is_elsewhere(context: Context, prefix: str) -> None:
-    """Do as last_stays_away(), while the last rank waits for a message until its timeout."""
+    """Call last_stays_away(). The last rank then waits for a message until it times out."""
     last_stays_away(context, prefix)
     if context.rank == context.size - 1:
         with pytest.raises(dist.DistBackendError):

@@ -77,7 +77,7 @@ def check_child_that_allocates(context: Context) -> None:
     work = dist.all_reduce(data, async_op=True)  # in flight while the child lives
     child = os.fork()
     if child == 0:
-        # Nothing here may return into the parent's code.
+        # The child must not return into the parent's code.
         try:
             for _ in range(20):
                 torch.full((100_000,), -1.0)
@@ -211,7 +211,7 @@ def test_data_loader_workers_leave_the_segment_alone(own_pool: Pool, allocator: 
 
 
 def fork(action: Callable[[], None]) -> int:
-    """Starts a child that calls `action` and leaves; its exit code is 1 if that raises."""
+    """Start a child that calls `action` and leaves. Its exit code is 1 if `action` raises."""
     child = os.fork()
     if child == 0:
         try:
@@ -252,7 +252,7 @@ def test_child_neither_allocates_nor_frees_in_the_segment(own_pool: Pool) -> Non
 
 
 def check_inherited_tensors_are_shared(context: Context) -> None:
-    """Other memory is copied at a fork, a segment is not (docs/memory.md)."""
+    """Fork: a child shares segments with its parent, and has copies of other memory."""
     shared, private = memory.empty(1_000).fill_(1), torch.ones(1_000)
 
     def act() -> None:

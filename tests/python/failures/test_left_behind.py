@@ -35,7 +35,7 @@ def segments_of(context: Context) -> list[int]:
 
 
 def be_killed_in_the_middle(context: Context, zero_copy: bool) -> None:
-    """Never returns: each rank is killed at a moment of its own."""
+    """Reduce until this rank is killed, at a random moment. Never returns."""
     data = (memory.empty(LARGE) if zero_copy else torch.empty(LARGE)).fill_(1)
     dist.all_reduce(data)
     moment = 0.3 + context.own_random.random() / 10
@@ -48,7 +48,7 @@ def be_killed_in_the_middle(context: Context, zero_copy: bool) -> None:
 
 
 def holders(inodes: set[int]) -> list[str]:
-    """Processes that still map one of the files."""
+    """Return the processes that map one of the segments."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -86,7 +86,7 @@ def form_over(context: Context, port: int) -> None:
 
 
 def footprint() -> dict[str, int]:
-    """Return the process's memory in bytes, and its descriptors and mappings in numbers."""
+    """Return the process's memory in bytes, and the numbers of its descriptors and mappings."""
     status = Path("/proc/self/status").read_text()
     resident = int(status.partition("RssAnon:")[2].split()[0]) << 10
     return {

@@ -13,7 +13,7 @@ SOAK = Path(__file__).resolve().parents[1] / "soak.py"
 
 @pytest.mark.full
 def test_a_short_soak() -> None:
-    """The soak names its seed, and finds nothing."""
+    """Check that the soak prints its seed, and finds no leak."""
     done = run([sys.executable, SOAK, "--cycles", "3", "--kills", "2", "--minutes", "0.05"])
     assert done.code == 0, done.output
     assert done.output.startswith("seed "), done.output

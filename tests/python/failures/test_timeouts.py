@@ -50,7 +50,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def attempt(context: Context, call: Operation) -> tuple[str, str, float]:
-    """Return the class name, the message and the seconds of the error that the call must raise."""
+    """Return the class name and message of the error that the call must raise, and its duration."""
     start = time.monotonic()
     try:
         call(context)
@@ -146,14 +146,14 @@ def test_wait_with_a_shorter_timeout(ranks: int) -> None:
         outcome, _ = pool.run(short_wait, limit=SLACK)
         assert outcome[2] < SLACK, outcome
     except RankFailure as failure:
-        # Rank 0, which gave up, must return its error. Its peer may fail.
+        # Rank 0, whose wait() timed out, must return its error. Rank 1 may fail.
         assert 0 not in failure.kinds, failure
     finally:
         pool.kill()
 
 
 def group_timeout(context: Context) -> tuple[str, str, float] | None:
-    """A sub-group has the timeout that new_group was given, whatever the default group has."""
+    """Check that a sub-group has new_group's timeout, not the timeout of the default group."""
     group = dist.new_group(timeout=timedelta(seconds=5))
     dist.all_reduce(ones(), group=group)
     if context.rank:
@@ -220,7 +220,7 @@ def test_failed_group_stays_failed(impatient_pool: Pool, ranks: int) -> None:
 
 
 def abort_from_thread(context: Context) -> tuple[str, str, float] | None:
-    """abort() by another thread unblocks a waiting one long before the timeout."""
+    """abort() on another thread ends the wait of rank 0, long before the timeout."""
     if context.rank:
         return None
     threading.Timer(0.3, _get_default_group().abort).start()
