@@ -1,4 +1,4 @@
-"""layer_drop_hook under DistributedDataParallel: the paper's decisions, and nothing is lost."""
+"""layer_drop_hook under DistributedDataParallel makes the paper's decisions, and loses nothing."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_buckets(pool: Pool, ddp_options: Any) -> None:
 
 
 def keep_everything(context: Context, dtype: torch.dtype, options: Any) -> None:
-    """Sums of small whole numbers are exact in every dtype."""
+    """Check that sent gradients plus residuals equal all gradients, which are whole numbers."""
     ddp, state = started(dtype, ratio=0.8, every=5, **options)
     sent = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     computed = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
@@ -132,7 +132,7 @@ def test_nothing_is_lost(pool: Pool, dtype: torch.dtype) -> None:
 
 
 def round_on_the_way(context: Context) -> None:
-    """Rank 0 alone has gradients, so that only its rounding counts."""
+    """Round on the wire. Rank 0 alone has gradients, so that only its rounding counts."""
     ddp, state = started(ratio=0.5, wire_dtype=torch.bfloat16)
     gone = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     total = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
@@ -178,7 +178,7 @@ def test_no_sync(pool: Pool) -> None:
 
 
 def leave_unused(context: Context) -> None:
-    """DDP discards the hook's results for parameters that no rank used."""
+    """Leave parameters unused: DDP discards the hook's results for parameters that no rank used."""
     ddp, state = started(
         ratio=0.6, max_age=3, every=4, ddp_options={"find_unused_parameters": True}
     )
@@ -225,7 +225,7 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 def skip_updates(context: Context, kind: str, given: bool) -> None:
     """Compare with an optimizer that never steps a dropped layer.
 
-    given: the state gets the optimizer as an argument; otherwise the state finds the optimizer
+    given: True: the state gets the optimizer as an argument; False: it finds the optimizer itself
     """
     ddp, plain = wrapped(Weighted()), Weighted()
     with torch.no_grad():
@@ -301,7 +301,7 @@ def test_a_state_that_is_gone_watches_no_optimizer(pool: Pool) -> None:
 
 
 def scale_losses(context: Context) -> None:
-    """Steps with an infinite gradient on one rank leave no trace but a smaller scale."""
+    """Check that a gradient that is not finite on one rank has no effect except on the scale."""
     ddp, plain = wrapped(Weighted()), Weighted()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=4)

@@ -49,7 +49,7 @@ def many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train_whole_numbers(boxes: Boxes, workers: int, terms: Any, **options: Any) -> None:
-    """Check that weights and unsent deltas add up to all updates; at the end, the weights alone."""
+    """Check that weights plus unsent deltas equal all updates, and that final weights do, too."""
 
     def work(worker: int, barrier: threading.Barrier) -> tuple[list[Weights], Weights, Weights]:
         model, delays = Layered(), seeds.draws(worker)
@@ -142,9 +142,9 @@ def test_waiting_layers_are_sent_at_the_end(boxes: Boxes, leave: str) -> None:
 
 
 class Reference:
-    """Lockstep in plain PyTorch: each worker's updates add up until they are sent.
+    """Simulates workers in lockstep: each worker's updates add up until they are sent.
 
-    pushed, pulled: bytes of each worker so far, with the layers' versions
+    pushed, pulled: each worker's bytes so far, including the layers' versions
     """
 
     def __init__(self, workers: int, terms: hbmcomm.LayerDrop) -> None:
@@ -192,7 +192,7 @@ class Reference:
 
     @property
     def all_bytes(self) -> int:
-        """The bytes of a step in which everything is sent."""
+        """Return the bytes of a step in which everything is sent."""
         return sum(layer.nbytes for layer in self._layers)
 
 
@@ -207,7 +207,7 @@ BY_BYTES: dict[str, Any] = {"ratio": 0.8, "every": 5, "warmup": 2, "max_age": 20
 def test_without_staleness_each_step_is_as_the_references(
     workers: int, granularity: Any, terms: dict[str, Any]
 ) -> None:
-    """The bytes are also equal, in both directions."""
+    """Compare the models after each step, and at the end the bytes in both directions."""
     dropping = drop(**{**terms, "granularity": granularity})
     generators = [seeds.generator(worker) for worker in range(workers)]
     updates = [[Layered().give_random(generator) for generator in generators] for _ in range(20)]

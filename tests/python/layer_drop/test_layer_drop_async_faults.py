@@ -114,7 +114,7 @@ def test_a_worker_dies_before_it_raises_versions(
 
 
 def test_deltas_that_are_not_finite_are_not_sent(boxes: Boxes) -> None:
-    """The other waiting layers are discarded, too."""
+    """Check that the worker then also discards its unsent updates of other layers."""
     terms = drop(fixed_threshold=5.0)
     one, other = Layered(), Layered()
     with (
@@ -229,7 +229,7 @@ def test_layers_share_no_shard(granularity: Any, count: int) -> None:
 
 
 def test_a_model_of_one_layer(boxes: Boxes) -> None:
-    """The layer is never sent by itself."""
+    """The only layer is not sent, because its score does not reach the threshold."""
     model = network().second
     terms = drop(fixed_threshold=NEVER, min_numel=0, granularity="module")
     start = weights(model)

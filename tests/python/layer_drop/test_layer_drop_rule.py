@@ -57,7 +57,7 @@ def test_a_layer_is_a_module() -> None:
 def test_the_threshold_lets_one_minus_the_ratio_through() -> None:
     """Sorted by score, the layers have 10, 20, 20 and 50 of 100 elements.
 
-    Three of them have 50 %. With the fourth, of score 7, they exceed the ratio of 60 %.
+    The first three layers have 50 %. With the fourth, of score 7, the sum exceeds the ratio, 60 %.
     """
     rule = DropRule(LayerDrop(ratio=0.6, target="paper"))
     of = layers(50, 10, 20, 20)
@@ -112,7 +112,7 @@ def test_idle_layers_wait() -> None:
 
 
 def test_idle_members_keep_their_age() -> None:
-    """An unused member keeps its residual when the others of its module are sent."""
+    """An unused member of a module keeps its residual when the other members are sent."""
     rule = DropRule(LayerDrop(max_age=2, fixed_threshold=1e9, granularity="module"))
     module = [Layer(("m.w", "m.v"), (0, 1), 20, 80, False)]
     for idle, sent, waited in (
@@ -158,7 +158,7 @@ def test_a_saved_rule_continues_alike() -> None:
 
 
 def test_a_budget_that_cannot_be_kept() -> None:
-    """Small layers are nine tenths of everything: the threshold stays near the layers' values."""
+    """Nine tenths of all elements are always sent. The threshold still stays near the scores."""
     rule = DropRule(LayerDrop(ratio=0.9))
     of = [layer("small", 900, always=True), layer("large", 100)]
     for _ in range(3000):

@@ -1,6 +1,7 @@
 """Layer dropping on the synchronous parameter server equals a simulation in plain PyTorch.
 
-It also loses nothing. Buckets are small, so that parameters share buckets and span several.
+The server also loses no gradient. Buckets are small, so that parameters share buckets and span
+several buckets.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def test_nothing_dropped(pool: Pool, drop: LayerDrop) -> None:
 
 
 class Adding(torch.optim.SGD):
-    """Weights become the exact sum of all that the workers sent."""
+    """An optimizer that adds the exact sums of the workers' gradients to the weights."""
 
     workers = 1
 
@@ -166,7 +167,7 @@ def test_conservation(pool: Pool, target: Target) -> None:
 
 
 def check_rounding_is_kept(context: Context) -> None:
-    """257 is not a bfloat16: 256 is sent, 1 kept. One worker's sent gradient is the average."""
+    """257 is not a bfloat16: 256 is sent and 1 is kept. With one worker, the mean is 256, too."""
     model = nn.ParameterList([torch.zeros(16, 16, dtype=torch.bfloat16)])
     drop = LayerDrop(min_numel=0, fixed_threshold=200, max_age=100)
     sent: list[float] = []
@@ -194,7 +195,7 @@ def test_rounding_is_kept(pool: Pool) -> None:
 
 
 def check_flush(context: Context, dedicated: bool) -> None:
-    """Worker n takes 5 + n steps, two to an update. No layer is sent before close()."""
+    """Worker n takes 5 + n steps, two for each update. No layer is sent before close()."""
     model = nn.ParameterList([torch.zeros(20, 30), torch.zeros(4, 5)])
     drop = LayerDrop(min_numel=0, fixed_threshold=1e9, max_age=100)
     options = {"dedicated": dedicated}
@@ -228,7 +229,7 @@ def test_flush_to_a_dedicated_server(pool: Pool) -> None:
 
 
 def check_not_finite(context: Context, value: float) -> None:
-    """A refused step leaves no trace in any residual or decision."""
+    """Check that a refused step changes no residual and no decision."""
     model = model_of()
     ps = make(context, model, momentum, drop=DROP)
     for step in range(STEPS):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
 
 def check_bytes(context: Context) -> None:
-    """Check that stats() has the sent bytes of a rank; unsent layers do not come back either."""
+    """Check that stats() counts a rank's sent bytes, and that unsent layers are not received."""
     model = nn.ParameterList([torch.zeros(64, 64), torch.zeros(8, 8), torch.zeros(5)])
     ps = make(context, model, drop=LayerDrop(min_numel=16, fixed_threshold=10, max_age=100))
     left = 0
@@ -57,8 +57,10 @@ def test_bytes(pool: Pool) -> None:
 
 
 def check_unsent_is_untouched(context: Context) -> None:
-    """Momentum and weight decay leave a layer alone that no rank sends. A layer that only the last
-    rank sends counts as zeros on the others."""
+    """Check that momentum and weight decay do not change a layer that no rank sends.
+
+    If only the last rank sends a layer, the layer counts as zeros on the other ranks.
+    """
     model = nn.ParameterList([torch.ones(8, 8), torch.ones(8, 8)])
     optimizer = momentum(model.parameters()) if context.rank == 0 else None
     drop = LayerDrop(min_numel=0, fixed_threshold=1, max_age=100)

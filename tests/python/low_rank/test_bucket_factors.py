@@ -1,5 +1,7 @@
-"""The factors of one bucket, by themselves: results and residuals add up to the gradient, for every
-type of gradients, wire and residuals."""
+"""The factors of one bucket, without a hook: results and residuals add up to the gradient.
+
+The tests have every type of gradients, wire and residuals.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 def follow(context: Context, ratio: float, way: Any, backend: str) -> None:
-    """Follow the reference in float64: nearly dependent columns amplify rounding."""
+    """Compare with the reference, in float64 because nearly dependent columns amplify rounding."""
     relaxation = RELAXATIONS[ratio]
     ddp, state = started(context, way, backend, torch.float64, ratio=ratio, relaxation=relaxation)
     reference = PowerSgd(relaxation)
@@ -167,7 +167,7 @@ def test_unused_matrices_keep_their_residuals(pool: Pool) -> None:
 
 
 def scale_losses(context: Context) -> None:
-    """Steps that the scaler skips leave no trace."""
+    """Check that steps that the scaler skips have no effect."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=100)
     one_bucket = {"bucket_cap_mb": 25}  # the first ranks depend on buckets, which DDP changes
     ddp, state = started(context, one_bucket, ratio=0.8, scaler=scaler)

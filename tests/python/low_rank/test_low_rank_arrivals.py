@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 def gradients(context: Context, step: int) -> list[torch.Tensor]:
-    """Return the same gradients in every run. Half of each matrix is a fixed matrix of rank 8."""
+    """Return the same gradients in every run. A matrix is noise plus a fixed matrix of rank 8."""
     steady = torch.Generator().manual_seed(0)
     draw = torch.Generator().manual_seed(1000 * step + context.rank + 1)
     found = []

@@ -32,7 +32,7 @@ def test_ranks_stay_while_everything_is_sent(pool: Pool) -> None:
 
 
 def lack_a_budget(context: Context) -> None:
-    """Send matrices although a vector alone exceeds the budget. The gradients have no influence.
+    """Send matrices although a vector alone exceeds the budget. Gradients do not change the result.
 
     Matrices are sent in the first 1 / (1 - ratio) steps, whose budget is larger. Later they are
     sent after each wait of 4 / (1 - ratio) steps, for the 5 steps between two choices of ranks.
@@ -72,11 +72,11 @@ def test_defaults_follow_the_budget(ratio: float, relaxation: float, damping: fl
 
 
 def run_late(context: Context) -> None:
-    """Gradients become small while large ones wait: the matrix is sent whole, and named once.
+    """Gradients become small while large gradients wait: the matrix is sent whole, with a warning.
 
     It is sent whole when the L1 sum of its residual exceeds 80 times the running mean of the
-    gradients' L1 sums. In the first 45 steps that is impossible, because the residual has at most
-    40 large gradients. SEED fixes the step in which it happens.
+    gradients' L1 sums. In the first 45 steps this is impossible, because the residual has at most
+    40 large gradients. SEED fixes the step in which the matrix is sent whole.
     """
     ddp = wrapped(Weighted(shapes=[(64, 64), (10,)]))
     state = low_rank(ddp, ratio=0.95)
@@ -98,9 +98,9 @@ def test_a_matrix_goes_whole_before_too_much_waits(pool: Pool) -> None:
 
 
 def send_small(context: Context) -> None:
-    """Train matrices of 24 x 24 elements, of which rank 1 takes a twelfth.
+    """Train matrices of 24 x 24 elements. An approximation of rank 1 has a twelfth of the bytes.
 
-    All columns cost the same, so the bytes follow from the budget, whatever the gradients.
+    All columns cost the same, so the bytes depend on the budget, and not on the gradients.
     """
     ddp = wrapped(Weighted(shapes=[(24, 24)] * 12))
     state = low_rank(ddp, ratio=0.9)
@@ -111,9 +111,9 @@ def send_small(context: Context) -> None:
 
 
 def spend(context: Context, warmup: int) -> None:
-    """Count the bytes of each step, as parts of the gradients' bytes.
+    """Count the bytes of each step, relative to the gradients' bytes.
 
-    All columns cost the same, so the bytes follow from the budget, whatever the gradients.
+    All columns cost the same, so the bytes depend on the budget, and not on the gradients.
     """
     ddp = wrapped(Weighted(shapes=[(64, 64)] * 12))
     state = low_rank(ddp, ratio=0.95, warmup=warmup)
@@ -134,7 +134,7 @@ def spend(context: Context, warmup: int) -> None:
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_first_steps_send_a_gradient_besides(pool: Pool, warmup: int) -> None:
-    """The extra bytes are spread over the first 1 / (1 - ratio) steps, or in one warm-up step."""
+    """The extra bytes are sent over the first 1 / (1 - ratio) steps, or in one warm-up step."""
     pool.run(spend, warmup)
 
 

@@ -1,4 +1,4 @@
-"""Gradients of convolution kernels, whose matrix has its elements in another order than memory."""
+"""Gradients of convolution kernels: their matrix has the elements in another order than memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def held_by_all(state: hbmcomm.LowRankState) -> torch.Tensor:
 def given_and_came(
     context: Context, ddp: DistributedDataParallel, steps: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sums over the ranks of their gradients in some steps, and of their results."""
+    """Return two sums over all ranks and `steps` steps: of the gradients, and of the results."""
     given, came = torch.zeros(2, *KERNELS, dtype=torch.float64)
     for _ in range(steps):
         gradient = torch.randn(KERNELS, generator=context.generator)
@@ -116,7 +116,7 @@ def test_states_of_another_memory_format(pool: Pool) -> None:
 def load_another_split(context: Context) -> None:
     """Load a checkpoint whose kernels were a matrix of 32 x 144.
 
-    The residual and the ranks, 26 at most, are loaded; factors begin again.
+    The residual and the rank, 26, are loaded. The factors begin again, as they have another shape.
     """
     ddp, state = approximated(ratio=0.5)
     given_and_came(context, ddp, 3)

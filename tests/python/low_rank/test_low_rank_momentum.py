@@ -28,7 +28,7 @@ STEPS = 14
 
 
 def damp(context: Context, damping: float) -> None:
-    """Check that SGD's momentum loses its part along the result's columns; Adam's loses none."""
+    """Check that SGD's momentum is damped along the result's columns, and Adam's is not."""
     ddp, state = started(context, dtype=torch.float64, ratio=0.8, damping=damping)
     parameters = list(ddp.parameters())
     momentum = torch.optim.SGD(parameters[:-1], lr=0, momentum=0.9)
@@ -80,7 +80,10 @@ def test_a_given_optimizer_alone_is_damped(pool: Pool) -> None:
 
 
 class Outer(torch.optim.Optimizer):
-    """An optimizer without state that calls another's step(), as ZeroRedundancyOptimizer does."""
+    """An optimizer without state that calls another optimizer's step().
+
+    ZeroRedundancyOptimizer is one.
+    """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups[0]["params"], {})

@@ -1,4 +1,4 @@
-"""The ranks of approximations: within the budget, and highest where a byte takes most energy."""
+"""The ranks of approximations: within the budget, and highest where a byte sends most energy."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_part_of_the_square_counts_once(kind: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("gradient", [1e-22, 1e-20, 3.0, 1e6])
 def test_a_second_moment_is_never_negative(gradient: float) -> None:
-    """Adam takes the square root of the second moment."""
+    """Adam takes the square root of the second moment, so the moment must not be negative."""
     optimizer, weight = stepped({"foreach": False})
     optimizer.state[weight]["exp_avg_sq"].zero_()
     corrector = SecondMomentCorrector()
