@@ -59,7 +59,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(trylast=True)  # after the tests of a world size were put together
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that take minutes: one at the end would leave processors idle."""
+    """Begin with tests that take minutes: at the end, such a test would leave processors idle."""
     long = ("vm", "torch_suite")
     items.sort(key=lambda item: not any(map(item.get_closest_marker, long)))
 
@@ -81,7 +81,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def pool(ranks: int) -> Iterator[Pool]:
-    """Yield the session's pool of `ranks` ranks. A test that may harm the group takes another."""
+    """Yield the session's pool of `ranks` ranks. A test that may harm groups takes another pool."""
     shared = Pool(ranks)
     yield shared
     assert not any(shared.close()), "a rank of the pool left with an error code"
@@ -89,7 +89,7 @@ def pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def fresh_pool(ranks: int) -> Iterator[Pool]:
-    """Yield a pool for this test alone; killed at the end."""
+    """Yield a pool for this test alone. Kill the pool at the end."""
     own = Pool(ranks)
     yield own
     own.kill()
@@ -97,7 +97,7 @@ def fresh_pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def impatient_pool(ranks: int) -> Iterator[Pool]:
-    """Yield a pool for this test alone, with a short group timeout; killed at the end."""
+    """Yield a pool for this test alone, with a short group timeout. Kill the pool at the end."""
     own = Pool(ranks, timeout=SHORT_TIMEOUT)
     yield own
     own.kill()
@@ -105,7 +105,7 @@ def impatient_pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def bare_pool(ranks: int) -> Iterator[Pool]:
-    """Yield a pool without groups; the test's functions form their own. Killed at the end."""
+    """Yield a pool without groups: the test's functions form groups. Kill the pool at the end."""
     own = Pool(ranks, bare=True)
     yield own
     own.kill()

@@ -93,7 +93,7 @@ def cycle(context: Context, cycles: int) -> tuple[Count, Count]:
 
 
 def mix(context: Context, minutes: float) -> tuple[Count, Count]:
-    """Run random collectives on groups that come and go, each compared with Gloo's."""
+    """Run random collectives on groups that come and go. Compare each result with Gloo's."""
     return_large_blocks()
     form(context, "mixed")
     gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
@@ -183,7 +183,7 @@ def reduce_again(rank: int, size: int) -> None:
 
 
 def kill(kills: int, seed: int) -> list[str]:
-    """Kill one of the ranks of `kills` jobs, before an operation or in the middle of one."""
+    """Kill one rank in each of `kills` jobs, before an operation or in the middle of one."""
     choices = random.Random(seed)
     for number in range(kills):
         size = choices.randrange(2, 5)

@@ -99,13 +99,13 @@ def test_every_gradient_is_applied_once(
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_versions_keep_it_exact(pool: Pool, boxes: list[str], transport: str) -> None:
-    """A reader of two half versions would miss gradients, or apply them twice."""
+    """Read whole versions: halves of two versions would miss gradients, or have them twice."""
     for stats in pool.run(train_exactly, boxes, transport, 2, {})[:-1]:
         assert stats["resyncs"] >= 2
 
 
 def train_and_forget(context: Context, urls: list[str]) -> list[str]:
-    """Return the names of objects that survive a model whose state was closed."""
+    """Train, close the state, and drop all objects. Return the names of those that still exist."""
 
     def train() -> dict[str, weakref.ref[Any]]:
         with hooked(urls) as (model, ddp, optimizer, state):
@@ -126,7 +126,7 @@ def test_a_closed_state_frees_its_model(pool: Pool, boxes: list[str]) -> None:
 
 
 def train_through_rebuild(context: Context, urls: list[str]) -> None:
-    """DDP changes its buckets after the first iteration."""
+    """Train while DDP changes its buckets, after the first iteration."""
     with ExitStack() as resources:
         model = Weighted()
         ddp = wrapped(model)
@@ -156,7 +156,7 @@ def test_bucket_rebuild(pool: Pool, boxes: list[str]) -> None:
 
 
 def accumulate(context: Context, urls: list[str]) -> None:
-    """Run three batches a step, then two backward() without clearing the gradients."""
+    """Run three batches a step, then call backward() twice without clearing the gradients."""
     with hooked(urls) as (model, ddp, optimizer, state):
         for set_to_none in (True, False):
             for step in range(STEPS):
@@ -280,7 +280,7 @@ def mix(context: Context, urls: list[str], options: Any) -> None:
 
 @pytest.mark.parametrize("options", [{}, STATIC], ids=["plain", "static"])
 def test_mixed_dtypes(pool: Pool, boxes: list[str], options: Any) -> None:
-    """In the first iteration of a static graph each bucket has index 0."""
+    """Mix dtypes: in the first iteration of a static graph each bucket has index 0."""
     pool.run(mix, boxes, options)
 
 
@@ -288,7 +288,7 @@ def test_mixed_dtypes(pool: Pool, boxes: list[str], options: Any) -> None:
 
 
 def race(context: Context, urls: list[str]) -> None:
-    """Take 40 steps. After 5, the last rank waits until the other ranks have taken theirs."""
+    """Take 40 steps. After 5 steps, the last rank waits until the other ranks have taken all 40."""
     with hooked(urls) as (model, ddp, optimizer, state):
         for step in range(40):
             if step == 5 and context.rank == context.size - 1:
@@ -355,10 +355,10 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def drift(
     context: Context, urls: list[str], name: str, resync_every: int | None, steps: int
 ) -> tuple[float, float]:
-    """Return the largest distance of two ranks' weights, relative to their norm.
+    """Return the largest distance between this and another rank's weights, relative to their norm.
 
-    The first distance is measured when all ranks have applied all gradients, the second after
-    drain().
+    The first distance is measured when all ranks have applied all gradients, the second distance
+    after drain().
     """
     with ExitStack() as resources:
         model = net()
@@ -401,13 +401,15 @@ def drift(
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_drift(pool: Pool, boxes: list[str], name: str) -> None:
-    """Sums depend on the order by rounding alone; drain() makes all replicas equal.
-    papers.async_sgd.hook_drift measures how far other optimizers drift."""
+    """Check that plain SGD's replicas differ by rounding alone, and are equal after a resync.
+
+    papers.async_sgd.hook_drift measures how far replicas of other optimizers drift.
+    """
     for resync_every in (None, 20):
         found = pool.run(drift, boxes, name, resync_every, 100)
         before, drained = (max(values) for values in zip(*found, strict=True))
         print(f"{name}, resync_every={resync_every}: {before:.1e}, after drain() {drained:.1e}")
-        # Each of two replicas adds 100 gradients of each rank, and rounds by at most 2**-24 of a
-        # weight: 5e-5 in all.
+        # Each of two replicas adds 100 gradients of each rank. An addition rounds by at most 2**-24
+        # of a weight. With 4 ranks this is 5e-5 in all.
         assert before < (1e-4 if name == "SGD" else math.inf)
         assert drained == 0 or resync_every is None

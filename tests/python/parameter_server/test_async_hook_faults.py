@@ -131,7 +131,7 @@ def resume(context: Context, urls: list[str], path: str, ranks_then: int, seed_t
                 state.load_state_dict(rest)
         with pytest.raises(TypeError):
             state.load_state_dict(saved["hook"] | {"refused": None})
-        # This is the first load that succeeds, so outstanding additions count once.
+        # No earlier load has succeeded, so outstanding additions count once.
         state.load_state_dict(saved["hook"])
         assert state.stats()["steps"] == STEPS
         for step in range(STEPS):

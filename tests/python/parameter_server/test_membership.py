@@ -126,7 +126,7 @@ def test_the_living_are_waited_for_and_named(boxes: Boxes) -> None:
 
 @pytest.mark.parametrize("joins", [15, pytest.param(40, marks=pytest.mark.full)])
 def test_workers_do_not_pass_a_joining_one(boxes: Boxes, joins: int) -> None:
-    """Two workers each write to the table, then read it: at least one sees the other's entry."""
+    """Two workers each write to the table, then read it. At least one of them sees both entries."""
     with connect(boxes) as one, connect(boxes) as other:
         first = begin(one)
         reached = [0]
@@ -165,7 +165,7 @@ def test_a_life_segment_survives_a_check(boxes: Boxes) -> None:
 
 
 def test_lives_outlast_a_restart_of_the_box(transport: Any, tmp_path: Path) -> None:
-    """Check that the first worker that reconnects sees the others alive, and does not end them."""
+    """Check that a worker that reconnects early sees the other alive, and does not retire it."""
     with (
         BoxProcess("--store", str(tmp_path), "--memory", "64MiB") as process,
         smb.connect(process.url, BOX_TOKEN, transport=transport) as one,

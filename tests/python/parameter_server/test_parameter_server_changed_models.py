@@ -1,4 +1,4 @@
-"""A model or an optimizer that changes under its parameter server: an error, and nothing moves."""
+"""If a model or optimizer changes under its parameter server, calls raise and no weight changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asynchronous parameter server when workers or boxes die, and late calls."""
+"""The asynchronous parameter server: deaths of workers and boxes, late calls, wrong checkpoints."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def start(task: Task, under_agent: bool) -> WorkerProcess:
 
 
 def test_a_killed_workers_pushed_deltas_count(transport: Any, tmp_path: Path) -> None:
-    """The worker joins late, and dies between two exchanges."""
+    """The killed worker joins late, and dies between two exchanges."""
     steps, kept = 5, network()
     with (
         BoxProcess("--lease", str(LEASE)) as process,
@@ -133,7 +133,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def test_a_killed_box_only_delays_training(transport: Any, tmp_path: Path) -> None:
-    """Training without staleness ends as in one process."""
+    """Training with a staleness of 0 ends as in one process."""
     steps, count = 30, 2
     store = ("--store", str(tmp_path / "store"), "--memory", "64MiB")
     with BoxProcess(*store) as box, ExitStack() as stack:
@@ -259,7 +259,7 @@ def test_the_first_worker_fails_and_the_second_begins(boxes: Boxes) -> None:
 
 
 def test_close_after_an_error_sends_nothing_twice(boxes: Boxes) -> None:
-    """The error is a timeout after the push, in the wait for a worker that takes no step."""
+    """Time out after the push, in the wait for another worker, which takes no step."""
     idle, model = network(), network()
     options: dict[str, Any] = {"staleness": 0, "rule": Downpour("sum")}
     with (
@@ -320,7 +320,7 @@ def test_a_second_checkpoint(boxes: Boxes) -> None:
 def test_a_checkpoint_that_lacks_something(
     boxes: Boxes, wrong: dict[str, Any], error: type[Exception], said: str
 ) -> None:
-    """A refusal changes nothing here or in the box; then the right checkpoint is loaded."""
+    """Check that a refused checkpoint changes neither model nor box. Then load the right one."""
     options: dict[str, Any] = {"drop": LayerDrop(ratio=0.5, every=2)}
     model, other = network(), network()
     with parameter_server(boxes, model, **options) as ps:
@@ -393,7 +393,7 @@ def test_a_parameter_that_is_unfrozen(boxes: Boxes) -> None:
 
 
 def test_a_mask_of_infinities(boxes: Boxes) -> None:
-    """A causal mask has minus infinities, whose difference is not a number and so no delta."""
+    """A causal mask has infinities. Their difference is not a number, and must not be a delta."""
     model = network()
     mask = torch.full((3, 3), -math.inf).triu(1)
     model.register_buffer("mask", mask.clone())

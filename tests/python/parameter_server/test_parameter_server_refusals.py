@@ -160,7 +160,7 @@ def test_an_optimizer_of_another_model() -> None:
     ],
 )
 def test_an_update_that_is_not_finite(boxes: Boxes, bad: float, rule: str, overlap: bool) -> None:
-    """The weights are then as if the worker had called pull() in place of that step."""
+    """After a refused step the weights are as if the worker had called pull() instead."""
     model, other = network(), network()
     options: dict[str, Any] = {"rule": rule, "overlap": overlap, "staleness": 2}
     with (

@@ -77,13 +77,13 @@ def test_statistics_of_batches(boxes: Boxes, policy: str) -> None:
             barrier.wait()
 
     together(2, work)
-    # BatchNorm's momentum is 0.1: of batches of 10 and 20 it makes 1 and 2.
+    # BatchNorm's momentum is 0.1, so batches of 10 and 20 give running means of 1 and 2.
     expected = [1.5, 1.5] if policy == "shared" else [1.0, 2.0]
     assert [model.mean for model in models] == [[value] * 4 for value in expected]
 
 
 def test_sparse_gradients_are_the_local_optimizers(boxes: Boxes) -> None:
-    """The table's delta is sent, for a sparse or dense gradient."""
+    """Sparse gradients go to the local optimizer. The worker sends the table's delta."""
 
     def work(worker: int, barrier: threading.Barrier) -> torch.Tensor:
         table = nn.Embedding(50, 8, sparse=True)

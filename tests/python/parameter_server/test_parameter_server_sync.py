@@ -1,5 +1,4 @@
-"""The synchronous parameter server's numbers, against training in one process on the union of the
-batches.
+"""The synchronous parameter server gives the numbers of one process that trains with all batches.
 
 Every function runs on each rank of a pool; harness/synchronous.py has the shared functions.
 """
@@ -117,7 +116,7 @@ def test_equals_ddp(pool: Pool) -> None:
 
 
 def check_exact_mean(context: Context) -> None:
-    """Whole numbers in buckets of the usual size, one parameter larger than a bucket."""
+    """Average whole numbers in buckets of the usual size. One parameter is larger than a bucket."""
     larger = sync_channel.BUCKET_BYTES // 4 + 12_345
     model = nn.ParameterList([torch.zeros(17), torch.zeros(larger), torch.zeros(1, 3)])
     ps = make(context, model, lambda p: torch.optim.SGD(p, lr=1.0), sync_channel.BUCKET_BYTES)
@@ -151,7 +150,7 @@ def test_halves_are_added_in_float(pool: Pool) -> None:
 
 
 def check_memory_formats(context: Context) -> None:
-    """Weights are in channels_last; gradients are as autograd makes them, or contiguous."""
+    """Weights are in channels_last. Gradients are too on rank 0, and are contiguous elsewhere."""
     torch.manual_seed(5)
     model = nn.Conv2d(3, 5, 2)
     model.weight.data = model.weight.data.to(memory_format=torch.channels_last)

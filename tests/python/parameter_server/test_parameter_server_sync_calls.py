@@ -1,7 +1,7 @@
-"""The synchronous parameter server's calls: uneven steps, buffers, checkpoints, and errors, which
-every rank has.
+"""The synchronous parameter server's calls: uneven steps, buffers, checkpoints, and errors.
 
-Every function runs on each rank of a pool; harness/synchronous.py has the shared functions.
+Every rank raises each error. Every function runs on each rank of a pool; harness/synchronous.py has
+the shared functions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_uneven_steps(pool: Pool, dedicated: bool) -> None:
 
 
 def check_push_every(context: Context) -> None:
-    """Five steps, two to an update: the last update has the gradients of one step."""
+    """Take five steps, two for each update. The last update has the gradients of one step."""
     model = nn.ParameterList([torch.zeros(3), torch.zeros(2)])
     ps = make(context, model, lambda p: torch.optim.SGD(p, lr=1.0), push_every=2)
     for step in range(5):
@@ -138,7 +138,7 @@ def test_pull(pool: Pool, buffers: str) -> None:
 
 
 class Counting(nn.Module):
-    """Buffers of other dtypes than the weights."""
+    """A model whose buffers have other dtypes than the weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def test_buffers(pool: Pool, group: str, options: dict[str, Any]) -> None:
 
 
 def check_resume(context: Context) -> None:
-    """Run half of the steps on all ranks, the rest on one fewer; compare with one training."""
+    """Run half of the steps on all ranks, the rest on one rank fewer. Compare with one training."""
     expected = alone(context, model_of(), adam, steps=2 * STEPS)
     model = model_of()
     ps = make(context, model, adam)
@@ -213,7 +213,7 @@ def test_resume_with_other_workers(pool: Pool) -> None:
 
 
 def check_wrong_state(context: Context) -> None:
-    """Every rank has the server's error, and has loaded nothing."""
+    """Every rank raises the server's error, and has loaded nothing."""
     model = model_of()
     ps = make(context, model, adam)
     backward(model, context, 0, context.rank, context.size)

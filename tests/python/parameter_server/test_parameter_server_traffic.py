@@ -28,7 +28,7 @@ def trained_bytes(model: nn.Module) -> int:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_step_moves_only_trained_tensors(overlap: bool) -> None:
-    """Count the bytes on the wire. Besides trained tensors, only clocks and entries are moved."""
+    """Count moved bytes: the worker moves trained tensors, clocks and membership entries only."""
     steps, model = 7, Awkward()
     membership = smb.key_of("traffic/roster")
 
@@ -55,8 +55,8 @@ def test_a_step_moves_only_trained_tensors(overlap: bool) -> None:
     assert differences[:3] == [expected] * 3
     assert since["pushed_bytes"] - counted["pushed_bytes"] == expected
     assert since["pulled_bytes"] - counted["pulled_bytes"] == expected
-    # In a step two clocks of 8 bytes are written. 8 bytes and an entry of 64 for each worker are
-    # read, and again if a second has passed.
+    # In a step the worker writes two clocks of 8 bytes. It reads 8 bytes and an entry of 64 bytes
+    # for each worker, and reads them again if a second has passed.
     assert differences[3] == 16 * steps
     assert 72 * steps <= differences[4] <= 2 * 72 * steps
 
@@ -67,7 +67,7 @@ def test_a_step_moves_only_trained_tensors(overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_rounding_loses_nothing(boxes: Boxes, workers: int, overlap: bool) -> None:
-    """Numbers of 16 bits do not fit bfloat16's 8, but the box has their exact sums in the end."""
+    """Numbers of 16 bits do not fit into bfloat16's 8 bits, but the box ends with exact sums."""
     steps = 6
 
     def work(worker: int, barrier: threading.Barrier) -> Any:

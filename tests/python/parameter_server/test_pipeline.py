@@ -1,4 +1,4 @@
-"""The thread that begins tasks in order and ends them in order."""
+"""The thread that runs tasks of two stages: it begins tasks in order, and ends them in order."""
 
 from __future__ import annotations
 

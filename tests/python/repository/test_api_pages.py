@@ -1,4 +1,4 @@
-"""docs/api/ has every public name, and each default of None has its meaning in a docstring."""
+"""docs/api/ has every public name, and docstrings explain each default of None."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODULES = [PACKAGE, "torch_hbmcomm.memory", "torch_hbmcomm.parameter_server", "t
 DIRECTIVE = re.compile(r"^::: ([\w.]+)\n((?: {4}.*\n)*)", re.MULTILINE)
 MEMBERS = re.compile(r"members: \[(.*)\]")
 USED = re.compile(r"\b(?:torch_)?hbmcomm\.([A-Za-z]\w*(?:\.[A-Za-z]\w*)?)")
-# The text that scripts/site/templates shows as the default.
+# The text that says what None means; scripts/site/templates shows it as the default.
 MEANING = re.compile(r"\bNone(?:, [^:;.]+)?: \S")
 ENTRY = re.compile(r"^(\s+)(\w+): ((?:.*\n?)(?:\1 +.*\n?)*)", re.MULTILINE)
 # Classes whose methods have the arguments of another class's methods, as their docstrings say.
@@ -73,7 +73,7 @@ def on_pages() -> set[str]:
 
 
 def has_entry(module: str, name: str, pages: set[str]) -> bool:
-    # A page may name its module, the package, or the native module that defines it.
+    # A page may put the module, the package or a native module before the name.
     places = [module, PACKAGE, f"{PACKAGE}._C", f"{PACKAGE}._smb"]
     return any(f"{place}.{name}" in pages for place in places)
 
@@ -167,7 +167,7 @@ def unexplained(node: Callable) -> Iterator[str]:
                 yield name
         elif isinstance(child, ast.FunctionDef) and child.name == "__init__":
             yield from (name for name in parameters(child) if name not in explained(own))
-        # read_async has the arguments of read, and so on.
+        # NAME_async() has the arguments of NAME(), which explains them.
         elif isinstance(child, ast.FunctionDef) and not re.match("_|.*_async$", child.name):
             yield from (f"{child.name}: {name}" for name in unexplained(child))
 

@@ -184,9 +184,12 @@ def namespace_violations(csrc: Path) -> list[str]:
 
 
 def namespaces_of(path: Path) -> set[str]:
-    """Return the namespaces that a file may open: hbm and its folders, joined by ::. Files of base/
-    and those directly in csrc/ open hbm, or a namespace of their own name in it. The entry of a
-    component, directly in csrc/, opens the namespace of the component."""
+    """Return the namespaces that a file may open.
+
+    A file opens hbm and its folders, joined by ::. A file in base/, or directly in csrc/, opens
+    hbm, or hbm and the file's name. The entry of a component, directly in csrc/, opens the
+    component's namespace.
+    """
     if str(path.parent) == "." and path.stem in ENTRIES:
         return {ENTRIES[path.stem]}
     if str(path.parent) in {".", "base"}:

@@ -52,7 +52,10 @@ def test_requirement_allows_only_releases_with_a_binary(
 
 
 def test_installed_metadata_allows_a_release_with_a_module() -> None:
-    """A wheel allows all releases of its modules. An editable install, those of its last build.
+    """Check that the metadata allow a release that the installed package has a module for.
+
+    A wheel allows all releases of its modules. An editable install allows releases of its last
+    build.
 
     The search leaves out the checkout, which may have the egg-info of the memory box alone.
     """

@@ -33,7 +33,7 @@ TIMEOUT = 240  # seconds, for one block of commands
 
 @dataclass(frozen=True)
 class Script:
-    """A user's script, of which a page prints a part. `dots` stands for its `...`."""
+    """A user's script: `before`, the part that a page prints, `after`. `dots` replaces `...`."""
 
     before: str = ""
     dots: str = ""
@@ -75,7 +75,7 @@ for images, labels in loader:
     cross_entropy(model(images), labels).backward()
     ps.step()
 """
-# All ranks have the same bits.
+# Asserts that all ranks' weights have the same bits.
 EQUAL = """
 for weights in model.parameters():
     least, most = weights.detach().clone(), weights.detach().clone()
@@ -89,7 +89,7 @@ ones = torch.ones(8)
 dist.all_reduce(ones)
 assert (ones == 2).all()
 """
-# Replicas that apply the same gradients in other orders differ by rounding.
+# Replicas that apply the same gradients in different orders differ by rounding.
 CLOSE = EQUAL.replace("assert torch.equal", "torch.testing.assert_close")
 # A job ends when all its workers have left, so none may train before all have joined.
 CLOSED = "dist.barrier()\n" + PUSH + "ps.close()\n"
@@ -144,7 +144,7 @@ loader = once_all_have_joined()
         Script(DDP, after=TRAIN + EQUAL),
     ],
     "docs/memory-box.md": [
-        # One rank: two would overwrite each other's weights.
+        # One rank, because two ranks would overwrite each other's weights.
         Script(BOX, after="assert (array == numpy.float32(0.9)).all()", ranks=1)
     ],
     "docs/memory.md": [
@@ -250,7 +250,7 @@ def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
 
 
 def shell(block: str, folder: Path) -> list[str]:
-    """Return the command that runs a page's commands. Its two machines are this one."""
+    """Return the command that runs a page's commands, all of them on this machine."""
     block = INSTALL.sub("", block)
     for place, command in (("a", "host0"), ("b", "the other machine")):
         block = re.sub(
@@ -260,7 +260,7 @@ def shell(block: str, folder: Path) -> list[str]:
             flags=re.MULTILINE,
         )
     block = block.replace("host0", "localhost").replace("29500", str(free_port()))
-    # `wait` has the exit status of the commands that run in the background.
+    # `wait` returns the exit status of a command that runs in the background.
     return ["bash", "-ec", f"cd {folder}; {block}\nfor job in $(jobs -p); do wait $job; done"]
 
 

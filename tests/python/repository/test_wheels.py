@@ -90,7 +90,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory, dist: Path) -> list[str | Path]:
-    """Return the words before a command that make it run on the bare machine."""
+    """Return the words to put before a command, so that it runs on the bare machine."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip("a bare system takes root and debootstrap")
     root = tmp_path_factory.mktemp("bare")

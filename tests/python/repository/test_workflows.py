@@ -129,7 +129,7 @@ def test_both_distributions_are_built_on_both_machines() -> None:
 
 
 def test_the_release_tries_only_its_own_wheels() -> None:
-    """A registry may have a newer release than the one in progress."""
+    """Never take wheels from a registry, which may have a newer release than this release."""
     tried = [step["run"] for step in jobs(RELEASE)["try"]["steps"] if "run" in step]
     asking = [
         line
