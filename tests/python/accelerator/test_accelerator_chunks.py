@@ -184,7 +184,7 @@ def test_mismatch(own_chunk_pool: Pool, counts: tuple[int, int], device: str) ->
 
 
 def check_timeout(context: Context) -> None:
-    """Rank 0's device stops amid an operation: no host copy is freed during a transfer."""
+    """Stop rank 0's device in the middle of an operation. No transfer's host copy is freed."""
     delayed = accelerator.load()
     tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     dist.all_reduce(tensor)
@@ -238,7 +238,7 @@ def test_results_come_before_operations_after_an_error(
 
 
 def check_lost(context: Context) -> None:
-    """Lose rank 0's device amid an operation, while copies in both directions are queued."""
+    """Lose rank 0's device in the middle of an operation, with copies in both directions queued."""
     delayed = accelerator.load()
     tensor = torch.ones(CHUNKED_COUNT, device=context.device)
     delayed.synchronize()

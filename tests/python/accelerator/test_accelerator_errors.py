@@ -1,5 +1,7 @@
-"""Errors of operations on an accelerator's tensors name their cause, and free no memory that a copy
-still uses."""
+"""If an operation on accelerator tensors fails, its error names the cause.
+
+No memory is freed while a copy uses it.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_error_feedback(delayed_pool: Pool, kind: str, options: dict[str, Any]) 
 
 
 def check_passes(context: Context) -> None:
-    """Check each pass over random tensors of random types; some numbers are not finite."""
+    """Check each pass of error feedback on random tensors. Some numbers are not finite."""
     draw = context.own_random
     for _ in range(30):
         residual, gradient = draw.choice(

@@ -1,6 +1,6 @@
 """The memory box from C: each function of csrc/smb.h, each type, flag and errno.
 
-The Python client reads the data of the box afterwards.
+A Python client then reads the data in the box.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def touched(pid: int, policy: str) -> int:
 
 
 def fill(context: Context) -> int:
-    """Fill memory of the segments, which stays until forget(). Returns the segments' bytes."""
+    """Allocate memory in the segments until forget(). Returns the bytes of all own segments."""
     filled.append(memory.empty(BYTES // 4).fill_(1))
     dist.all_reduce(filled[-1])
     return held()

@@ -1,4 +1,4 @@
-"""The committed page of the papers' figures, its sections, and benchmarks that only it shows."""
+"""The committed page of the papers' figures, its sections, and benchmarks of this page alone."""
 
 from __future__ import annotations
 

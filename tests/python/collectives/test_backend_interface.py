@@ -1,4 +1,4 @@
-"""The methods of hbm's backend, which has each virtual function of c10d.Backend that applies."""
+"""The methods of hbm's backend. It overrides each virtual function of c10d.Backend that applies."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_no_name_hides_one_of_the_interface() -> None:
 
 def test_every_virtual_is_implemented_or_does_not_apply() -> None:
     theirs, own = (re.sub(r"//.*", "", path.read_text()) for path in (HEADER, PGHBM))
-    # clone() is a virtual of Backend::Options, not of Backend. csrc/process_group/options.h
-    # overrides it.
+    # clone() is a virtual function of Backend::Options, not of Backend.
+    # csrc/process_group/options.h overrides it.
     virtuals = set(re.findall(r"virtual\s[^;{(]*?(\w+)\(", theirs)) - {"clone"}
     assert {"allreduce", "merge", "getError"} <= virtuals, "the header reads otherwise now"
     ours = set(re.findall(r"(\w+)\([^;{]*\)\s*(?:const\s*)?override\b", own))
@@ -148,7 +148,7 @@ def test_gather_into_one_tensor(pool: Pool) -> None:
 def test_flight_recorder_is_unavailable_without_pytorchs_hook() -> None:
     """hbm's operations are not in the flight recorder: docs/process-group.md says why.
 
-    With a PyTorch that exports the recorder, this test must fail, so that hbm begins to use it.
+    This test fails with a PyTorch that exports the recorder. hbm can then begin to use it.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     found = hasattr(library, "_ZN4c10d14FlightRecorderIN3c105EventEE3getEv")

@@ -30,7 +30,7 @@ def group() -> Any:
 
 
 def backend() -> Any:
-    """Return the backend itself: PyTorch's dispatcher would take calls with meta tensors."""
+    """Return the backend itself: PyTorch's dispatcher would not pass meta tensors to it."""
     return _get_default_group()._get_backend(torch.device("cpu"))
 
 

@@ -25,7 +25,7 @@ def check_waits_for_another(context: Context) -> None:
 
 
 def check_callers_lock(context: Context) -> None:
-    """Check that a caller with a lock never has to run a callback that takes this lock."""
+    """Check that a thread that holds a lock never has to run a callback that takes this lock."""
     lock = threading.Lock()
 
     def locked(future: Any) -> Any:

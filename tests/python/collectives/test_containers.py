@@ -51,7 +51,7 @@ def run(division: Division, ranks: int, folder: Path, layout: str) -> Finished:
 def test_containers_that_share_a_directory_are_one_node(
     containers: int, socket_folder: Path
 ) -> None:
-    """The containers have no network at all."""
+    """Ranks in containers that share a directory form one node, without any network."""
     before = {path.name for path in socket_folder.iterdir()}
     assert_done(run(Division(containers), 4, socket_folder, "aaaa"), 4)
     left = {path.name for path in socket_folder.iterdir()} - before

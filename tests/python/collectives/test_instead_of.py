@@ -1,6 +1,6 @@
-"""HBMCOMM_INSTEAD_OF=gloo: hbm wherever a program asks for Gloo, under Gloo's name.
+"""HBMCOMM_INSTEAD_OF=gloo: a program that asks for Gloo gets hbm, under Gloo's name.
 
-The tests compare results with Gloo: each function runs in a pool with Gloo and in one with hbm.
+Each function runs in a pool with Gloo and in a pool with hbm. The tests compare the results.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def mapped():
 
 
 def test_memkind_and_hwloc_load_only_for_possible_hbm() -> None:
-    """Forming a group loads no library in addition to memory.available(). Allocation loads all."""
+    """Forming a group loads no more libraries than memory.available(). Allocating loads all."""
     run(
         MAPPED
         + """

@@ -116,7 +116,7 @@ def all_reduce(count: int, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("count", [100, 200_000])
 def test_a_killed_rank_is_named(mpi: Mpi, count: int) -> None:
-    """Some MPI libraries wait for the dead rank; others report that a message was not sent."""
+    """The error names the dead rank, whether MPI waits for it or reports an unsent message."""
     surroundings = {"HBMCOMM_NODE": "mpi", "HBMCOMM_MPI_LIB": str(mpi.library)}
     job = Deaths(3, environment=surroundings)
     for survivor in job.run(partial(all_reduce, count), Fate(victim=2)):
@@ -125,7 +125,7 @@ def test_a_killed_rank_is_named(mpi: Mpi, count: int) -> None:
 
 
 def test_two_libraries_in_one_process() -> None:
-    """mpi4py has loaded the wheel's libmpi.so.12, and HBMCOMM_MPI_LIB names another."""
+    """An error tells of two libraries: mpi4py's libmpi.so.12, and the one in HBMCOMM_MPI_LIB."""
     command = mpiexec(2, *OVER_MPI, "--mpi4py-first")
     finished = run(command, HBMCOMM_MPI_LIB=str(standard().library))
     assert finished.code != 0

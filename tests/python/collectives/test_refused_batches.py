@@ -24,9 +24,9 @@ def interrupted(*_args: Any, **_kwargs: Any) -> None:
 
 
 def exchange(context: Context, value: float) -> tuple[torch.Tensor, list[dist.P2POp]]:
-    """Return a tensor and a batch, which sends to the next rank and receives into the tensor.
+    """Return a tensor and a batch. The batch receives from the previous rank into the tensor.
 
-    It sends `value` and this rank.
+    The batch sends `value` and this rank's number to the next rank.
     """
     before, after = (context.rank - 1) % context.size, (context.rank + 1) % context.size
     got = torch.zeros(2)

@@ -29,7 +29,7 @@ def check_strided_parameter(context: Context) -> None:
 
 
 def check_inference_mode(context: Context) -> None:
-    """Tensors of inference mode are reduced, even if a thread outside of this mode does it."""
+    """Tensors of inference mode are reduced, even by a thread that is not in this mode."""
     with torch.inference_mode():
         strided = torch.ones(1000, 1000).t()
         work = dist.all_reduce(strided, async_op=True)

@@ -187,7 +187,7 @@ def test_ddp(pool: Pool, function: Train, tolerance: float) -> None:
 
 
 def power_sgd(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Train with one bucket: ranks would start the second stages of several in different orders."""
+    """Train with one bucket: of several, ranks would start second stages in different orders."""
     model = ddp(group, bucket_cap_mb=25)
     state = powerSGD_hook.PowerSGDState(
         process_group=group, matrix_approximation_rank=2, start_powerSGD_iter=2

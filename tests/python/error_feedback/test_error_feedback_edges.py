@@ -73,7 +73,7 @@ class Mixed(nn.Module):
 
 
 def train_mixed(context: Context, static: bool, kind: str) -> None:
-    """Check all updates, although in a static graph's first iteration each bucket has index 0."""
+    """Check all updates. In the first iteration of a static graph, all buckets have index 0."""
     ddp = wrapped(Mixed(), static_graph=static)
     low: Any = hbmcomm.LowRankState(ddp, hbmcomm.LowRank(ratio=0.5)), hbmcomm.low_rank_hook
     drop: Any = hbmcomm.LayerDropState(ddp, hbmcomm.LayerDrop(ratio=0.5, every=2))

@@ -332,7 +332,7 @@ def test_checkpoints_of_something_else(pool: Pool) -> None:
 
 
 def load_the_other_hooks(context: Context) -> None:
-    """Each state refuses the other hook's checkpoints, of one rank or of all, and keeps its own."""
+    """Each state refuses the other hook's checkpoints, of one rank or all, and does not change."""
     of_kinds: dict[str, tuple[Any, dict[str, Any]]] = {}
     for kind in STATES:
         ddp = wrapped(Weighted())

@@ -29,7 +29,7 @@ STEPS = 3
 
 
 class Layers(nn.Module):
-    """The weighted sum of its parameters; the weights are the gradients."""
+    """A model that returns the weighted sum of its parameters. The weights are the gradients."""
 
     def __init__(self, *, gaps: bool = True) -> None:
         super().__init__()

@@ -124,7 +124,7 @@ def halves_hook(state, bucket):  # type: ignore[no-untyped-def]
 
 
 def send_halves(context: Context) -> None:
-    """Sent gradients and residuals add up; a checkpoint continues with the other half."""
+    """Sent plus residual equals all gradients. A checkpoint continues with the other half."""
     ddp = wrapped(Weighted())
     state: Any = HalvesState(ddp, Halves(ratio=0.5))
     ddp.register_comm_hook(state, halves_hook)

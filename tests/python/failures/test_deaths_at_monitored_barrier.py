@@ -186,7 +186,7 @@ def name_all_the_missing(pipe: Connection, rank: int, url: str, timeout: float) 
     ("dead", "late", "timeout"), [([1, 3], [], 60), ([3], [1], 3)], ids=["dead", "dead-and-late"]
 )
 def test_names_all_the_missing(dead: list[int], late: list[int], timeout: float, url: str) -> None:
-    """The barrier waits for all live ranks."""
+    """Wait for all live ranks, by wait_all_ranks, and name all missing ranks."""
     with Ranks(4, name_all_the_missing, url, timeout) as ranks:
         ranks.hear(*range(4))
         for rank in dead:
@@ -248,7 +248,7 @@ def pass_one_that_is_decided(pipe: Connection, rank: int, path: Path) -> None:
 
 
 def test_a_death_does_not_hide_another_ranks_verdict(tmp_path: Path) -> None:
-    """Rank 0 and rank 2 reach their timeouts together, and rank 2 claims to decide."""
+    """Rank 0 and rank 2 time out together. Rank 2 decides, so rank 0 raises rank 2's verdict."""
     with Ranks(3, pass_one_that_is_decided, tmp_path / "store") as ranks:
         ranks.hear(0, 1, 2)
         ranks.signal(1, signal.SIGKILL)

@@ -107,7 +107,7 @@ def log_of_a_timeout(context: Context, prefix: str) -> str:
 
 @pytest.mark.ranks(2)
 def test_the_log_says_what_is_unfinished(impatient_pool: Pool, tmp_path: Path) -> None:
-    """The log also says that the file cannot be written, and why."""
+    """Check that the log has the unfinished collectives, and says why no file was written."""
     (tmp_path / "taken").touch()
     log = impatient_pool.run(log_of_a_timeout, str(tmp_path / "taken" / "rank_"))[0]
     assert re.search(r"allreduce #\d+ .*timed out after \d+ ms; missing ranks: 1 ", log), log

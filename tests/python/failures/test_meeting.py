@@ -84,7 +84,7 @@ def test_the_file_of_a_killed_job(size: int, layout: str, tmp_path: Path) -> Non
 
 
 def reduce_until_error(pipe: Connection, number: int, url: str, port: int, jobs: list[str]) -> int:
-    """Processes 0 and 1 form a group; process 2 comes as rank 1 of it.
+    """Processes 0 and 1 form a group as ranks 0 and 1. Process 2 comes as rank 1, too.
 
     Processes 0 and 1 then reduce until an error; at most twice if process 2 is of another job.
     """

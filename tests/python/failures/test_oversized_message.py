@@ -1,4 +1,4 @@
-"""A rank that receives more than fits learns the sender's operation from the sender's report."""
+"""A rank that gets a too long message learns the sender's operation from the sender's report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CALLS = {call.__name__: call for call in (all_reduce, all_gather, two_operations
 
 
 def disagree(pipe: Connection, rank: int, url: str, name: str) -> list[str]:
-    """Return the errors of this rank, until one of rank 0 has the report of rank 1."""
+    """Disagree until an error of rank 0 has the report of rank 1. Return this rank's errors."""
     del pipe
     dist.init_process_group("hbm", init_method=url, rank=rank, world_size=2)
     errors: list[str] = []

@@ -57,7 +57,7 @@ def total(rank: int) -> float:
 def forked(
     size: int, live: Callable[..., None], *arguments: Any
 ) -> Iterator[tuple[list[BaseProcess], list[Connection]]]:
-    """Start processes of live(pipe, rank, *arguments), killed at the end."""
+    """Start processes that call live(pipe, rank, *arguments). Kill the processes at the end."""
     ranks: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:

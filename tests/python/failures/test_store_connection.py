@@ -224,7 +224,7 @@ def connections_to(port: int) -> int:
 
 
 def await_own_connection(port: int) -> None:
-    """Use the store, which opens a second connection, and wait for it, 60 s at most."""
+    """Use the store, which opens a second connection. Wait for this connection, 60 s at most."""
     hbmcomm.monitored_barrier()
     until = time.monotonic() + 60
     while connections_to(port) < 2 and time.monotonic() < until:
@@ -266,7 +266,7 @@ def test_groups_take_no_descriptors(layout: str, count: int) -> None:
 
 
 def connections_of_groups(pipe: Connection, rank: int, url: str, size: int) -> tuple[int, int]:
-    """Return the connections to the store after three groups were made, and after a later use."""
+    """Return the number of connections to the store after three groups, and after a barrier."""
     form(url, rank, size)
     for _ in range(2):
         dist.all_reduce(torch.ones(1), group=dist.new_group(list(range(size))))
@@ -279,7 +279,7 @@ def connections_of_groups(pipe: Connection, rank: int, url: str, size: int) -> t
 
 
 def test_groups_on_one_node_share_pytorchs_connection() -> None:
-    """Share it, because a silent name server delays the store at each new connection."""
+    """Groups share it, because a silent name server delays the store at each new connection."""
     with Ranks(3, connections_of_groups, served_by_rank_0(), 3, layout="aaa") as ranks:
         said = ranks.hear(0, 1, 2)
     assert [each.error for each in said] == [""] * 3, said

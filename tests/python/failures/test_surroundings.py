@@ -74,7 +74,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class FewDescriptors:
-    """A limit of open files that leaves room for `left` more."""
+    """A limit of open files that leaves room for `left` more files."""
 
     left: int
 
@@ -94,7 +94,7 @@ class FewDescriptors:
 
 @dataclass(frozen=True)
 class SmallFiles:
-    """A limit of the size of files, in bytes, on all usable processors or on one."""
+    """A limit on the size of files, in bytes. `one_processor`: the process has one processor."""
 
     most: int
     one_processor: bool = False
@@ -151,7 +151,7 @@ def form_over_nodes(
 def form(
     context: Context, store: str, surrounding: Surrounding | None, ranks: tuple[int, ...]
 ) -> str:
-    """Form and use the default group, on `ranks` in the surrounding.
+    """Form and use the default group. Only the ranks `ranks` do so in the surrounding.
 
     Return the error, or "" if there was none.
     """
@@ -264,7 +264,7 @@ def form_in(context: Context, store: str, surrounding: Surrounding) -> tuple[str
     ],
 )
 def test_one_node_works_without(bare_pool: Pool, tmp_path: Path, surrounding: Surrounding) -> None:
-    """The group works without the missing thing, and prints nothing."""
+    """Check that a group on one node works in each surrounding, and prints nothing."""
     assert bare_pool.run(form_in, f"{tmp_path}/store", surrounding) == [("", "")] * 2
 
 

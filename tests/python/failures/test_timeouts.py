@@ -50,7 +50,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def attempt(context: Context, call: Operation) -> tuple[str, str, float]:
-    """Return the class name and message of the error that the call must raise, and its duration."""
+    """Return the class name and message of the call's error, and the seconds until the error."""
     start = time.monotonic()
     try:
         call(context)

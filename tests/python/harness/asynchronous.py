@@ -49,7 +49,7 @@ class Weighted(nn.Module):
         self.all = nn.ParameterList(torch.zeros(shape, dtype=dtype) for shape in SHAPES)
 
     def forward(self, *weights: torch.Tensor) -> torch.Tensor:
-        # Use the parameters in another order than they were made, so that DDP rebuilds its buckets.
+        # Use the parameters in an order that is not their own, so that DDP rebuilds its buckets.
         order = sorted(range(len(SHAPES)), key=lambda index: index % 3)
         return torch.stack([(self.all[i] * weights[i]).sum() for i in order]).sum()
 
@@ -61,7 +61,10 @@ def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
 
 
 def applied_to_zero(seed: int, size: int, steps: Callable[[int], int]) -> list[torch.Tensor]:
-    """Return zeros minus the gradients, over `size`, of each rank's first steps(rank) steps."""
+    """Return zeros after SGD at a rate of 1, with the gradients of all ranks, divided by `size`.
+
+    steps: a function that returns the number of steps of a rank
+    """
     found = [torch.zeros(shape) for shape in SHAPES]
     for rank in range(size):
         for step in range(steps(rank)):

@@ -41,7 +41,7 @@ def supported(wanted: Sequence[torch.dtype]) -> list[torch.dtype]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, as which tensors of all dtypes can be compared."""
+    """Return a tensor's bytes, by which tensors of all dtypes can be compared."""
     if tensor.numel() == 0:  # may have strides that cannot be viewed
         return torch.empty(0, dtype=torch.uint8)
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -81,7 +81,7 @@ class Ranks:
         return time.monotonic()
 
     def tell(self, *ranks: int) -> None:
-        """Send a message to each of these ranks, so that a rank that waits for one continues."""
+        """Send each of these ranks the message that it waits for, so that it continues."""
         for rank in ranks:
             self._pipes[rank].send("continue")
 

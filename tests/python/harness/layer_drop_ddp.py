@@ -31,7 +31,7 @@ class Weighted(nn.Module):
         self.all = nn.ParameterList(torch.zeros(shape, dtype=dtype) for shape in shapes)
 
     def forward(self, *weights: torch.Tensor | None) -> torch.Tensor:
-        # Use the parameters in another order than they were made, so that DDP rebuilds its buckets.
+        # Use the parameters in an order that is not their own, so that DDP rebuilds its buckets.
         order = sorted(range(len(self.all)), key=lambda index: index % 3)
         used = [(self.all[i], weight) for i in order if (weight := weights[i]) is not None]
         return torch.stack([(parameter * weight).sum() for parameter, weight in used]).sum()

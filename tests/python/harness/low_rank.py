@@ -27,7 +27,7 @@ MATRICES = {
 
 @dataclass
 class PowerSgd:
-    """PowerSGD (Vogels et al. 2019, Algorithm 1), in which each matrix has its rank in each step.
+    """PowerSGD (Vogels et al. 2019, Algorithm 1), with a separate rank for each matrix and step.
 
     At most half of the start columns, rounded up, come from the previous step; the rest are new.
 

@@ -1,4 +1,4 @@
-"""Few combinations of three parameters, which have every pair of values of two parameters."""
+"""Few cases of three parameters that have every pair of values of any two parameters."""
 
 from __future__ import annotations
 

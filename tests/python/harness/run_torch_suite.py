@@ -212,7 +212,7 @@ def excused(name: str, outcome: Outcome) -> bool:
 
 
 def shortfall(found: dict[str, Outcome], expected: set[str]) -> dict[str, Outcome]:
-    """Return the tests that failed, and the `expected` tests that were skipped; no excused ones."""
+    """Return tests that failed, and `expected` tests that were skipped, except excused tests."""
     return {
         name: outcome
         for name, outcome in sorted(found.items())

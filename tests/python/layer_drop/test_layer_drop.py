@@ -101,7 +101,7 @@ def test_options(pool: Pool, number: int) -> None:
     [{"static_graph": True}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 0.001}],
 )
 def test_buckets(pool: Pool, ddp_options: Any) -> None:
-    """A bucket for each layer, a bucket for all, and buckets that change."""
+    """Use buckets that change, one bucket for all layers, and one bucket for each layer."""
     pool.run(follow_the_paper, {"ratio": 0.7, "every": 5, "max_age": 13}, ddp_options)
 
 

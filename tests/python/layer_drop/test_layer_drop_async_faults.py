@@ -114,7 +114,7 @@ def test_a_worker_dies_before_it_raises_versions(
 
 
 def test_deltas_that_are_not_finite_are_not_sent(boxes: Boxes) -> None:
-    """Check that the worker then also discards its unsent updates of other layers."""
+    """Check that a worker with such a delta also discards its unsent updates of other layers."""
     terms = drop(fixed_threshold=5.0)
     one, other = Layered(), Layered()
     with (

@@ -144,7 +144,7 @@ def test_nothing_is_dropped_at_a_ratio_of_0(boxes: Boxes) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_half_types(boxes: Boxes, dtype: torch.dtype) -> None:
-    """Send the layer in the third step: its 341 unsent elements are 6, with an L2 norm of 111."""
+    """Send the layer in the third step, in which its 341 elements are 6: the L2 norm is 111."""
     measures: list[dict[str, Any]] = [
         {"representative": "mean", "fixed_threshold": 5.0},
         {"representative": "l2", "fixed_threshold": 80.0},

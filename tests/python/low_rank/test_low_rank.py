@@ -89,7 +89,7 @@ def stand_for_all(context: Context) -> None:
 
 @pytest.mark.ranks(4)
 def test_one_rank_stands_for_all(pool: Pool) -> None:
-    """papers/layer_drop/accuracy.py lets one process stand for all ranks."""
+    """papers/layer_drop/accuracy.py relies on this: one process stands for all ranks there."""
     pool.run(stand_for_all)
 
 

@@ -165,7 +165,7 @@ def test_a_life_segment_survives_a_check(boxes: Boxes) -> None:
 
 
 def test_lives_outlast_a_restart_of_the_box(transport: Any, tmp_path: Path) -> None:
-    """Check that a worker that reconnects early sees the other alive, and does not retire it."""
+    """Check that a worker that reconnects early does not retire the other worker as dead."""
     with (
         BoxProcess("--store", str(tmp_path), "--memory", "64MiB") as process,
         smb.connect(process.url, BOX_TOKEN, transport=transport) as one,

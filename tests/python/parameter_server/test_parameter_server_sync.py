@@ -150,7 +150,7 @@ def test_halves_are_added_in_float(pool: Pool) -> None:
 
 
 def check_memory_formats(context: Context) -> None:
-    """Weights are in channels_last. Gradients are too on rank 0, and are contiguous elsewhere."""
+    """Weights and rank 0's gradients are channels_last. Other ranks' gradients are contiguous."""
     torch.manual_seed(5)
     model = nn.Conv2d(3, 5, 2)
     model.weight.data = model.weight.data.to(memory_format=torch.channels_last)

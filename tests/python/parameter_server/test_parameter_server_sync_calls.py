@@ -181,7 +181,7 @@ def test_buffers(pool: Pool, group: str, options: dict[str, Any]) -> None:
 
 
 def check_resume(context: Context) -> None:
-    """Run half of the steps on all ranks, the rest on one rank fewer. Compare with one training."""
+    """Run half of the steps on all ranks, the rest on one rank fewer. Compare with one process."""
     expected = alone(context, model_of(), adam, steps=2 * STEPS)
     model = model_of()
     ps = make(context, model, adam)

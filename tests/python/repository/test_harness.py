@@ -42,7 +42,7 @@ def test_processes_get_different_ports() -> None:
 
 
 def test_output_of_a_job_omits_network_warnings() -> None:
-    """Omit PyTorch's warnings without a name server or IPv6. Keep its other messages on sockets."""
+    """Omit PyTorch's warnings about a missing name server or IPv6, but no other messages."""
     where = "[W1126 17:20:46.688381882 socket.cpp:764] [c10d]"
     family = "(errno: 97 - Address family not supported by protocol)"
     refused = f"{where} The server socket has failed to listen on 127.0.0.1:2 (errno: 98)."

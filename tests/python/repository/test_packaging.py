@@ -55,9 +55,7 @@ def test_installed_metadata_allows_a_release_with_a_module() -> None:
     """Check that the metadata allow a release that the installed package has a module for.
 
     A wheel allows all releases of its modules. An editable install allows releases of its last
-    build.
-
-    The search leaves out the checkout, which may have the egg-info of the memory box alone.
+    build. The search leaves out the checkout, which may have the egg-info of the memory box alone.
     """
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
     [installed] = distributions(name="torch_hbmcomm", path=elsewhere)

@@ -138,8 +138,8 @@ def _is_cut(cell: Cell) -> bool:
 def _assert_sums(finished: Sequence[Outcome], outcomes: Sequence[Outcome]) -> None:
     """Check that the weights have every exchange of the ranks `finished` exactly once.
 
-    They must have at least the reported exchanges of another rank, because the rank may have ended
-    between an exchange and its report.
+    They must have at least the reported exchanges of any other rank, because this rank may have
+    ended between an exchange and its report.
     """
     known = {outcome.rank for outcome in finished}
     for outcome in finished:

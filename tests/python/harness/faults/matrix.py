@@ -279,7 +279,7 @@ def pairs(cell: Cell) -> Iterator[tuple[Enum, Enum]]:
 
 
 def covering() -> list[Cell]:
-    """Return few of the possible cells, which together have each pair of values of possible cells.
+    """Return few possible cells that together have every pair of values of all possible cells.
 
     A greedy search always takes the cell with most uncovered pairs. Among equals it takes the cell
     whose values were chosen least often, so that all places and modes are covered evenly.

@@ -247,9 +247,9 @@ class Rank:
         self._idle: Any = None  # a client of the box in modes that do not use the box
 
     def run(self) -> None:
-        """Go through all moments. An error ends the work and is reported, unless deliberate.
+        """Go through all moments. Raises DeliberateError.
 
-        Raises DeliberateError.
+        Any other error ends the work, and is reported to the parent.
         """
         try:
             self._begin()
