@@ -106,7 +106,7 @@ StandIn = Callable[[ModuleType | None], None]
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """Yield a function that replaces torch_hbmcomm._C, or with None makes the import of _C fail."""
+    """Yield replace(extension), which replaces torch_hbmcomm._C. With None, its import fails."""
 
     def replace(extension: ModuleType | None) -> None:
         monkeypatch.setitem(sys.modules, "torch_hbmcomm._C", extension)

@@ -1,4 +1,4 @@
-"""Several nodes: every collective by leaders, groups within and across nodes."""
+"""Several nodes: every collective, exchanged by leaders, and groups within and across nodes."""
 
 from __future__ import annotations
 

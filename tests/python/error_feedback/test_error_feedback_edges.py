@@ -120,7 +120,7 @@ class Padded(torch.optim.Optimizer):
 
 
 def drain_several(context: Context) -> None:
-    """Check that a refused drain() changes nothing. Then drain all with two optimizers."""
+    """Check that a refused drain() changes nothing. Then call drain() with two optimizers."""
     ddp = wrapped(Weighted())
     state = layer_drop(ddp, fixed_threshold=1e30, max_age=99)
     weights = gradients(context.seed, context.rank, 0, context.size)

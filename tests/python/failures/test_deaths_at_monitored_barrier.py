@@ -290,7 +290,10 @@ def leave_or_pass(pipe: Connection, rank: int, url: str, leaving: list[int], all
 def test_does_not_wait_for_those_who_left(
     layout: str, fate: tuple[list[int], str], url: str
 ) -> None:
-    """Each remaining rank names the ranks that left. The lowest such rank has Gloo's words too."""
+    """Each remaining rank names the ranks that left.
+
+    The error of the lowest remaining rank also has Gloo's words.
+    """
     leaving, words = fate
     with Ranks(3, leave_or_pass, url, leaving, len(leaving) > 1, layout=layout) as ranks:
         left = max(each.at for each in ranks.hear(*leaving))

@@ -212,7 +212,7 @@ def test_a_rank_out_of_range(rank: int) -> None:
 
 
 def no_thread() -> None:
-    """Leave too little address space for the stack of a thread, or for memory."""
+    """Load the native module. Then leave too little address space for threads or segments."""
     importlib.import_module("torch_hbmcomm.backend")
     no_address_space()
 

@@ -58,8 +58,8 @@ def matrix(context: Context, dtypes: list[torch.dtype]) -> Iterator[tuple[torch.
             yield torch.float32, size, context.shared_random.random() < 0.5
 
 
-# Moves. Each function takes this rank's data, and returns the rank's result. The data's first
-# dimension is the number of elements. Gloo gets the elements as bytes.
+# Moves. Each function takes this rank's data, and returns the rank's result. The data's first index
+# is the element. Gloo gets each element as a row of bytes.
 
 
 def broadcast(context: Context, group: Group, data: torch.Tensor, async_op: bool) -> Tensors:

@@ -91,7 +91,7 @@ class _Recorder(unittest.TextTestResult):
 def run_in_this_process(
     suite: str, backend: str, ranks: int, keywords: list[str]
 ) -> dict[str, Outcome]:
-    """Runs a suite in this process, once: a suite reads its environment when it is imported."""
+    """Run a suite in this process, once, because a suite reads its environment when imported."""
     if backend == INSTEAD:
         backend = os.environ["HBMCOMM_INSTEAD_OF"] = "gloo"
     os.environ.update(

@@ -90,7 +90,7 @@ def test_nothing_is_lost_though_the_box_is_killed(transport: Any, tmp_path: Path
 def test_a_worker_dies_before_it_raises_versions(
     boxes: Boxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other workers see the dead worker's deltas when the layer is sent next, or by pull()."""
+    """Other workers see the dead worker's deltas when the layer is next sent, or after pull()."""
     terms = drop(fixed_threshold=5.0)
     one, other = Layered(), Layered()
     with parameter_server(boxes, other, rule=Downpour("sum"), drop=terms) as ps:

@@ -1,4 +1,4 @@
-"""Adam's second moment where gradients of several steps arrive together."""
+"""Adam's second moment when the gradients of several steps arrive together."""
 
 from __future__ import annotations
 

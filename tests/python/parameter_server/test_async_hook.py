@@ -99,7 +99,7 @@ def test_every_gradient_is_applied_once(
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_versions_keep_it_exact(pool: Pool, boxes: list[str], transport: str) -> None:
-    """Read whole versions: halves of two versions would miss gradients, or have them twice."""
+    """Read whole versions of the weights: two halves could miss gradients, or have them twice."""
     for stats in pool.run(train_exactly, boxes, transport, 2, {})[:-1]:
         assert stats["resyncs"] >= 2
 

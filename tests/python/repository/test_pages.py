@@ -91,7 +91,7 @@ assert (ones == 2).all()
 """
 # Replicas that apply the same gradients in different orders differ by rounding.
 CLOSE = EQUAL.replace("assert torch.equal", "torch.testing.assert_close")
-# A job ends when all its workers have left, so none may train before all have joined.
+# A job ends when all its workers have left, so no worker may train before all have joined.
 CLOSED = "dist.barrier()\n" + PUSH + "ps.close()\n"
 BOX = "import numpy\narray = gradient = parameter = numpy.ones(1024, 'float32')\n"
 
