@@ -18,7 +18,7 @@ BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 
 
 def odd_net() -> nn.Module:
-    """Make a model whose parameters do not divide evenly by the ranks; one has a single row."""
+    """Make a model whose parameters do not divide evenly by the ranks; some have a single row."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, 1), nn.Linear(1, WIDTH))
 

@@ -1,4 +1,4 @@
-"""An all_to_all between nodes is split into turns, in which a rank has at most one partner."""
+"""An all_to_all between nodes is split into turns, in which a rank sends to at most one rank."""
 
 from __future__ import annotations
 
