@@ -77,9 +77,10 @@ CONNECTIONS = Experiment(
     label=Label.MEASURED,
     differs=(
         "TCP over loopback between a box and one client, from 64 KiB on, replaces SCIF between"
-        " cores and Xeon Phis. One client has all connections; the paper has a thread for each. The"
-        " box authenticates its data, plain sockets do not. The speed of plain sockets varies more"
-        " than the box's. Smaller messages, and threads, are in the next section."
+        " cores and Xeon Phis. One client has all connections; in the paper each connection has a"
+        " thread. The box authenticates its data, and plain sockets do not. The speed of plain"
+        " sockets varies more than the box's. Smaller messages, and threads, are in the next"
+        " section."
     ),
     found=(
         "Several connections are faster than one (finding 3).",

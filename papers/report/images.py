@@ -60,9 +60,10 @@ IMAGES = Experiment(
         " speed. The keynote compares with MPI, not with Gloo."
     ),
     found=(
-        "AlexNet with TensorFlow on CPUs: up to 15 % and 35 % more images a second at 448 and 896"
-        " processes, by SALaR and reductions in a shared address space (XPMEM). The keynote does"
-        " not name the baseline. With CNTK, up to 20 % more than with Intel MPI.",
+        "AlexNet with TensorFlow on CPUs: SALaR and reductions in a shared address space (XPMEM)"
+        " give up to 15 % more images a second at 448 processes, and up to 35 % more at 896. The"
+        " keynote does not name the baseline. With CNTK there are up to 20 % more images than with"
+        " Intel MPI.",
     ),
     runs=(Run(_RUN, "papers.images", [], ["--ranks=2,4", "--rounds=1", "--steps=3"]),),
     table=_table,

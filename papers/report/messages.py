@@ -234,11 +234,12 @@ MESSAGES_OVER_CONNECTIONS = Experiment(
     found=(
         "Messages that are aggregated to 512 B improve throughput without a penalty in latency"
         " (finding 1).",
-        "More threads on one connection do not help (2 and 5); more connections do (3), of"
-        " which four are enough for RMA (6); the abstract has four to six.",
-        "From 512 B on, one of the two becomes faster than the other. The sentence names messages"
-        " twice, so it does not say which (4).",
-        "Latencies have long tails (7).",
+        "More threads on one connection do not help (findings 2 and 5). More connections do"
+        " (finding 3). For RMA four connections are enough (finding 6); the paper's abstract says"
+        " four to six.",
+        "From 512 B on, one of the two, messages or RMA, becomes faster than the other. The paper's"
+        " sentence names messages twice, so it does not say which (finding 4).",
+        "Latencies have long tails (finding 7).",
     ),
     runs=(Run(_RUN, "papers.connections", [], ["--quick"]),),
     table=_table,

@@ -96,16 +96,16 @@ PLACEMENT = Experiment(
         "4 ranks with tensors of 4 MiB run in a virtual machine that has nodes of HBM, and in SNC-4"
         " four quarters. The paper has 68 processes with 256 MB (gather 16 MB) on a Xeon Phi. The"
         " kernel reports the real node of each page (move_pages), but all nodes are in the host's"
-        " only memory. So no times were measured. Four containers are emulated by four processes"
-        " bound to a node each (HBMCOMM_BIND=numa). In SNC-4 these are the quarters. In quadrant"
-        " mode all are bound to the only node with processors, so the shares on the own node say"
-        " nothing. Processes on the host are not bound here; the paper binds them to cores in"
-        " SNC-4. The shares are the parts of the memory that are on the requested kind. A line's"
-        " segments and MPI's buffers include those of earlier collectives."
+        " only memory. So no times were measured. Four processes that are bound to a node each"
+        " (HBMCOMM_BIND=numa) emulate four containers. In SNC-4 these nodes are the quarters. In"
+        " quadrant mode all processes are bound to the only node with processors, so the shares on"
+        " the own node say nothing. Processes on the host are not bound here; the paper binds them"
+        " to cores in SNC-4. A share is the part of the memory that is of the requested kind. The"
+        " segments and MPI's buffers of a line include memory of earlier collectives."
     ),
     found=(
-        "The seconds are of Python buffers in MCDRAM with 68 processes. The percentages are at the"
-        " number of processes at which MCDRAM gains most.",
+        "The seconds are of Python buffers in MCDRAM with 68 processes. The percentages are for the"
+        " number of processes with which MCDRAM gains most.",
     ),
     runs=(_run(_RUN, PLACED),),
     table=_table,
@@ -126,7 +126,8 @@ MEMORY_MODES = Experiment(
     found=(
         "With MCDRAM as a cache, buffers are up to 88 % (broadcast), 13 % (gather) and 110 %"
         " (allreduce) faster than in DDR4 in flat mode. They are slower than in MCDRAM in flat"
-        " mode. Only an allreduce of objects is faster than there, by up to 76 %.",
+        " mode. Only an allreduce of objects is faster with the cache than in MCDRAM in flat mode,"
+        " by up to 76 %.",
     ),
     runs=(_run(_MODES, MODES),),
     table=_modes_table,
@@ -144,8 +145,8 @@ MEMORY_SPEED = Experiment(
     ),
     found=(
         "In flat mode MCDRAM is always faster than DDR4, but only by 2 to 8 % in C in four"
-        " containers. SNC-4 takes from 1 % less (gather) to 12 % more time (allreduce) than"
-        " quadrant mode.",
+        " containers. Compared with quadrant mode, SNC-4 takes 1 % less time (gather) to 12 % more"
+        " time (allreduce).",
     ),
     runs=(),
     table=lambda results: Table(("figure", "needed hardware", "substitute here"), _SPEEDS),

@@ -30,9 +30,9 @@ SCALING = Experiment(
     label=Label.MEASURED,
     differs=(
         "Up to 64 processes on two cores start up and run an all_reduce of 8 B, instead of training"
-        " on clusters. docs/scaling.md has a model's extrapolation. Loaded: hbm's module was loaded"
-        " before the measurement. Nodes: each rank is a node, over MPI. A step in the store: all"
-        " ranks set a key and read all keys."
+        ' on clusters. docs/scaling.md extrapolates by a model. In rows with "loaded", hbm\'s'
+        ' module was loaded before the measurement. In rows with "nodes", each rank is a node, and'
+        ' the ranks use MPI. In "a step in the store", all ranks set a key and read all keys.'
     ),
     found=(
         "The keynote has no figure of start-up or of small collectives. The section images has the"

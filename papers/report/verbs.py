@@ -37,13 +37,13 @@ VERBS = Experiment(
     label=Label.EMULATED,
     differs=(
         "One client and a box run in a virtual machine, with soft-RoCE over a link within it. Its"
-        " two emulated processors also do the adapter's work. The calls to verbs are real. The"
-        " speeds are of the fastest of two rounds. They only show the box's share of perftest's"
-        " speed in this machine."
+        " two emulated processors also do the adapter's work. The calls to verbs are real. Each"
+        " speed is from the fastest of two rounds. The speeds only show the box's share of"
+        " perftest's speed in this machine."
     ),
     found=(
         "Zhang and Jung: RMA has an access granularity of 4 KiB, and four connections are enough.",
-        "Ahn et al.: 96 % of the link's bandwidth, with mixed reads and writes. They were not"
+        "Ahn et al.: mixed reads and writes reach 96 % of the link's bandwidth. They were not"
         " measured here.",
     ),
     runs=(Run(_RUN, "papers.verbs", [], ["--mebibytes=4"]),),
