@@ -12,7 +12,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_t
 class Layout:
     """Ranks on nodes. "4x2" is four nodes of two ranks each; "3+1" is nodes of three and of one.
 
-    Raises ValueError for other texts.
+    Raises ValueError for other texts, and for fewer than two nodes.
     """
 
     def __init__(self, text: str):

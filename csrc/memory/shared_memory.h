@@ -64,7 +64,8 @@ class Memfd {
 
 // Maps another process' segment for reading and writing: all memory of the file `fd`. The caller
 // keeps `fd`, and may close it immediately. The mapping ends with the last reference to it. Throws
-// Error(kInvalid) if `fd` is not a file with bytes in it, and as SharedMapping.
+// Error(kInvalid) if `fd` is not a regular file or is empty. Also throws the errors of
+// SharedMapping's constructor.
 std::shared_ptr<SharedMapping> map_segment(int fd);
 
 }  // namespace hbm::memory

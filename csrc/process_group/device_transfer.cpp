@@ -52,7 +52,8 @@ bool are_over(const std::vector<c10::Event>& events) {
       events, [](const c10::Event& event) { return is_over(event, /*if_lost=*/false); });
 }
 
-// The host copies of ended operations that copies in flight may still read or write.
+// Owns the host copies of ended operations while transfers to or from the device may still read or
+// write them.
 class UnfreedHostCopies {
  public:
   static UnfreedHostCopies& of_process() {

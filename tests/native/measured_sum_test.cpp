@@ -1,5 +1,5 @@
-// measured_sum() for every pair of types, on every instruction set that this processor runs. The
-// results must have the bits of a loop over single elements.
+// measured_sum() for every supported pair of types, on every instruction set that this processor
+// runs. The results must have the bits of a loop over single elements.
 #include "kernels/error_feedback_passes.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 """Trains a small Llama with trl. The program's own argument is the method: sft or grpo.
 
-Both train LoRA adapters of peft. grpo generates texts, and rewards the letter for a dark pixel.
+Both train LoRA adapters of peft. In the texts each letter is a pixel (letters.py). grpo generates
+texts, and its reward grows with the number of `q`s, the darkest pixel.
 """
 
 from __future__ import annotations

@@ -71,7 +71,11 @@ def make(context: Context, kind: Any = ParameterServer, **options: Any) -> Any:
 
 
 def refuse(context: Context, kind: type, cases: list[Bad]) -> None:
-    """Pass each bad case on one rank, each time on another rank. All ranks must raise its error."""
+    """Pass each bad case on one rank, each time on another rank.
+
+    That rank must raise the case's error. The others must raise a RuntimeError with its text and
+    that rank's number.
+    """
     for number, (bad, error, said) in enumerate(cases):
         alone = number % context.size
         own = context.rank == alone
