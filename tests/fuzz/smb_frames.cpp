@@ -2,8 +2,8 @@
 //
 // The first byte of the input selects the mode. Bit 0: the client sends a proper Join first. Bit 1:
 // the box has a token. With both bits, the client sends records with right tags. The other bits are
-// a number n: the client sends chunks of 2^n - 1 bytes (n = 0: one chunk). The box must reply with
-// proper frames.
+// a number n. The client sends chunks of 2^n - 1 bytes; if n is 0, each chunk is as large as a
+// record may be. The box must reply with proper frames.
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -32,7 +32,7 @@ namespace {
   std::abort();
 }
 
-// Takes replies, and fails on one that no box may send.
+// Keeps the box's Hello, and fails on a reply that no box may send.
 class Replies final : public box::protocol::FrameReceiver {
  public:
   const char* check(const box::protocol::Header& header) override {

@@ -1,4 +1,4 @@
-"""Writes the seeds of smb_frames.cpp into a directory, a file each: all kinds of conversations."""
+"""Writes the seeds of smb_frames.cpp into a directory: a file for each conversation."""
 
 import struct
 import sys

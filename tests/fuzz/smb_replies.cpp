@@ -1,10 +1,10 @@
 // A libFuzzer target: a box that sends arbitrary bytes to a client.
 //
-// The first byte of the input selects the mode. Bit 0 clear: the bytes are sent from the beginning,
-// and the client joins. Bit 0 set: the client has joined, and waits for replies with the ids of
-// smb_replies_corpus. Bits 2 to 7 are a number n: the box sends chunks of 2^n - 1 bytes (n = 0: one
-// chunk). The client may only break the connection, and must write received bytes only where it
-// requested them.
+// The first byte of the input selects the mode. Bit 0 clear: the client is joining, and the bytes
+// replace the box's Hello and its reply to the Join. Bit 0 set: the client has joined, and waits
+// for replies with the ids of smb_replies_corpus. Then bits 2 to 7 are a number n: the box sends
+// chunks of 2^n - 1 bytes (n = 0: one chunk). The client may only break the connection, and must
+// write received bytes only into the memory of its read.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -27,7 +27,7 @@ namespace hbm::box::transport {
 namespace {
 
 constexpr size_t kReadBytes = 300;
-constexpr size_t kGuard = 64;  // bytes on either side of the memory of the read
+constexpr size_t kGuard = 64;  // bytes before and after the memory of the read
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "%s\n", what);
@@ -63,7 +63,7 @@ void join(std::span<const uint8_t> bytes) {
   }
 }
 
-// A client with one request in flight of each kind whose reply has a form of its own.
+// A client with requests in flight: one for each form of reply.
 class Client final : public Connection::Requester {
  public:
   Client() : memory_(kReadBytes + 2 * kGuard, std::byte{0x5a}) {

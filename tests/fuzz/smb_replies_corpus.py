@@ -1,4 +1,4 @@
-"""Writes the seeds of smb_replies.cpp, one file each, into a directory: answers of every kind."""
+"""Writes the seeds of smb_replies.cpp into a directory: a file for each series of replies."""
 
 import struct
 import sys
@@ -7,14 +7,15 @@ from pathlib import Path
 ASKED = 1  # bit of the first byte, see smb_replies.cpp
 VERSION = 4
 HELLO, JOIN, PING, ALLOC, READ, WRITE, FETCH_ADD, STATS = 1, 2, 4, 5, 9, 10, 12, 13
-ORDER = (ALLOC, FETCH_ADD, STATS, PING, READ, WRITE)  # in which smb_replies.cpp asks
+ORDER = (ALLOC, FETCH_ADD, STATS, PING, READ, WRITE)  # the order of smb_replies.cpp's requests
 READ_BYTES = 300
 
 
 def frame(opcode: int, body: bytes = b"", payload: bytes = b"", status: int = 0) -> bytes:
-    """Return the answer to the only request of this kind.
+    """Return a reply with the id of the client's only request of this opcode.
 
-    Its id has the request's index in the lower half, and that index plus 1 in the upper half.
+    The lower half of the id is the request's index in ORDER, the upper half is the index plus 1.
+    For an opcode outside ORDER, the id is 0.
     """
     index = ORDER.index(opcode) if opcode in ORDER else -1
     number = (index + 1) << 32 | max(index, 0)

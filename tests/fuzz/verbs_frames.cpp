@@ -1,11 +1,16 @@
 // A libFuzzer target: one end of an RDMA connection sends arbitrary bytes to the other end, without
 // a device.
 //
-// The first byte of the input selects the mode. Bits 0 and 1: 0, connection requests to a box; 1,
-// the private data of a box's reply; 2, messages to a box; 3, messages to a client with one request
-// of each kind. Bit 2: there is a token, so requests need a proof, and messages need tags. Bit 3:
-// the proofs and tags are correct. The rest of the input is messages, each after its length in two
-// bytes.
+// The first byte of the input selects the mode. Bits 0 and 1 select the bytes and their receiver:
+//
+//   0   connection requests to a box
+//   1   the private data of a box's reply, to a client
+//   2   messages to a box
+//   3   messages to a client with one request of each kind in flight
+//
+// Bit 2: there is a token, so requests need a proof, and messages need tags. Bit 3: the proofs and
+// tags are correct. The rest of the input is messages. Two bytes before each message give its
+// length.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -52,7 +57,7 @@ std::vector<std::byte> next_message(Bytes& input) {
   return {message.begin(), message.end()};
 }
 
-// Appends tags to messages, as a sender does that knows the key. Without `tags`, changes nothing.
+// Appends the right tag to each message. Without `tags`, changes nothing.
 class Sender {
  public:
   explicit Sender(bool tags) {
@@ -69,7 +74,8 @@ class Sender {
   std::optional<protocol::Authenticator> authenticator_;
 };
 
-// The queue pairs of a client that a box has admitted under one challenge.
+// A client that has a challenge of the box. `named`: the number of queue pairs that the client has
+// announced. `admitted`: the number that the box has admitted.
 struct AdmittedClient {
   protocol::Hello hello{};
   uint32_t named = 0;

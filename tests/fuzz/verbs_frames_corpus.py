@@ -1,4 +1,4 @@
-"""Writes the seeds of verbs_frames.cpp into a directory, a file each: messages of both ends."""
+"""Writes the seeds of verbs_frames.cpp into a directory: a file for each series of messages."""
 
 import struct
 import sys
