@@ -102,8 +102,8 @@ class AccumulateTest : public testing::TestWithParam<Case> {
  protected:
   static constexpr std::byte kGuard{0xA5};
 
-  // Returns elements of random bits. For real types about half of them are numbers between -2 and
-  // 2, whose sums are often rounded, and infinite only with a large scale.
+  // Returns elements of random bits. About half of the elements of real types are numbers between
+  // -2 and 2: their sums are often rounded, and infinite only with a large scale.
   Bytes random_elements(size_t count, Dtype dtype) {
     Bytes bytes(count * element_size(dtype));
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());
@@ -183,8 +183,8 @@ TEST(Accumulate, UsesTheChosenKernels) {
   EXPECT_EQ(target[2], 18);
 }
 
-// 1 + 2^-24 is halfway between two numbers of float32, and would be rounded to 1. With 2^-52 more,
-// which only float64 can hold, the sum is above the middle and is rounded up.
+// 1 + 2^-24 is halfway between two numbers of float32, and is rounded to 1. The source is larger by
+// 2^-52, which only float64 can hold. So the sum is above the middle, and is rounded up.
 TEST(Accumulate, IsComputedInTheWiderType) {
   float target = 1;
   const double source = std::ldexp(1, -24) + std::ldexp(1, -52);

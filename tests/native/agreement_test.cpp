@@ -85,8 +85,8 @@ TEST(Agreement, NamesTheRanksThatDidNotCome) {
   });
 }
 
-// Rank 2 never arrives. Rank 0's deadline passes before rank 1 has written the key that names it,
-// and still rank 0's error must not count rank 1 as missing.
+// Rank 2 never arrives. Rank 0's deadline passes before rank 1 has written the key that names rank
+// 1. Still rank 0's error must not count rank 1 as missing.
 TEST(Agreement, DoesNotNameARankThatJustArrived) {
   const auto store = std::make_shared<FakeStore>();
   std::atomic<int> vouched{0};

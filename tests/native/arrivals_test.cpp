@@ -1,5 +1,5 @@
-// Arrivals wakes a process for data on connections that are in an epoll descriptor, as those of UCX
-// are.
+// Arrivals wakes a process when data arrive on a connection that an epoll descriptor watches. UCX
+// watches its connections by such a descriptor.
 #include "communicator/mpi/arrivals.h"
 
 #include <arpa/inet.h>
@@ -18,7 +18,7 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// An epoll descriptor, and a TCP connection of which it watches one end.
+// An epoll descriptor that watches one end of a TCP connection.
 class Watched {
  public:
   explicit Watched(bool connected = true) {
@@ -98,7 +98,7 @@ TEST(Arrivals, SurviveTheOwnersCloseOfADescriptor) {
   EXPECT_EQ(sleep(arrivals, milliseconds(900)), progress::Slept::kWoken);
 }
 
-// Some programs close all descriptors that they do not know.
+// Some programs close all descriptors that they do not know, so also the descriptor of Arrivals.
 TEST(Arrivals, DoNotWakeAfterTheirDescriptorWasClosed) {
   Arrivals arrivals;
   const Watched connection;
@@ -130,7 +130,7 @@ TEST(Arrivals, DoNotWakeIfADeviceMayCarryMessages) {
   close(device);
 }
 
-// UCX connects only when the first message is sent. Before, there is no connection to watch.
+// UCX connects only when the first message is sent. Before that, there is no connection to watch.
 TEST(Arrivals, WakeOnceThereIsAConnection) {
   Arrivals arrivals;
   Watched connection(/*connected=*/false);

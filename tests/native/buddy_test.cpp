@@ -1,4 +1,4 @@
-// The buddy allocator, against a model that is a map of the ranges handed out.
+// Compares the buddy allocator with a model: a map of the allocated ranges.
 #include "memory/buddy.h"
 #include "seeds.h"
 
@@ -22,7 +22,7 @@ struct Shape {
   uint64_t largest;
 };
 
-// The ranges handed out, by offset, and searches for free ranges.
+// The allocated ranges, by offset. Finds out by search which ranges are free.
 class Model {
  public:
   explicit Model(const Shape& shape) : shape_(shape) {}

@@ -2,8 +2,9 @@
 // of random sizes, types and operators, from random memory, at random times. It compares the
 // results with plain loops over data that every rank can compute.
 //
-// A generator that is the same on all ranks draws the operations; a generator of each rank draws
-// times and memory. Operations may overlap; finish() waits for all, and compares.
+// All ranks draw the operations from a generator with the same seed, so all issue the same ones.
+// Each rank draws times and memory from a generator of its own. Operations may overlap; finish()
+// waits for all of them, and compares their results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,7 +28,7 @@
 
 namespace hbm::communicator {
 
-// A rank of the conversation, with its communicator and queue.
+// A rank of the conversation, with its communicator and its two queues.
 struct Speaker {
   int rank;
   int size;
@@ -35,7 +36,7 @@ struct Speaker {
   std::shared_ptr<progress::OperationQueue> ordered;
   std::shared_ptr<progress::OperationQueue> transfers;
   uint64_t* sequence;
-  std::vector<size_t> sizes;     // of the messages to try, in bytes
+  std::vector<size_t> sizes;     // sizes of messages to try, in bytes
   size_t most_bytes;             // the most that one rank receives in one operation
   std::vector<Allocate> memory;  // the kinds of memory for tensors
   // Returns the expected result of a reduction of all ranks' inputs.
@@ -68,8 +69,8 @@ class Conversation {
     checks_.clear();
   }
 
-  // Ends the conversation for this rank. A rank moves the data of other ranks only while it drives
-  // operations. So a barrier keeps each rank until all have finished their operations.
+  // Ends the conversation for this rank. A barrier keeps each rank until all ranks have finished
+  // their operations, because a rank moves other ranks' data only while it drives operations.
   void part() {
     finish();
     barrier();
@@ -352,7 +353,7 @@ class Conversation {
   }
 
   static constexpr std::chrono::milliseconds kTimeout{60'000};
-  static constexpr int kMessages = 20;  // of a ring; more than a mailbox has cells
+  static constexpr int kMessages = 20;  // most messages of a ring; more than a mailbox has cells
   static constexpr std::array<Topic, 11> kTopics = {
       &Conversation::allreduce, &Conversation::reduce,     &Conversation::reduce_scatter,
       &Conversation::broadcast, &Conversation::allgather,  &Conversation::gather,
@@ -366,12 +367,12 @@ class Conversation {
   std::vector<Check> checks_;
   int first_tag_ = 0;
 
-  // The type of the current operation.
+  // The current operation.
   Dtype dtype_{};
   ReduceOp op_{};
   int root_ = 0;
   uint64_t seed_ = 0;
-  const Allocate* one_kind_ = nullptr;  // the kind of memory of all tensors; null: random for each
+  const Allocate* one_kind_ = nullptr;  // of all tensors; null: each tensor's kind is random
 };
 
 }  // namespace hbm::communicator

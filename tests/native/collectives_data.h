@@ -29,7 +29,8 @@ inline std::shared_ptr<std::byte> private_memory(size_t bytes) {
 // Elements in the middle of a block, with guards around them.
 class Tensor {
  public:
-  // `shift`: elements by which the tensor is moved from the block's start.
+  // `shift`: the number of elements by which the guard before the tensor is longer than the guard
+  // after it. It changes the tensor's alignment.
   Tensor(const Allocate& allocate, size_t count, Dtype dtype, size_t shift)
       : count_(count),
         bytes_(count * element_size(dtype)),
@@ -83,7 +84,7 @@ inline constexpr std::array kSpokenOps = {ReduceOp::kSum, ReduceOp::kAvg, Reduce
 
 // Returns random elements. Real and complex types of float32 and float64 get numbers with absolute
 // values between 0.5 and 2, whose sums and products round differently in another order. The
-// elements of other types have any bits.
+// elements of other types have random bits.
 inline Bytes pattern(uint64_t seed, size_t count, Dtype dtype) {
   uint64_t state = seed * 0x9E3779B97F4A7C15 + 1;
   const auto next = [&state] {  // splitmix64
@@ -113,7 +114,7 @@ inline Bytes reduced(const std::vector<Bytes>& inputs, size_t count, Dtype dtype
   return result;
 }
 
-// Returns the reduction in the order of ranks.
+// Returns the reduction of the inputs, in the order of ranks.
 inline Bytes in_order(const std::vector<Bytes>& inputs, size_t count, Dtype dtype, ReduceOp op) {
   return reduced(inputs, count, dtype, op, inputs.size());
 }

@@ -69,9 +69,9 @@ TEST_F(ControlGroup, ReadsLimitsOfVersion1) {
   EXPECT_EQ(found.room, 100u) << "the group above has less left";
 }
 
-// In a container, the path of the process's control group may name a group of the host. The
-// directory of control groups that the container sees has the files of the container's own group at
-// its top.
+// In a container, the path of the process's control group may name a group of the host. Then the
+// limit is read from the top of the directory of control groups that the container sees: the files
+// there belong to the container's own group.
 TEST_F(ControlGroup, ReadsLimitsInAContainer) {
   file("memory.max", "123");
   EXPECT_EQ(limit("0::/../docker/x\n").bytes, 123u);
@@ -103,8 +103,8 @@ TEST_F(ControlGroup, QuotaOfVersion1) {
   EXPECT_EQ(cores("9:cpuset:/\n3:cpu,cpuacct:/a/b\n0::/\n"), 1);
 }
 
-// A quota of less than one processor counts as one processor: the ranks run on a whole processor,
-// but the kernel stops them for a part of the time.
+// A quota of less than one processor counts as one processor. The ranks run on a whole processor,
+// and the kernel stops them for a part of the time.
 TEST_F(ControlGroup, QuotaOfPartOfAProcessor) {
   file("cpu.max", "5000 100000");
   EXPECT_EQ(cores("0::/../docker/x\n"), 1);

@@ -65,8 +65,8 @@ TEST(Copy, PartsOfALargeCopyAreCorrect) {
   }
 }
 
-// The copies have any start and end within a cache line. In some turns CopyToPeers uses cached
-// stores, in others non-temporal stores.
+// In some calls CopyToPeers uses cached stores, in others non-temporal stores. Every copy is
+// complete, with any start and end within a cache line.
 TEST(Copy, ToPeersIsWholeInEveryTurn) {
   std::mt19937_64 random = test_random();
   std::vector<uint8_t> from(96 << 10);
@@ -90,7 +90,8 @@ TEST(Copy, PrefersAKindOnceTwoPairsAgree) {
     return preference.non_temporal();
   };
   // Each call records the times of a pair of copies, in nanoseconds: with cached stores, and with
-  // non-temporal stores. Between chiplets cached stores take 160, within one chiplet 40.
+  // non-temporal stores. In this test, cached stores take 160 ns between chiplets, and 40 ns within
+  // one.
   CachePreference preference;
   EXPECT_FALSE(record(preference, 160, 45));  // between chiplets
   EXPECT_FALSE(record(preference, 40, 45));   // an outlier

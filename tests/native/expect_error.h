@@ -22,7 +22,7 @@ inline std::string text_of(const std::exception_ptr& error) {
   return "no error";
 }
 
-// Expects that `action` throws an hbm::Error of the kind, whose message contains every one of
+// Expects that `action` throws an hbm::Error of `kind`, and that the error's message contains all
 // `parts`.
 inline void expect_error(ErrorKind kind, std::initializer_list<std::string> parts,
                          const std::function<void()>& action) {

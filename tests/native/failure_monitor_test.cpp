@@ -1,5 +1,5 @@
-// The reports that a group gets about its ranks on other nodes, and the order of these reports. The
-// store is a fake.
+// The failure monitor's reports to a group about its other ranks, and the order of these reports.
+// The store is a fake.
 #include "communicator/failure/failure_monitor.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ constexpr const char* kRank0Left = "p/left/0";
 constexpr const char* kRank1Left = "p/left/1";
 constexpr const char* kRank2Left = "p/left/2";
 
-// A store that calls a test's function before it answers a question.
+// A store that calls a test's hook before each get(), has() or add().
 class ToldStore final : public bootstrap::KeyValue {
  public:
   using Hook = std::function<void(const std::string& key)>;
@@ -91,7 +91,7 @@ class ToldStore final : public bootstrap::KeyValue {
   Hook add_hook_;
 };
 
-// A child that ends when it is killed.
+// A rank on this node: a child process that lives until it is killed.
 class LocalPeer {
  public:
   LocalPeer() : pid_(fork()) {
@@ -186,9 +186,8 @@ TEST(FailureMonitor, ErrorNamesADepartedRank) {
   group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
 }
 
-// Checks the group's operation once, at a certain point of the monitor's questions to the store:
-// after the answer to the question whether a rank has left, and before the monitor's next question,
-// which reads the failure log.
+// Checks the group's operation once, between two questions of the failure monitor to the store. The
+// first question is whether a rank has left. The second reads the failure log.
 class LookBetween {
  public:
   // `question`: the key that exists once the rank has left. `before` is called once, before the
@@ -208,7 +207,7 @@ class LookBetween {
     });
   }
 
-  // Returns the text of the error that was thrown, or "no error".
+  // Waits for the check. Returns the text of the error that the check threw, or "no error".
   std::string await() const {
     const auto end = std::chrono::steady_clock::now() + kTimeout;
     while (!state_->looked && std::chrono::steady_clock::now() < end) {
@@ -225,7 +224,7 @@ class LookBetween {
     std::atomic<bool> looked = false;  // set after `seen`
   };
   const std::shared_ptr<State> state_ =
-      std::make_shared<State>();  // an answer of the store may come after this object's end
+      std::make_shared<State>();  // the store may call the hooks after this object's end
 };
 
 // A check that knows that rank 1 has left, but not yet rank 1's entry in the failure log, finds no
@@ -240,7 +239,7 @@ TEST(FailureMonitor, ErrorHasADepartedRanksCause) {
   EXPECT_EQ(look.await(), "no error");
 }
 
-// Rank 2 publishes a failure, and ends, as a process does in which no code catches the error.
+// Rank 2 publishes a failure and ends, as a process ends if its code does not catch the error.
 TEST(FailureMonitor, ErrorHasAnEndedRanksCause) {
   Watched group({2});
   const LookBetween look(group, kRank2Left, [&] { group.tell_failure("rank 2: it is tired"); });
@@ -254,7 +253,7 @@ TEST(FailureMonitor, LeavingAFailedGroupPublishesFirst) {
   std::promise<void> leaves;
   group.store->before_add([left = leaves.get_future().share()](const auto&) {
     left.wait();
-    std::this_thread::sleep_for(milliseconds(50));  // so that there is something to wait for
+    std::this_thread::sleep_for(milliseconds(50));  // so that finish_reports() has to wait
   });
   group.detector.report_failure(Error(ErrorKind::kTimeout, "it is tired"));
   EXPECT_FALSE(group.store->has({"hbm/failures/1"}, {}));
@@ -264,7 +263,8 @@ TEST(FailureMonitor, LeavingAFailedGroupPublishesFirst) {
 }
 
 // Rank 1 serves the store, leaves its last group and ends. Later an operation of rank 0 waits for
-// rank 1: it fails without a question to the store, which has ended with rank 1.
+// rank 1. The operation fails without a question to the store, because the store has ended with
+// rank 1.
 TEST(FailureMonitor, DoesNotQueryAClosedStore) {
   Watched group({1});
   group.tell("closing\n" + bootstrap::process_id() + "/p/group g\n1");
@@ -281,13 +281,13 @@ TEST(FailureMonitor, DoesNotQueryAClosedStore) {
   group.store->before_add(count);
   group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
   group.detector.report_failure(
-      Error(ErrorKind::kTimeout, "it is tired"));  // the monitor's next round would publish it
+      Error(ErrorKind::kTimeout, "it is tired"));  // an open store would get it in the next round
   group.detector.finish_reports();
   group.detector.stop();
   EXPECT_EQ(*questions, 0);
 }
 
-// Rank 0 serves the store. So it has left only when each of the two others has left or has died.
+// Rank 0 serves the store. So its leave() returns only once each other rank has left or has died.
 TEST(FailureMonitor, StoreServerLeavesLast) {
   Watched group({}, bootstrap::StoreServer::kThisProcess);
   std::atomic<bool> has_left = false;
@@ -302,7 +302,7 @@ TEST(FailureMonitor, StoreServerLeavesLast) {
   const std::string entry = group.store->get("hbm/failures/1", {}).value_or("");
   EXPECT_TRUE(entry.starts_with("closing\n")) << entry;
   EXPECT_FALSE(has_left);
-  group.store->add(kLeftCount, 1, {});  // as rank 1, which leaves
+  group.store->add(kLeftCount, 1, {});  // as if rank 1 left
   EXPECT_FALSE(has_left);
   group.rank_2.kill();
   leaving.join();
@@ -340,8 +340,8 @@ const std::vector<GroupState> kStates = {
     GroupState::kMeeting, GroupState::kJoining, GroupState::kLocal,  GroupState::kMonitored,
     GroupState::kLeaving, GroupState::kLeft,    GroupState::kStopped};
 
-// Returns a group in this state. In kLocal its only rank is this process; else it also has a rank
-// on another node.
+// Returns a group in `state`. This process is its rank 0. Except in kLocal, the group also has a
+// rank on another node.
 std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
   FailureMonitor& monitor = FailureMonitor::here();
   const auto store = std::make_shared<FakeStore>();
@@ -352,7 +352,7 @@ std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
                  .store = store,
                  .job_store = store,
                  .heartbeat = milliseconds(10'000),
-                 .server = bootstrap::StoreServer::kThisProcess});  // leaves after the other rank
+                 .server = bootstrap::StoreServer::kThisProcess});  // so this rank leaves last
   monitor.add(group);
   monitor.meet(*group, 0, bootstrap::introduce("1", 0));
   if (state != GroupState::kLocal) {
@@ -376,7 +376,7 @@ std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
   return group;
 }
 
-// monitored_group.h has the states and the legal calls.
+// monitored_group.h describes the states, and which calls each state allows.
 TEST(FailureMonitor, RefusesCallsThatTheStateForbids) {
   struct Call {
     const char* name;

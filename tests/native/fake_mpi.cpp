@@ -1,9 +1,9 @@
 // A library with the names of MPI, to test how hbm treats libraries that no test can install. It is
-// compiled three times:
+// compiled with one of these macros, or with none:
 //
-//   FAKE_OPEN_MPI   has the symbol by which hbm recognises Open MPI
-//   FAKE_STANDARD   the version of the standard ABI that it has
-//   neither         only a name
+//   FAKE_OPEN_MPI   it has the symbol by which hbm recognises Open MPI
+//   FAKE_STANDARD   it has this version of the standard ABI
+//   neither         it has only a name
 //
 // With version 1 of the standard ABI it has all functions that hbm calls, and a world of one
 // process.
@@ -51,7 +51,8 @@ int MPI_Comm_size(void*, int* size) {
   return 0;
 }
 
-// No test calls these, or they have nothing to return: their output arguments stay unchanged.
+// No test calls these functions, or they have nothing to return, so their output arguments stay
+// unchanged.
 #define HBM_STUB(name) \
   int MPI_##name() { return 0; }
 HBM_STUB(Bcast)

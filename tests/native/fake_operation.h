@@ -16,8 +16,9 @@
 
 namespace hbm::progress {
 
-// The script of a fake operation, shared by a test and the operation. The test sets the plain
-// members before it gives the operation to a queue, or reads them once the request is done.
+// The script of a fake operation, shared by a test and the operation. The test sets the members
+// that are not atomic before it gives the operation to a queue, and reads them once the request is
+// done.
 struct Script {
   std::string name = "operation";
   bool self_sufficient = false;
@@ -28,7 +29,7 @@ struct Script {
     return ready.load() ? Progress::kDone : Progress::kIdle;
   };
 
-  // Default: nothing would wake the sleeper.
+  // By default, nothing would wake a sleeper.
   std::function<Slept(std::chrono::steady_clock::time_point, bool)> on_sleep = [](auto, bool) {
     return Slept::kNoWakeup;
   };

@@ -63,7 +63,7 @@ class FileStore final : public bootstrap::KeyValue {
   }
 
  private:
-  // One process (or thread) holds the lock at a time. The kernel releases the lock of a dead
+  // One thread of all processes holds the lock at a time. The kernel releases the lock of a dead
   // process.
   class Lock {
    public:
@@ -81,8 +81,8 @@ class FileStore final : public bootstrap::KeyValue {
     int descriptor_;
   };
 
-  // Returns the file of a key. A key may contain slashes, so the file's name is the key's bytes in
-  // hexadecimal.
+  // Returns the file of a key. A key may contain slashes. So the file's name keeps only the key's
+  // letters, digits and dots, and has "_" and two hexadecimal digits for each other byte.
   std::filesystem::path file(const std::string& key) const {
     std::string name;
     for (const char c : key) {

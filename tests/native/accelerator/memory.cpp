@@ -17,7 +17,7 @@
 namespace late {
 namespace {
 
-constexpr size_t kDeviceBytes = size_t{8} << 30;  // addresses; untouched pages cost nothing
+constexpr size_t kDeviceBytes = size_t{8} << 30;  // of addresses: untouched pages take no memory
 constexpr size_t kAlignment = 256;
 constexpr int kFreed = 0xDB;
 
@@ -103,8 +103,8 @@ class DeviceMemory {
     return tensors_ + static_cast<size_t>(device) * kDeviceBytes;
   }
 
-  // Makes the freed blocks that no recorded stream uses any more available to allocate(). Each is
-  // overwritten by a task of the stream of its allocation.
+  // Makes freed blocks available to allocate(), except those that a recorded stream may still use.
+  // A task on the stream of a block's allocation overwrites the block.
   void recycle() {
     const auto used =
         std::stable_partition(waiting_.begin(), waiting_.end(), [](const Block& block) {

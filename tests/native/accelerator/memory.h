@@ -1,12 +1,13 @@
 // The memory of the test accelerator.
 //
 // Device memory is mapped twice: tensors have addresses that the host cannot touch (PROT_NONE), and
-// streams use the other mapping. A freed block is overwritten by the stream of its allocation. It
-// may be allocated again immediately, unless record_use() has recorded other streams as its users.
+// streams use the other mapping. When a block is freed, a task on the stream of its allocation
+// overwrites it. The block may be allocated again immediately, unless record_use() has recorded
+// other streams as its users.
 //
-// Pinned host memory is counted, and so are two violations. The first is to free or unpin a block
-// that a copy of a stream uses; the block is then kept. The second is to queue a copy to pinned
-// memory that an earlier copy still uses.
+// This file counts pinned host memory, and two violations. The first is to free or unpin a block
+// that a stream's copy still uses; a freed block is then kept. The second is to queue a copy that
+// shares pinned memory with an unfinished copy, if one of the two copies writes it.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -30,11 +31,12 @@ int device_of(const void* address);
 c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();
 
-// Records `stream` as a user of the block. After the block is freed, it is not allocated again
-// before `stream` has run the tasks that it had at that time.
+// Records `stream` as a user of the block. Once freed, the block is allocated again only after
+// `stream` has run the tasks that were queued on it when the block was freed.
 void record_use(const void* device_address, const c10::Stream& stream);
 
-// Called when a copy of a stream that uses host memory is queued, and when the copy is over.
+// begin_use_of_host() is called when a copy from or to host memory is queued, and end_use_of_host()
+// when this copy is done. `writes`: the copy writes the host memory.
 void begin_use_of_host(const void* address, size_t bytes, bool writes);
 void end_use_of_host(const void* address, size_t bytes);
 

@@ -74,7 +74,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& stream) const override { synchronize(stream); }
   void synchronizeDevice(c10::DeviceIndex device) const override { synchronize(device); }
-  // Without `override`, because older releases of PyTorch lack this function.
+  // Without `override`, because the base class of older releases of PyTorch lacks this function.
   bool isStreamCapturing(const c10::Stream& stream) const {
     TORCH_CHECK(tells_of_captures, "the test accelerator does not tell of captures");
     return is_capturing(stream);

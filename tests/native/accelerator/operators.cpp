@@ -29,8 +29,8 @@
 namespace late {
 namespace {
 
-// The address, sizes and type of a tensor, for a task of a stream. Like a kernel's arguments it
-// does not keep the memory allocated. tensor() makes a CPU tensor of the memory.
+// The address, sizes and type of a tensor, for a task of a stream. Like a kernel's arguments, a
+// View does not keep the memory allocated. tensor() makes a CPU tensor of the memory.
 class View {
  public:
   explicit View(const at::Tensor& tensor)

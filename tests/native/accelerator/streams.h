@@ -1,5 +1,5 @@
-// The streams of the test accelerator. Each is a thread that runs its tasks in order, and late:
-// before a task it may sleep. An event is a point in a stream's order.
+// The streams of the test accelerator. Each stream is a thread that runs its tasks in order, and
+// late: it may sleep before a task. An event is a point in a stream's order (Moment).
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -39,9 +39,9 @@ c10::Stream stream_from_pool(c10::DeviceIndex device);
 
 void enqueue(const c10::Stream& stream, std::function<void()> task);
 
-// Returns a moment that `stream` reaches after all tasks that it has been given.
+// Returns a moment that `stream` reaches after all tasks that it has been given so far.
 std::shared_ptr<Moment> record(const c10::Stream& stream);
-// Makes `stream` wait for the moment.
+// Queues a wait for the moment on `stream`.
 void block(const c10::Stream& stream, std::shared_ptr<Moment> moment);
 
 // Make the calling thread wait: for all tasks of a stream, for a moment, or for all tasks of a
@@ -64,7 +64,7 @@ enum class Direction { kToHost, kToDevice };
 void await_copy(Direction direction);
 void count_copy(Direction direction);
 int64_t copies(Direction direction);  // completed copies
-// Allows `more` copies beyond the completed ones; negative: all.
+// Allows `more` further copies after the completed ones, or all copies if `more` is negative.
 void allow_copies(Direction direction, int64_t more);
 
 // Makes the stream pretend that it records a graph.
