@@ -119,7 +119,8 @@ TEST(Heap, ThrowsBeyondTheNodesMemory) {
   });
 }
 
-// memkind's size classes would round such blocks up by as much as a quarter.
+// The heap maps blocks of these sizes itself: memkind's size classes would round them up by as much
+// as a quarter.
 TEST(Heap, LargeBlocksAreMappedAtExactlyTheirPages) {
   with_hbm([] {
     constexpr size_t kSlack = 2 * kMiB;  // for other mappings during the test

@@ -68,12 +68,12 @@ LocalPeers explore_as(const ForkedRank& rank) {
                  /*chunk_bytes=*/4096);
 }
 
-// Ranks 2 and 3 each call `isolate` before they look for local peers. Expects that rank r finds
-// itself on node node_of[r].
+// Ranks 2 and 3 call `isolate` before they look for local peers. Expects that each rank finds the
+// same nodes: rank r on node node_of[r].
 void expect_nodes(const std::function<bool()>& isolate, const std::vector<int>& node_of) {
   if (!permitted(isolate)) GTEST_SKIP() << "namespaces are not permitted here";
   const int failures = run_forked([&] {
-    ASSERT_TRUE(enter_with_own_shared_memory(0));  // other programs use the machine's /dev/shm
+    ASSERT_TRUE(enter_with_own_shared_memory(0));  // because other programs use the machine's
     run_forked_ranks(4, [&](const ForkedRank& rank) {
       if (rank.rank >= 2) {
         ASSERT_TRUE(isolate());

@@ -1,4 +1,4 @@
-// The ranks that share a node. Ranks are processes. Some tests put them in namespaces of their own.
+// The ranks that share a node. In most tests, ranks are processes.
 #include "communicator/shm/local_peers.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@
 #include "fake_store.h"
 #include "file_store.h"
 #include "forked_ranks.h"
-#include "memory_fixture.h"  // its suppressions of ThreadSanitizer for memkind
+#include "memory_fixture.h"  // suppresses ThreadSanitizer's reports about memkind
 
 namespace hbm::communicator::shm {
 namespace {
@@ -48,7 +48,7 @@ struct Explorer {
   explicit Explorer(const ForkedRank& forked)
       : Explorer(std::make_shared<FileStore>(forked.directory), forked.rank, forked.size) {}
 
-  // Meets the other ranks, calls `hold`, and explores.
+  // Meets the other ranks, calls `hold`, and finds the local peers.
   LocalPeers explore(const std::function<void()>& hold = [] {}) {
     PeerListener listener;
     const auto rendezvous = bootstrap::meet(store, rank, size, "group g", in(patience), [&] {
@@ -167,13 +167,13 @@ TEST(Explore, RanksMayBeThreads) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    // Leaves out the keys of the test, and keys that ranks publish only if a step takes long.
+    // Counts neither the keys of the test nor keys that ranks publish only if a step takes long.
     const std::regex others("/(done|calls|mapped)/[0-9]+$");
     const auto own_keys = std::ranges::count_if(
         store->keys(), [&](const std::string& key) { return !std::regex_search(key, others); });
     EXPECT_LE(own_keys, 4 + 4);
   };
-  EXPECT_EQ(run_forked(explore_on_threads), 0);  // later tests fork, so here no thread may start
+  EXPECT_EQ(run_forked(explore_on_threads), 0);  // in a child, because later tests fork
 }
 
 TEST(Explore, PublishesRegionsAtTheFirstMeeting) {
@@ -304,7 +304,7 @@ TEST(Explore, NamesARankKilledInProgress) {
     const auto explore = [&step](const ForkedRank& forked) {
       Explorer rank(forked);
       rank.patience = milliseconds(3000);
-      rank.is_reachable = step != "calls1" || rank.rank != 3;  // else ranks omit step "calls1"
+      rank.is_reachable = step != "calls1" || rank.rank != 3;  // if all are, they omit "calls1"
       if (rank.rank == 1) rank.store = std::make_shared<DeadlyStore>(rank.store, step);
       try {
         rank.explore();
@@ -365,7 +365,7 @@ TEST(Explore, AFurtherGroupNeedsNoSockets) {
   run_forked_ranks(4, [](const ForkedRank& forked) {
     Explorer rank(forked);
     const LocalPeers first = rank.explore();
-    rank.segment = nullptr;  // the further group must not need it
+    rank.segment = nullptr;  // the further group must not need a segment
     const LocalPeers again = rank.explore();
     EXPECT_EQ(again.at, first.at);
     EXPECT_EQ(again.node_of, first.node_of);
@@ -404,7 +404,7 @@ TEST(Explore, FewDescriptorsInFlightAreEnough) {
   run_forked_ranks(8, [](const ForkedRank& forked) {
     Explorer rank(forked);
     std::filesystem::permissions(forked.directory, std::filesystem::perms::all);
-    const rlimit few{40, 40};  // limits open descriptors, and the user's in flight
+    const rlimit few{40, 40};  // of open descriptors, and of the user's descriptors in flight
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
     ASSERT_EQ(setuid(65534), 0);
     const LocalPeers found = rank.explore();

@@ -1,7 +1,9 @@
 // The common part of the tests of memory. memkind reads its environment once per process, so each
-// test runs its body in a child process, with node 0 named as HBM or with no HBM named.
+// test runs its body in a child process. The child's environment names node 0 as HBM, or names no
+// HBM.
 //
-// Include it in one file of a program: it defines ThreadSanitizer's hook for suppressions.
+// Include this file in one source file of a program only, because it defines ThreadSanitizer's hook
+// for suppressions.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,12 +24,13 @@
 #include "memory/topology.h"
 
 #if defined(__SANITIZE_THREAD__)
-// Around a fork, memkind's jemalloc locks all its mutexes: more than ThreadSanitizer can follow. In
-// the child, jemalloc makes the mutexes again without a call that ThreadSanitizer knows. So the
-// first line makes ThreadSanitizer ignore memkind, and the second the last unlock, which is a tail
-// call out of memkind's fork handler. ThreadSanitizer then no longer sees that memkind hands a
-// block from one owner to the next, and would report a race in the next owner's touch(). The third
-// line ignores that report.
+// Around a fork, memkind's jemalloc locks all its mutexes. They are more than ThreadSanitizer can
+// follow. In the child, jemalloc initialises the mutexes again by code that ThreadSanitizer does
+// not know. So the first line makes ThreadSanitizer ignore calls from memkind. The second line does
+// this for the last unlock: memkind's fork handler makes it by a tail call, so it seems to come
+// from __run_postfork_handlers. ThreadSanitizer then no longer sees that memkind hands a block from
+// one owner to the next, and would report a race in the next owner's touch(). The third line
+// suppresses this report.
 extern "C" const char* __tsan_default_suppressions() {
   return "called_from_lib:libmemkind.so\n"
          "mutex:__run_postfork_handlers\n"
@@ -42,7 +45,8 @@ inline constexpr size_t kMiB = 1024 * kKiB;
 inline constexpr size_t kGiB = 1024 * kMiB;
 inline const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
-// False under sanitizers: they take their shadow memory from this process' address space.
+// True if the tests may limit and count this process's address space. False under sanitizers,
+// because their shadow memory takes address space.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSpaceIsOurs = false;
 #else
@@ -80,7 +84,8 @@ inline void with_hbm(const std::function<void()>& body) {
   });
 }
 
-// Runs the body with no HBM named. Skips the test on a machine with HBM, which cannot be hidden.
+// Runs the body with no HBM named. Does not run it on a machine with HBM, because HBM cannot be
+// hidden.
 inline void without_hbm(const std::function<void()>& body) {
   in_child([&] {
     unsetenv("MEMKIND_HBW_NODES");
@@ -104,7 +109,7 @@ inline uint64_t mapped_bytes() {
   return pages * kPage;
 }
 
-// Sets a limit of this process and of those that it forks.
+// Sets a soft limit of this process. Later children inherit it.
 inline void set_limit(int resource, uint64_t bytes) {
   rlimit limit{};
   ASSERT_EQ(getrlimit(resource, &limit), 0);

@@ -1,4 +1,5 @@
-// Headers: their layout on the wire, their description, and all differences between two headers.
+// Message headers: their layout on the wire, their description, and the error that names all
+// differences between two headers.
 #include "communicator/message.h"
 
 #include <gtest/gtest.h>

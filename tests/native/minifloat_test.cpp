@@ -1,5 +1,5 @@
-// The conversions of narrow floats, against the definition of their formats: every code, every
-// midpoint between two codes, the numbers next to it, and random bits.
+// Compares the conversions of narrow floats with the definition of their formats. Tries every code,
+// every midpoint between two codes, the numbers next to each midpoint, and random bits.
 #include "kernels/minifloat.h"
 
 #include <gtest/gtest.h>

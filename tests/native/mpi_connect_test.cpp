@@ -1,4 +1,5 @@
-// The MPI worlds that fit a group, and the ranks that share a node for MPI.
+// The preconditions of MPI, the MPI worlds that fit a group, and the nodes that may share memory in
+// MPI.
 #include "communicator/mpi/connect.h"
 
 #include <gtest/gtest.h>
@@ -130,7 +131,7 @@ TEST(MpiState, NodesOfOneKernelMayShareMemory) {
   for (const size_t rank : {0, 2}) {
     EXPECT_TRUE(share(rank, "boot", true));
     EXPECT_FALSE(share(rank, "boot", false));
-    EXPECT_FALSE(share(rank, "another", true));  // only ranks of its own node share its kernel
+    EXPECT_FALSE(share(rank, "another", true));  // the other node has another kernel
   }
 }
 

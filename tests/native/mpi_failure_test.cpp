@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 constexpr size_t kChunk = 4096;
 constexpr milliseconds kShort{1000};
 
-// One rank's allreduce in a trial; rank 1 differs from the others in one thing.
+// One rank's allreduce in a trial. Rank 1's call differs from the other ranks' calls in one member.
 struct Call {
   size_t count = 100;
   Dtype dtype = Dtype::kFloat32;
@@ -139,7 +139,7 @@ TEST(MpiFailure, LateRankIsHarmless) {
     const progress::Clock::time_point limit = progress::Clock::now() + kTimeout;
     if (rank.rank == 1) {
       EXPECT_TRUE(bootstrap::await_keys(store, {"over"}, limit));
-      EXPECT_FALSE(early.run(allreduce(early, {}, data)));  // the other rank's data had arrived
+      EXPECT_FALSE(early.run(allreduce(early, {}, data)));  // rank 0's data had arrived
     } else {
       expect_error(ErrorKind::kTimeout, {"missing ranks: 1"},
                    early.run(allreduce(early, {}, data), kShort));

@@ -64,8 +64,8 @@ TEST(MpiLibrary, LibrarysVersionRevealsTheStandardAbi) {
   });
 }
 
-// Among libraries next to Python, one with MPICH's ABI comes before one with the standard ABI. Open
-// MPI is last.
+// Among libraries next to Python, hbm prefers one with MPICH's ABI, then one with the standard ABI,
+// then Open MPI.
 TEST(MpiLibrary, BestOfSeveralIsChosen) {
   const fs::path folder = fs::temp_directory_path() / ("hbm_mpi_" + std::to_string(getpid()));
   const auto find = [&folder] {
@@ -87,7 +87,7 @@ TEST(MpiLibrary, BestOfSeveralIsChosen) {
   fs::remove_all(folder);
 }
 
-// A library whose MPI_Init does not ask hbm's responder starts a world of one in each rank.
+// If a library's MPI_Init does not ask hbm's responder, each rank starts a world of one process.
 TEST(MpiLibrary, ErrorNamesALibraryWithoutPmi1) {
   run_forked_ranks(2, [](const ForkedRank& rank) {
     setenv("HBMCOMM_MPI_LIB", kStandard1.c_str(), 1);
@@ -96,7 +96,8 @@ TEST(MpiLibrary, ErrorNamesALibraryWithoutPmi1) {
   });
 }
 
-// Under a launcher that offers only PMIx, MPICH's MPI_Init would end the process.
+// Under a launcher that offers only PMIx, MPICH's MPI_Init would end the process. So hbm must not
+// call it.
 TEST(MpiLibrary, PmixOnlyLauncherDoesNotStartMpich) {
   const auto launched = [] {
     World::launched(std::chrono::steady_clock::now() + std::chrono::seconds(10));

@@ -1,5 +1,5 @@
-// Ranks over real MPI, for tests without a launcher: processes forked from one that has neither
-// threads nor MPI yet.
+// Ranks over real MPI, for tests without a launcher. The ranks are processes, forked from a process
+// that has neither threads nor MPI yet.
 #pragma once
 
 #include <chrono>
@@ -35,7 +35,7 @@ class Group {
   std::shared_ptr<progress::OperationQueue> transfers;
   uint64_t sequence = 0;
 
-  // Runs a collective to its end and returns its error.
+  // Runs a collective to its end. Returns its error, or null.
   std::exception_ptr run(std::unique_ptr<progress::Operation> operation,
                          std::chrono::milliseconds timeout = kTimeout);
 };

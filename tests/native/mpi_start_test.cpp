@@ -1,5 +1,5 @@
-// The environment in which MPI starts, and the trial of MPI_Init in a child process. Shell scripts
-// replace the program of the trial.
+// The environment in which MPI starts, and the trial of MPI_Init in a child process. In these
+// tests, shell scripts replace the program of the trial.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -112,7 +112,7 @@ TEST_F(Trial, EndsAtTheDeadline) {
   expect_error(ErrorKind::kTimeout, {"did not return in time", "UCX_TLS=rc"},
                [] { try_with("exec sleep 1000", 1, kSoon); });
   expect_error(ErrorKind::kTimeout, {"did not return in time", "UCX_TLS=rc"},
-               [] { try_with(kPasses, 2, kSoon); });  // the other rank does not come
+               [] { try_with(kPasses, 2, kSoon); });  // rank 1 does not come
 }
 
 TEST_F(Trial, RethrowsTheChecksException) {

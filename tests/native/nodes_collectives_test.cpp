@@ -50,7 +50,8 @@ std::vector<Element> any_elements(size_t count, uint64_t seed) {
   return made;
 }
 
-// Returns the means of `count` elements over the ranks, whose elements are drawn from `seed`.
+// Returns the mean over the ranks of each of `count` elements. Rank r draws its elements from seed
+// + r.
 template <class Element>
 std::vector<Element> means(uint64_t seed, size_t ranks, size_t count) {
   std::vector<__int128> sums(count);
@@ -65,8 +66,8 @@ std::vector<Element> means(uint64_t seed, size_t ranks, size_t count) {
   return found;
 }
 
-// Runs allreduce, reduce and reduce_scatter with AVG. In these, leaders add the sums of nodes. The
-// share of each rank in a reduce_scatter has `each` elements.
+// Runs allreduce, reduce and reduce_scatter with AVG, in which leaders add the sums of their nodes.
+// Each rank's share of the reduce_scatter has `each` elements.
 template <class Element>
 void take_means(NodesTalk& talk, const ForkedRank& rank, Dtype dtype, size_t each, uint64_t seed) {
   SCOPED_TRACE(std::string(dtype_name(dtype)) + ", " + std::to_string(each));
@@ -142,8 +143,8 @@ TEST(NodesBroadcast, IsCorrectAroundTheAnswerLimit) {
   }
 }
 
-// Rank 0, the root, waits until rank 1 has come to the broadcast, although its sockets would take
-// all data. Data sent earlier could overflow the queue of a link, which then loses packets.
+// Rank 0, the root, does not send all data before rank 1 has come to the broadcast, although the
+// sockets would take them. Early data could overflow the queue of a link, which then loses packets.
 TEST(NodesBroadcast, ToANodeThatHasNotComeWaits) {
   setenv("UCX_TLS", "tcp,self", 1);
   mpi::run_ranks(2, [](const mpi::Rank& rank) {

@@ -15,8 +15,8 @@
 namespace hbm::communicator {
 namespace {
 
-// A way in which a rank's collective may differ from the other ranks' collective. `call` makes a
-// rank's collective, the different one if `differs` is true.
+// A way in which a rank's collective may differ from the other ranks' collective. `call` makes the
+// different collective if `differs` is true.
 struct Difference {
   const char* name;
   std::function<OperationPtr(Communicator&, std::byte* data, size_t ranks, bool differs)> call;
@@ -77,8 +77,8 @@ bool tells_of_a_difference(const std::exception_ptr& error) {
   return text_of(error).find("disagree") != std::string::npos;
 }
 
-// The last ranks, from `first` on, differ. A rank that only sends may get its error only in the
-// next collective.
+// The ranks from `first` on make the different collective. Every rank must get an error; a rank
+// that only sends may get it only in the next collective.
 void disagree(const Difference& difference, const std::string& layout, int first) {
   mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
     SCOPED_TRACE(difference.name);
@@ -100,8 +100,8 @@ TEST(NodesMismatch, OfOneNodeFailsOnAllRanks) {
   for (const Difference& difference : kDifferences) disagree(difference, "aabb", 2);
 }
 
-// From 512 KiB on, a broadcast among three nodes goes along a chain of nodes. Below, the root's
-// node sends to each other node.
+// From 512 KiB on, a broadcast among three nodes goes along a chain of nodes. Below 512 KiB, the
+// root's node sends to each other node.
 TEST(NodesMismatch, OfBroadcastAlgorithmsFailsOnAllRanks) {
   const auto broadcast = [](Communicator& group, std::byte* data, bool more) {
     return group.broadcast(1, data, more ? 200'000 : 100'000, Dtype::kFloat32, 0);
@@ -116,8 +116,8 @@ TEST(NodesMismatch, OfBroadcastAlgorithmsFailsOnAllRanks) {
       "abc", 2);
 }
 
-// Makes a collective with a root, of `count` elements to or from each rank. `roots`: true on the
-// rank that takes itself for the root.
+// Makes a collective with a root, of `count` elements to or from each rank. `roots`: this rank
+// takes itself for the root.
 using Rooted = std::function<OperationPtr(Communicator&, uint64_t sequence, std::byte* data,
                                           size_t ranks, size_t count, int root, bool roots)>;
 
@@ -144,8 +144,8 @@ const std::map<std::string, Rooted> kRooted = {
      }},
 };
 
-// A rank of a group in which the ranks disagree about the root of a collective. The last rank names
-// itself, the other ranks name rank 0.
+// A rank of a group whose ranks disagree about the root of a collective. The last rank names itself
+// as the root; the other ranks name rank 0.
 class RootsTalk {
  public:
   RootsTalk(const ForkedRank& rank, const std::string& layout, const std::string& name,
@@ -208,8 +208,8 @@ TEST(NodesMismatch, OfRootsFailsByTheNextBarrier) {
   each_count("ab", {"broadcast", "scatter"}, ends_by_the_next_barrier);
 }
 
-// Each rank takes itself for the root, sends a block, and waits for the empty answer of the other.
-// It receives the other's block instead, which is much longer, and must still compare the headers.
+// Each rank takes itself for the root, sends a block, and waits for an empty answer. Instead it
+// receives the other rank's block, which is much longer. It must still compare the headers.
 TEST(NodesMismatch, OfLargeBroadcastsRootsFailsOnBoth) {
   mpi::run_ranks(2, [](const mpi::Rank& rank) {
     RootsTalk talk(rank, "ab", "broadcast", kSome);
@@ -219,7 +219,7 @@ TEST(NodesMismatch, OfLargeBroadcastsRootsFailsOnBoth) {
 }
 
 // With one rank on each of two nodes, each rank may name itself as the root. In a reduce or a
-// gather both then wait as the root, and neither receives a header to compare:
+// gather, both ranks then wait as the root, and neither receives a header to compare:
 // docs/design/messages.md.
 TEST(NodesMismatch, OfReceivingRootsEndsAtTheTimeout) {
   each_count("ab", {"reduce", "gather"}, [](RootsTalk& talk) {
@@ -228,7 +228,8 @@ TEST(NodesMismatch, OfReceivingRootsEndsAtTheTimeout) {
   });
 }
 
-// Makes `rank`'s operation of a transfer of one element from rank `from` to the other of two ranks.
+// Returns rank `rank`'s operation in a transfer of one element between two ranks. Rank `from` has
+// the element, and the other rank gets it.
 OperationPtr move_one(const std::string& name, NodesTalk& talk, float* data, int rank, int from) {
   Communicator& group = talk.communicator();
   if (name == "send/recv" && rank == from)
@@ -242,8 +243,8 @@ OperationPtr move_one(const std::string& name, NodesTalk& talk, float* data, int
 }
 
 // In the group `name`, both ranks send a message that no rank receives, and end the group. MPI may
-// deliver these messages in the ranks' next group, `later`. That must be an error, and never data,
-// also if both groups have the same name.
+// deliver these messages in the ranks' next group, `later`. Then that group must raise an error,
+// and must not take the messages for data, even if both groups have the same name.
 void leave_unread(const mpi::Rank& rank, const std::string& name, const std::string& later) {
   float data[] = {10, 10};
   {

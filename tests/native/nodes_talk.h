@@ -22,7 +22,8 @@
 
 namespace hbm::communicator {
 
-// A layout names each rank's node: "aab" is a node of ranks 0 and 1, and one of rank 2.
+// Returns the ranks of each node of a layout. A layout has a letter for each rank, which names the
+// rank's node. In "aab", ranks 0 and 1 share a node, and rank 2 is on another node.
 inline std::vector<std::vector<size_t>> nodes_of(const std::string& layout) {
   std::vector<std::vector<size_t>> nodes;
   std::map<char, size_t> index_of;
@@ -39,9 +40,9 @@ inline bool is_narrow(Dtype dtype) {
   return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat8E4M3FN;
 }
 
-// Returns the expected result of a reduction over several nodes. The ranks of each node are reduced
-// first, in their order, and then the nodes' results, in the nodes' order. Each of the two stages
-// rounds. A mean of integers is rounded once, as if all ranks were on one node.
+// Returns the expected result of a reduction over several nodes. First the inputs of each node's
+// ranks are reduced, in the order of ranks, then the nodes' results, in the order of nodes. Each of
+// the two stages rounds. But a mean of integers is rounded once, as if all ranks were on one node.
 inline Bytes reduced_over(const std::string& layout, const std::vector<Bytes>& inputs, size_t count,
                           Dtype dtype, ReduceOp op) {
   const auto nodes = nodes_of(layout);

@@ -1,4 +1,4 @@
-// Overlaps of strided arrays against an enumeration of all addresses.
+// Compares the overlaps of strided arrays with an enumeration of all addresses.
 #include "base/overlap.h"
 
 #include <gtest/gtest.h>
@@ -63,8 +63,8 @@ TEST(Overlap, AgreesWithEnumerationForEverySmallLayout) {
   every_layout(4, 3, 5, compare);
 }
 
-// Both arrays have elements of 2 bytes. Their distance is in bytes, so elements may overlap in
-// part.
+// Both arrays have elements of 2 bytes. The distance between the arrays is in bytes, so two
+// elements may overlap by one byte.
 TEST(Overlap, OfTwoArraysAgreesWithEnumeration) {
   std::vector<std::pair<Numbers, Numbers>> layouts;
   every_layout(2, 4, 6, [&](const Numbers& sizes, const Numbers& strides) {

@@ -94,7 +94,8 @@ TEST(ProcessorDemand, HasTheRanksAndTheProcessorsOfOneMachine) {
   EXPECT_FALSE(processor_demand({0, 1, 2, 3}, bound).oversubscribed());
 }
 
-// Two ranks of one control group share its quota. Ranks of two control groups have both quotas.
+// Ranks of one control group share its quota. Ranks of two control groups have the sum of both
+// quotas.
 TEST(ProcessorDemand, HasNoMoreProcessorsThanItsControlGroupsLeave) {
   const auto with_quotas = [](const std::vector<std::string>& quotas) {
     std::vector<Member> members;
@@ -137,7 +138,7 @@ TEST(ShmSlotChunk, IsLargerIfOversubscribedAndRoomIsLeft) {
   EXPECT_EQ(shm_slot_chunk(kStagingBytes, 1024 * kKiB, true), 16 * kKiB);
 }
 
-// Three groups at a time fit into a segment of 4 MiB.
+// A segment of 4 MiB has room for the slots of three groups.
 TEST(ShmSlotChunk, FitsTheSmallestSegmentOfOversubscribedRanks) {
   const int cpu = allowed_cpus().front();
   run_forked_ranks(2, [&](const ForkedRank& rank) {
@@ -156,8 +157,8 @@ TEST(ShmSlotChunk, FitsTheSmallestSegmentOfOversubscribedRanks) {
   });
 }
 
-// The slots of ranks that share a processor take over 4 MiB, those of ranks with a processor each a
-// quarter of that.
+// If the ranks share a processor, their slots take a little more than 4 MiB. If each rank has its
+// own processor, its slots take a little more than 1 MiB.
 TEST(ProcessorDemand, DecidesWhatItsGroupsStage) {
   const std::vector<int> cpus = allowed_cpus();
   for (const bool together : {true, false}) {

@@ -23,7 +23,7 @@ using reference::Elements;
 struct Case {
   const Kernels* kernels;
   Dtype wire;
-  Dtype array;  // a residual, or the buffer
+  Dtype array;  // of a residual, or of the buffer
 };
 
 std::string name_of(const Case& param) {

@@ -24,8 +24,8 @@ using Nodes = std::map<int, uint64_t>;
 
 constexpr size_t kBytes = 9 * kMiB;
 
-// Returns memory of which a part is written. If it is shared, another process has written the last
-// page.
+// Returns kBytes of memory. This process has written the pages of the first 5 MiB. If `shared`,
+// another process has written the last page.
 char* partly_written(bool shared) {
   const int file = memfd_create("segment", MFD_CLOEXEC);
   EXPECT_EQ(ftruncate(file, kBytes), 0);

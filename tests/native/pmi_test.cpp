@@ -1,4 +1,4 @@
-// The PMI responder, asked over its socket as MPICH asks.
+// The PMI responder. The tests ask it over its socket, as MPICH does.
 #include "communicator/mpi/pmi.h"
 
 #include <gtest/gtest.h>

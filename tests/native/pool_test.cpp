@@ -340,7 +340,7 @@ TEST(Pool, LittleAddressSpaceIsAnError) {
 
 TEST(Pool, AForkedChildHasNoBlocks) {
   auto pool = Pool::create(options(32 * kMiB));
-  auto block = pool->allocate(16 * kMiB);  // large: in the child a sanitizer maps only its end
+  auto block = pool->allocate(16 * kMiB);  // large: a sanitizer in the child maps only its end
   fill(*block, 1);
   in_child([&] {
     std::byte* const base = block->base();
