@@ -1,4 +1,5 @@
-// A synchronous operation on an idle queue, and the waits of its progress thread.
+// A synchronous operation on an idle queue: its caller claims the queue and drives the operation.
+// Also the waits of the queue's progress thread.
 #include <gtest/gtest.h>
 
 #include <thread>

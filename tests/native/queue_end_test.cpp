@@ -14,7 +14,7 @@
 namespace hbm::progress {
 namespace {
 
-// Runs `test` in a forked child, which ends by exit() with its threads still there.
+// Runs `test` in a forked child, which calls exit() while its threads still run.
 void in_child(const std::function<void()>& test) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
@@ -120,7 +120,8 @@ TEST(QueueEnd, WaitsForARunningCallback) {
   });
 }
 
-// A progress thread may park within its turn: in a hook, or in an operation of another queue.
+// A progress thread may park while it drives its queue: in a hook, or in an operation of another
+// queue.
 TEST(QueueEnd, DoesNotAwaitAParkedProgressThread) {
   in_child([] {
     struct Shared {  // never destroyed, as above

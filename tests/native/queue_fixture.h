@@ -56,7 +56,7 @@ class QueueTest : public testing::Test {
 
   bool wait(const RequestPtr& request) { return queue_->wait(request, Clock::now() + kLong); }
 
-  // Returns true if the queue is empty and not driven. Throws on a broken queue.
+  // Returns true if the queue is empty and no thread drives it. Throws if the queue is broken.
   bool idle() {
     if (!queue_->try_claim("a check")) return false;
     queue_->unclaim();
@@ -69,7 +69,7 @@ class QueueTest : public testing::Test {
   }
 
   std::function<void(const std::vector<int>&)> watch_ = [](const auto&) {
-  };  // to be set before the first operation
+  };  // set it before the first operation
   std::atomic<int> wakes_ = 0;
   const std::shared_ptr<OperationQueue> queue_;
 
@@ -83,8 +83,8 @@ class UnorderedQueueTest : public QueueTest {
   UnorderedQueueTest() : QueueTest(OperationQueue::Order::kUnordered) {}
 };
 
-// Checks `condition` repeatedly, and drives no operation. Returns false if it does not become true
-// within a minute.
+// Checks `condition` repeatedly, and drives no operation. Returns false if `condition` does not
+// become true within a minute.
 inline bool eventually(const std::function<bool()>& condition) {
   const Clock::time_point limit = Clock::now() + kLong;
   while (!condition()) {

@@ -71,7 +71,7 @@ TEST_F(QueueInterruptionTest, AnotherThreadIsNotInterrupted) {
   const auto op = script("op");
   const auto request = submit(op);
   std::thread waiter([&] { EXPECT_TRUE(wait(request)); });
-  std::this_thread::sleep_for(milliseconds(600));  // the thread checks every 250 ms
+  std::this_thread::sleep_for(milliseconds(600));  // a wait checks for Ctrl-C every 250 ms
   EXPECT_TRUE(pressed);
   op->ready = true;
   waiter.join();

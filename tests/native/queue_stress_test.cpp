@@ -30,7 +30,7 @@ class QueueStress : public QueueTest, public testing::WithParamInterface<Operati
  protected:
   QueueStress() : QueueTest(GetParam()) {}
 
-  // Issues one operation, and waits for it, in a random one of the possible ways.
+  // Issues one operation in a random mode. At random, waits for it, tests it, or leaves it.
   void one(std::mt19937_64& random) {
     const auto request =
         submit(random_script(random), random() % 3 == 0 ? Mode::kSync : Mode::kAsync);

@@ -35,7 +35,7 @@ TEST_F(QueueTest, SyncRunsOnTheCallersThread) {
 }
 
 TEST_F(QueueTest, OrderedOneAfterTheOther) {
-  std::vector<std::string> steps;  // the queue orders the calls that write it
+  std::vector<std::string> steps;  // without a lock: the queue orders the calls that write it
   std::vector<RequestPtr> requests;
   for (const char* name : {"a", "b", "c", "d"}) {
     const auto op = script(name, *name != 'c');
@@ -306,7 +306,7 @@ TEST_F(UnorderedQueueTest, SleepsForTheFirstIfAllWake) {
     return Slept::kWoken;
   };
   second->on_sleep = [](Clock::time_point until, bool) {
-    EXPECT_EQ(until, Clock::time_point::min());  // the progress thread only asks
+    EXPECT_EQ(until, Clock::time_point::min());  // the thread asks, and must not sleep here
     return Slept::kTimedOut;
   };
   const auto first_ticket = enqueue(first);
@@ -316,7 +316,7 @@ TEST_F(UnorderedQueueTest, SleepsForTheFirstIfAllWake) {
 }
 
 TEST_F(QueueTest, AForkedChildsCallsAreRefused) {
-  const auto running = submit(script("running"));  // the worker drives at the time of the fork
+  const auto running = submit(script("running"));  // so a worker drives at the time of the fork
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -343,7 +343,7 @@ TEST(Backoff, SleepsLongerUntilItIsReset) {
     EXPECT_GE(longest, milliseconds(1));
     EXPECT_TRUE(eventually([&] {
       backoff.reset();
-      return pause() < milliseconds(1);  // if the thread is not preempted
+      return pause() < milliseconds(1);  // true unless the thread was preempted
     }));
   }
 }
@@ -368,7 +368,7 @@ TEST(Backoff, PollsLessAfterWaitsThatSlept) {
     backoff.reset();
     pauses = pauses_before_a_sleep(backoff, sleeps);
   }
-  EXPECT_LE(pauses, 10);  // fewer than 10 if the thread lost its processor
+  EXPECT_LE(pauses, 10);  // 10, or fewer if the thread lost its processor
 }
 
 TEST(Backoff, SleepsAgainAfterAPartialWakeup) {
@@ -404,7 +404,7 @@ TEST(Backoff, ForgetsPartialWakeupsSoon) {
     pauses_before_a_sleep(backoff, sleeps);
     const Clock::time_point start = Clock::now();
     backoff.pause();
-    return Clock::now() - start < milliseconds(1);  // if the thread is not preempted
+    return Clock::now() - start < milliseconds(1);  // true unless the thread was preempted
   }));
 }
 

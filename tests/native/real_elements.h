@@ -28,7 +28,7 @@ inline double get_real(const void* from, size_t i, Dtype dtype) {
   }
 }
 
-// Stores a number that was computed in the wider of the target's type and the source's.
+// Stores a number that was computed in the wider type of a target and a source.
 inline void set_real(void* to, size_t i, Dtype dtype, double value) {
   const auto narrow = static_cast<float>(canonical(value));
   switch (dtype) {

@@ -1,6 +1,6 @@
 // The reference for csrc/kernels/reduce.h, written in the slow and obvious way. It handles one
-// element at a time, narrow floats by the definition of their formats and a search for the nearest
-// code.
+// element at a time. It converts narrow floats by the definition of their formats, and searches for
+// the nearest code.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +48,8 @@ class Format {
     const double magnitude = std::fabs(value);
     const size_t codes = magnitudes_.size();
     const double last_step = magnitudes_[codes - 1] - magnitudes_[codes - 2];
-    // Without saturation, the largest magnitude has an odd code. So a number halfway between it and
-    // the next step beyond is rounded up, and overflows.
+    // Without saturation, the largest magnitude has an odd code. So a number halfway between this
+    // magnitude and the next multiple of the step is rounded up, and overflows.
     if (overflow_ == Overflow::kSaturate ? magnitude >= magnitudes_.back()
                                          : magnitude >= magnitudes_.back() + last_step / 2) {
       if (overflow_ == Overflow::kSaturate) return (codes - 1) | sign;

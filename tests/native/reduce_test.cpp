@@ -23,7 +23,7 @@ constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg,  ReduceOp::kProduct
                              ReduceOp::kMin, ReduceOp::kMax,  ReduceOp::kBand,
                              ReduceOp::kBor, ReduceOp::kBxor, ReduceOp::kPremulSum};
 
-constexpr size_t kManyLanes = 5003;  // many vectors of any dtype, and a rest
+constexpr size_t kManyLanes = 5003;  // many vectors of any dtype, and a remainder
 
 std::vector<Dtype> reducible_dtypes() {
   std::vector<Dtype> dtypes;
@@ -110,8 +110,8 @@ class ReduceTest : public testing::TestWithParam<Target> {
  protected:
   static constexpr std::byte kGuard{0xA5};
 
-  // Compares one call with the reference. A destination below `n` is the source of that number;
-  // from `n` on, it is an array of its own. `shift` bytes move every array off its alignment.
+  // Compares one call with the reference. A destination d below `n` is the array of source d; from
+  // `n` on, a destination is an array of its own. `shift` bytes move every array off its alignment.
   void check(size_t n, size_t count, ReduceOp op, const std::vector<size_t>& destinations,
              size_t shift = 0) {
     const auto [kernels, dtype] = GetParam();
@@ -265,7 +265,7 @@ TEST_P(KernelsTest, AverageOf64BitIntegersIsExact) {
       (U{UINT64_MAX, UINT64_MAX / 3}));
 }
 
-// Between nodes, the sums of the ranks of a node have 128 bits.
+// Leaders of nodes may add integers of 128 bits: the sums of their nodes' ranks.
 TEST_P(KernelsTest, AverageOfPartialSumsIsExact) {
   const std::vector<__int128> sums = {static_cast<__int128>(INT64_MIN) * 3,
                                       static_cast<__int128>(INT64_MAX) * 3};

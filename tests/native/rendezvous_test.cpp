@@ -166,7 +166,7 @@ class Bystander final : public RankWatch {
   std::string deaths() override { return {}; }
 };
 
-// The check for Ctrl-C. After `interrupts` was set, the next check reports one Ctrl-C.
+// A check for Ctrl-C. Once `interrupts` is set, the next check reports one Ctrl-C.
 struct Interrupted : std::exception {};
 std::atomic<bool> interrupts{false};
 std::exception_ptr interrupt_once() {
@@ -281,7 +281,7 @@ TEST(Rendezvous, FurtherStepsAreAmongSome) {
 TEST(Rendezvous, ReportsEachArrivalOnceAndEarlyOnesSoon) {
   const auto store = std::make_shared<FakeStore>();
   constexpr int kSize = 5;
-  std::atomic<int> seen{0};  // arrivals of ranks 0 to 3, counted by each of them
+  std::atomic<int> seen{0};  // sum of the arrivals of ranks 0 to 3 that each of these ranks saw
   on_ranks(kSize, [&](int rank) {
     if (rank == kSize - 1) {  // comes once ranks 0 to 3 have met one another
       while (seen.load() < (kSize - 1) * (kSize - 1)) std::this_thread::sleep_for(milliseconds(1));
@@ -300,7 +300,7 @@ TEST(Rendezvous, ReportsEachArrivalOnceAndEarlyOnesSoon) {
   });
 }
 
-// A process that comes as `rank` of `size`, and expects an error with these parts.
+// Takes part as rank `rank` of `size`. Expects an error whose message has all `parts`.
 void expect_refused(const ForkedRank& process, int rank, int size,
                     const std::vector<std::string>& parts) {
   const auto store = std::make_shared<FileStore>(process.directory);
@@ -328,8 +328,9 @@ TEST(Claim, TwoProcessesWithOneRankAbortTheFormation) {
 }
 
 TEST(Claim, DoesNotMixRanksOfTwoJobs) {
-  // Two jobs share a store. Process 0 waits as rank 0 of one job, process 1 comes as rank 0 of the
-  // other and is refused. Only then process 2 comes, as rank 1 of one of the jobs.
+  // Two jobs share a store. Process 0 waits as rank 0 of one job. Process 1 comes as rank 0 of the
+  // other job. Only after process 1 was refused, process 2 comes as rank 1 of one of the jobs. All
+  // three must be refused.
   run_forked_ranks(3, [](const ForkedRank& process) {
     const auto store = std::make_shared<FileStore>(process.directory);
     if (process.rank == 1) {

@@ -1,4 +1,4 @@
-// The free memory by the kernel's figures, and the number of times that the figures are read.
+// The free memory that the kernel reports, and how often the tested functions read the reports.
 #include "memory/room.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Returns shared_room() while no file can be opened; nothing if it needed a file.
+// Calls shared_room() while this process can open no file. Returns nothing if shared_room() needed
+// a file.
 std::optional<uint64_t> room_without_files(uint64_t bytes) {
   set_limit(RLIMIT_NOFILE, 0);
   std::optional<uint64_t> room;

@@ -9,8 +9,8 @@
 
 namespace hbm {
 
-// A directory that the destructor removes. For sockets, whose names must be short, `where` is
-// "/tmp".
+// A directory that the destructor removes. Tests with sockets pass "/tmp" as `where`, because the
+// path of a socket must be short.
 class Scratch {
  public:
   explicit Scratch(const std::filesystem::path& where = std::filesystem::temp_directory_path()) {

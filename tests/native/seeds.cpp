@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kVariable = "HBMCOMM_TEST_SEED";
 
-// The run's seed, which programs that the test starts inherit.
+// The run's seed. Programs that a test starts inherit it by HBMCOMM_TEST_SEED.
 uint64_t run_seed = 0;
 std::atomic<uint64_t> asked{0};  // number of seeds that the running test has drawn
 
@@ -30,7 +30,7 @@ class Listener : public testing::EmptyTestEventListener {
   }
 
   void OnTestIterationStart(const testing::UnitTest&, int iteration) override {
-    if (iteration > 0) set_run_seed(run_seed + 1);  // of --gtest_repeat
+    if (iteration > 0) set_run_seed(run_seed + 1);  // a repeat (--gtest_repeat)
   }
   void OnTestStart(const testing::TestInfo&) override { asked = 0; }
   void OnTestEnd(const testing::TestInfo& test) override {

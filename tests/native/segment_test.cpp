@@ -118,8 +118,8 @@ TEST(SharedSegment, AlignsToCacheLinesAndPages) {
   });
 }
 
-// With this number of arenas memkind refuses to make a heap. The segment still gives blocks of its
-// reserved arena, which is not a part of the heap.
+// With this setting memkind refuses to make a heap. The segment still gives blocks of its reserved
+// arena, which is not a part of the heap.
 TEST(SharedSegment, TheFrontNeedsNoHeap) {
   without_hbm([] {
     setenv("MEMKIND_ARENA_NUM_PER_KIND", "none", 1);
@@ -335,7 +335,7 @@ TEST(SharedSegment, AForkedChildMayDestroyIt) {
 
 // memkind's records are private to each process, so forks at any time leave the parent's heap
 // intact. The child never waits for a lock that a thread held at the fork. glibc's malloc works in
-// the child of a process with threads. AddressSanitizer's malloc does not before GCC 13: it waits
+// the child of a process with threads. Before GCC 13, AddressSanitizer's malloc does not: it waits
 // for ever if another thread was in malloc at the fork.
 TEST(SharedSegment, ForksWhileThreadsAllocate) {
 #if defined(__SANITIZE_ADDRESS__)

@@ -100,8 +100,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NodeCollectives,
                                   (info.param.threads > 1 ? "_with_threads" : "");
                          });
 
-// Returns the number of phases of a gather of `bytes` from each of two ranks, or of an alltoall
-// with transfers of `bytes`.
+// Returns the number of phases that two ranks need: for a gather of `bytes` from each rank, or for
+// an alltoall in which each transfer has `bytes`.
 uint64_t phases(size_t chunk_bytes, size_t bytes, OpCode op) {
   TestNode node({.size = 2, .chunk_bytes = chunk_bytes, .segment_bytes = 1 << 20});
   node.run([&](NodeRank& rank) {
@@ -138,8 +138,8 @@ TEST(PeerTransfers, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
   EXPECT_EQ(phases(128 * kKiB, 4 * kMiB, OpCode::kAlltoall), 32u);
 }
 
-// A rank copies its part for itself: much of it while the rank waits for others, and the rest at
-// the end. The copy is right whichever rank is late.
+// In an alltoall, a rank also copies the data that it has for itself. It copies much of them while
+// it waits for others, and the rest at the end. The copy is right whichever rank is late.
 TEST(PeerTransfers, CopyWhatIsForTheRankItselfWhoeverIsLate) {
   constexpr size_t kBytes = (size_t{5} << 20) / 2 + 13;
   for (int late = 0; late < 3; ++late) {
@@ -197,9 +197,8 @@ TEST(PeerTransfers, CopyWhatIsForTheRankItselfWhileItWaits) {
   });
 }
 
-// On a node with hundreds of ranks, a rank's share of two chunks is smaller than the inline data of
-// a slot (16 bytes). With chunks of 16 bytes that is so for 4 ranks: a share of two chunks has 8
-// bytes.
+// With 4 ranks and chunks of 16 bytes, a rank's share of two chunks has 8 bytes. So it is smaller
+// than the inline data of a slot (16 bytes). This also occurs on nodes with hundreds of ranks.
 TEST(NodeReduction, OfInlineDataIsOneShotWithAnyChunk) {
   TestNode node({.size = 4, .chunk_bytes = 16, .segment_bytes = 1 << 20});
   node.run([&](NodeRank& rank) {

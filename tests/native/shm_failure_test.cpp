@@ -27,7 +27,7 @@ constexpr milliseconds kPrompt{2000};
 
 constexpr size_t kLarge = 100'000;  // elements: many chunks
 
-// A moment that one rank sets and the others measure from.
+// A point in time that one rank sets, and from which other ranks measure.
 class Moment {
  public:
   void set() { at_ = Clock::now().time_since_epoch().count(); }
@@ -55,14 +55,14 @@ std::exception_ptr receive_or_barrier(NodeRank& rank) {
   return rank.transfer(rank.collectives->receive({&word, 1}, Dtype::kFloat32, 1, 0, source));
 }
 
-// Takes the slowest of several threads' times.
+// Keeps the longest of the times that several threads take.
 class Slowest {
  public:
   void take(milliseconds time) {
     const std::lock_guard lock(mutex_);
     time_ = std::max(time_, time);
   }
-  milliseconds time() const { return time_; }  // once the threads are joined
+  milliseconds time() const { return time_; }  // call it once the threads are joined
 
  private:
   std::mutex mutex_;
@@ -88,7 +88,7 @@ TEST(NodeFailure, AnAlltoallIsNeverSelfSufficient) {
   });
 }
 
-// A poll that copied a gibibyte would delay an abort.
+// A poll that copied a gibibyte would delay an abort. So each poll copies only a slice.
 TEST(NodeFailure, ALongTransferIsMovedInSlices) {
   constexpr size_t kCount = (size_t{40} << 20) / sizeof(float);
   TestNode node({.size = 2, .segment_bytes = size_t{84} << 20});
@@ -307,7 +307,7 @@ TEST(NodeFailure, ALateRankHarmsThoseWhoGaveUp) {
       while (!rank.shm_group->failed()) std::this_thread::sleep_for(milliseconds(1));
       auto error = rank.run(sum(1));
       if (count == 100) {
-        EXPECT_FALSE(error) << text_of(error);  // the other rank's data had arrived
+        EXPECT_FALSE(error) << text_of(error);  // rank 0's data had arrived
         error = rank.run(sum(2));
       }
       expect_error(ErrorKind::kPeer, {"timed out after 50 ms", "missing ranks: 1"}, error);

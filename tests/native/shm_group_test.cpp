@@ -81,7 +81,7 @@ TEST(NodeTeam, OnlyTheLastPublisherWakesSleepers) {
   last.shm_group->publish();
   sleeper.join();
   EXPECT_EQ(doorbell(node, 0).bell.load(), 1u);
-  EXPECT_EQ(doorbell(node, 1).bell.load(), 0u);  // rank 1 is not asleep
+  EXPECT_EQ(doorbell(node, 1).bell.load(), 0u);  // rank 1 is not asleep, so its bell does not ring
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ TEST(NodeMismatch, EveryRanksErrorNamesTheDifference) {
   struct Case {
     std::string words;
     Call usual;
-    std::function<void(Call&)> change;  // for rank 1
+    std::function<void(Call&)> change;  // of rank 1's call
   };
   const Call large{.count = kLarge};
   const Call rooted{.op = OpCode::kReduce};
@@ -84,8 +84,8 @@ TEST(NodeMismatch, EveryRanksErrorNamesTheDifference) {
   }
 }
 
-// Rank 1 expects one element too few from rank 0. In a reduce_scatter, rank 0 sends one element too
-// few to rank 1.
+// Rank 1 expects one element too few from rank 0. In the reduce_scatter, rank 0 sends one element
+// too few to rank 1 instead.
 TEST(NodeMismatch, OfShortTransfersReachesEveryRank) {
   for (const OpCode op : {OpCode::kAlltoall, OpCode::kAllgather, OpCode::kScatter,
                           OpCode::kBroadcast, OpCode::kReduceScatter, OpCode::kGather}) {

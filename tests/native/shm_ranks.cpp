@@ -60,7 +60,8 @@ std::shared_ptr<ShmGroup> make_shm_group(TestNode& node, int rank) {
                            static_cast<int>(i) == rank ? -1 : node.deaths[i].get()});
   }
   const auto own = node.segments[static_cast<size_t>(rank)];
-  // A worker of a queue may release the ShmGroup after the TestNode was destroyed.
+  // The group keeps all segments, because a worker of a queue may release the ShmGroup after the
+  // TestNode was destroyed.
   const auto keep = std::make_shared<std::vector<std::shared_ptr<TestSegment>>>(node.segments);
   return std::make_shared<ShmGroup>(
       ShmGroup::Setup{"the test's group", std::move(local_ranks), static_cast<size_t>(rank),

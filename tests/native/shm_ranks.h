@@ -22,8 +22,8 @@ namespace hbm::communicator::shm {
 
 inline constexpr std::chrono::milliseconds kTimeout{60'000};
 
-// A rank's segment: blocks by first fit. A freed block is overwritten, and poisoned for the address
-// sanitizer. Threads: any.
+// A rank's segment. allocate() takes the first free range that is large enough. free() overwrites
+// the block, and poisons it for AddressSanitizer. Threads: any.
 class TestSegment {
  public:
   explicit TestSegment(size_t bytes);
@@ -34,7 +34,7 @@ class TestSegment {
   std::byte* base() const noexcept { return base_; }
   size_t size() const noexcept { return size_; }
 
-  // 64-byte aligned. Throws Error(kExhausted) when there is no room.
+  // Returns a block aligned to 64 bytes. Throws Error(kExhausted) if there is no room.
   std::byte* allocate(size_t bytes);
   void free(std::byte* block);
   size_t blocks() const;  // in use
@@ -64,11 +64,12 @@ struct NodeRank {
   NodeRank(const NodeRank&) = delete;
   NodeRank& operator=(const NodeRank&) = delete;
 
-  // Runs a collective, or a send or a receive, to its end and returns its error.
+  // run() runs a collective to its end, and transfer() a send or a receive. They return the
+  // operation's error, or null.
   std::exception_ptr run(OperationPtr collective, std::chrono::milliseconds timeout = kTimeout);
   std::exception_ptr transfer(OperationPtr operation, std::chrono::milliseconds timeout = kTimeout);
 
-  // Makes this rank a dead process in the view of the other ranks. REQUIRES: the rank calls nothing
+  // Makes this rank look like a dead process to the other ranks. REQUIRES: the rank calls nothing
   // afterwards.
   void die();
 
@@ -87,8 +88,8 @@ class TestNode {
  public:
   explicit TestNode(const NodeOptions& options);
 
-  // Runs `body` as every rank, each in a thread, and waits for all. An exception of a body fails
-  // the test. A body that hangs ends the program.
+  // Runs `body` as every rank, each in a thread, and waits for all. An exception of `body` fails
+  // the test. If `body` hangs, the program ends.
   void run(const std::function<void(NodeRank&)>& body);
 
   const NodeOptions options;

@@ -119,7 +119,7 @@ TEST(NodeTransfers, OfAnotherSizeAreRefusedAlone) {
           return rank.transfer(rank.collectives->send({data, count}, Dtype::kFloat32, 1, kTag));
         };
         if (count == 10) {
-          EXPECT_FALSE(send_it());  // ended before the refusal: the mailbox has the data
+          EXPECT_FALSE(send_it());  // the send ends before the refusal: the mailbox has the data
         } else {
           expect_error(ErrorKind::kMismatch, {"rank 1", "refused the message", "tag 3"}, send_it());
         }
@@ -131,7 +131,7 @@ TEST(NodeTransfers, OfAnotherSizeAreRefusedAlone) {
   }
 }
 
-// A message of `count` floats, in the rank's segment or elsewhere.
+// A message of `count` floats, in the rank's segment or in private memory.
 class Message {
  public:
   Message(NodeRank& rank, size_t count, bool in_segment, float value)
@@ -263,7 +263,7 @@ TEST(NodeTransfers, ReceivedMessagesKeepACancelledSendersTensor) {
       sending->abandon();
       if (in_segment) {
         EXPECT_EQ(first, progress::Progress::kDone);
-        EXPECT_FALSE(sending->peers_may_write());  // the receiver has all of it
+        EXPECT_FALSE(sending->peers_may_write());  // the receiver has the whole message
         EXPECT_EQ(found, std::vector<float>(count, 5.0f));
         continue;
       }
@@ -298,7 +298,7 @@ TEST(NodeTransfers, ArriveInSlicesAndExposeTheTensor) {
 TEST(NodeTransfers, EndImmediatelyWhenTheReceiverCancels) {
   for (const bool in_segment : {false, true}) {
     for (const bool polled : {false, true}) {
-      if (in_segment && polled) continue;  // the receiver would have all of it
+      if (in_segment && polled) continue;  // the receiver would have the whole message
       TestNode node({.size = 2});
       const size_t blocks = node.segments[0]->blocks();
       {

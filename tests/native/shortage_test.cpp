@@ -106,7 +106,7 @@ TEST(Heap, ThrowsBeyondTheMachine) {
   });
 }
 
-// Another process takes the rest of the node while this process commits pages.
+// As if another process took the rest of the node while this process commits pages.
 TEST(Heap, ThrowsIfANodeFillsUp) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
