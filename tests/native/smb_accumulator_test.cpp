@@ -22,7 +22,7 @@ namespace {
 
 constexpr storage::RecordSizes kSmall{.sessions = 16, .operations = 2, .parts = 6, .chunk = 4096};
 
-// Runs with records in memory, and in a store.
+// Runs with records in memory (false), and with records in a store (true).
 class AccumulatorTest : public testing::TestWithParam<bool> {
  protected:
   std::shared_ptr<storage::BoxSegment> segment(uint64_t key, uint64_t size) {

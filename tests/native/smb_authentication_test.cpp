@@ -1,4 +1,4 @@
-// A box over tcp, with a relay between the ends that does not know the token.
+// A client and a box over tcp, and between them a relay that does not know the token.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,8 +14,8 @@ namespace {
 constexpr uint64_t kSize = 1 << 20;
 constexpr uint64_t kBytes = 300;
 
-// Changes a request or a reply in the third record of its direction. The first record is of the
-// alloc, the second of a write of zeros.
+// A relay changes the third record of one direction: a request or a reply. The first record belongs
+// to an alloc, the second to a write of zeros.
 class AuthenticationRelay : public testing::Test {
  protected:
   void expect_broken_by(const std::function<std::vector<Bytes>(const Bytes& record)>& change,
@@ -60,7 +60,7 @@ Bytes altered(Bytes record, size_t index) {
   return record;
 }
 
-// The layout of a record with one frame of a transfer.
+// Offsets in a record with the frame of one transfer.
 constexpr size_t kOffset = sizeof(protocol::RecordHeader) + sizeof(protocol::Header);
 constexpr size_t kPayload = kOffset + sizeof(protocol::Transfer);
 
@@ -154,8 +154,9 @@ TEST(UnauthenticatedRelay, AltersWhatIsWritten) {
   EXPECT_EQ(box.handler.segment(1)->block->base()[0], std::byte{1});
 }
 
-// A relay could change the Hello to make one end believe that the other does not authenticate. Here
-// the options of the ends differ instead. The connection is refused before the client joins.
+// A relay could change the Hello to make one end believe that the other end does not authenticate.
+// In this test, the options of the ends differ instead. The connection is refused before the client
+// joins.
 TEST(AuthenticationAgreement, IsNotTheRelaysToMake) {
   for (const bool client : {true, false}) {
     Box box(kToken, /*seal=*/!client);

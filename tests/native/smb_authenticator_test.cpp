@@ -30,7 +30,7 @@ MacKey random_key() {
   return key;
 }
 
-// Returns the tag that Authenticator should make, by another interface of OpenSSL.
+// Returns the tag that Authenticator should make. Computes it by another interface of OpenSSL.
 Tag gmac(const MacKey& key, uint64_t number, const Bytes& bytes) {
   std::array<unsigned char, 12> nonce{};
   std::memcpy(nonce.data(), &number, sizeof(number));
@@ -116,7 +116,7 @@ class Counter final : public FrameReceiver {
 constexpr MacKey kLeftToRight{std::byte{1}};
 constexpr MacKey kRightToLeft{std::byte{2}};
 
-// Returns the records in which a stream sends `frames` frames, one each.
+// Returns the records of a stream that sends `frames` frames, each in a record of its own.
 std::vector<Bytes> records_of(int frames, size_t payload_bytes) {
   Pair pair = unix_pair();
   FrameStream from(std::move(pair.left));

@@ -1,7 +1,7 @@
 // A box and clients for the conformance tests: the guarantees of a memory box to its clients
-// (docs/memory-box.md), on every transport. The same tests run over each of HBM_BOX_TRANSPORTS
-// ("shm,tcp" unless it is set; the virtual machine sets "verbs"), against a box on HBM_BOX_HOST
-// (127.0.0.1).
+// (docs/memory-box.md), on every transport. The same tests run over each transport in
+// HBM_BOX_TRANSPORTS ("shm,tcp" by default; the virtual machine sets "verbs"), against a box on
+// HBM_BOX_HOST (127.0.0.1 by default).
 #pragma once
 
 #include <gtest/gtest.h>

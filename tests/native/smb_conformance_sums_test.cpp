@@ -13,8 +13,8 @@
 namespace hbm::box::client {
 namespace {
 
-// Compares accumulate with a loop in the arithmetic of T, which is also NumPy's. accumulate_test
-// compares the types that C++ lacks.
+// Compares accumulate with a loop in C++ arithmetic of T, which gives the same results as NumPy.
+// accumulate_test tests the types that C++ lacks.
 template <class T>
 void accumulates(Client& client, Dtype dtype) {
   std::mt19937_64 random = test_random();
@@ -66,8 +66,8 @@ TEST_P(SmbConformance, AccumulateConverts) {
   std::iota(floats.begin(), floats.end(), 0.0f);
   client->write(wide, 0, bytes_of(doubles), kCount * sizeof(double));
   client->write(narrow, 0, bytes_of(floats), kCount * sizeof(float));
-  // Adds three times the elements of `narrow` from index 1 on to those of `wide` from index 3 on.
-  // Then assigns twice each element of `wide` to `narrow`.
+  // Adds three times the elements of `narrow`, from index 1 on, to the elements of `wide`, from
+  // index 3 on. Then assigns twice each element of `wide` to `narrow`.
   client->accumulate(wide, narrow,
                      {.dtype = Dtype::kFloat64,
                       .source_dtype = Dtype::kFloat32,
@@ -141,7 +141,7 @@ TEST_P(SmbConformance, NoUpdateIsLost) {
   for (auto& thread : threads) thread.join();
   std::vector<int64_t> sums(kBytes / 8);
   owner->read(total, 0, bytes_of(sums), kBytes);
-  EXPECT_EQ(sums[0], kRounds);  // the first client's range alone
+  EXPECT_EQ(sums[0], kRounds);  // only the first client's range has this element
   EXPECT_EQ(sums[64], 2 * kClients * kRounds);
   EXPECT_EQ(std::count(sums.begin() + 8, sums.end() - 12, kClients * kRounds),
             static_cast<ptrdiff_t>(sums.size()) - 8 - 12 - 1);

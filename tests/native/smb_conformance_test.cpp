@@ -116,7 +116,7 @@ TEST_P(SmbConformance, ModesOfAlloc) {
   EXPECT_EQ(cause_of([&] { alloc(protocol::AllocMode::kCreate, 64); }), BoxError::Cause::kKeyInUse);
   EXPECT_FALSE(alloc(protocol::AllocMode::kAuto, 64).created());
   EXPECT_THROW(alloc(protocol::AllocMode::kAuto, 65), Error);
-  EXPECT_EQ(alloc(protocol::AllocMode::kAttach, 0).size(), 64u);  // 0 attaches to any size
+  EXPECT_EQ(alloc(protocol::AllocMode::kAttach, 0).size(), 64u);  // size 0 fits any segment
 }
 
 TEST_P(SmbConformance, KeyExistsFromCreationToDeletion) {
@@ -126,7 +126,7 @@ TEST_P(SmbConformance, KeyExistsFromCreationToDeletion) {
   EXPECT_FALSE(asker->exists(key));
   const Segment segment = maker->alloc({.size = 64, .key = key});
   EXPECT_TRUE(asker->exists(key));
-  EXPECT_EQ(maker->stats().segments.at(0).attachments, 1u);  // asking attaches to nothing
+  EXPECT_EQ(maker->stats().segments.at(0).attachments, 1u);  // exists() attaches to nothing
   maker->remove(segment);
   EXPECT_FALSE(asker->exists(key));
   EXPECT_EQ(kind_of([&] { asker->exists({}); }), ErrorKind::kInvalid);
@@ -214,12 +214,12 @@ TEST_P(SmbConformance, AsynchronousOperationsOnOneRangeKeepOrder) {
 }
 
 // docs/memory-box.md: a read concurrent with a write sees each aligned element of 8 bytes old or
-// new, for any offsets of both, and any alignment of the local memory.
+// new. This holds for all offsets of the read and the write, and for any alignment of local memory.
 TEST_P(SmbConformance, ElementsAreNeverTorn) {
   const auto writer = connect();
   constexpr uint64_t kBytes = 4 * kChunk;
   // Over verbs, transfers begin at offset 0 only. An adapter cuts a transfer into packets of a
-  // multiple of 8 bytes, and from other offsets on it would cut elements.
+  // multiple of 8 bytes, so it would cut elements of a transfer from another offset.
   const uint64_t begins = GetParam() == "verbs" ? 1 : 8;
   const Segment segment = writer->alloc({.size = kBytes});
   std::atomic<bool> stop{false};
@@ -244,7 +244,7 @@ TEST_P(SmbConformance, ElementsAreNeverTorn) {
     std::byte* const local = memory.data() + static_cast<uint64_t>(i / 8) % begins;
     reader->read(seen, begin, local + begin, kBytes - begin);
     std::memcpy(found.data(), local, kBytes);
-    found[0] = 0;  // may be torn: it is written and read in part
+    found[0] = 0;  // may be torn: transfers cover only a part of it
     whole += std::ranges::count_if(found, [](uint64_t v) { return v == 0 || v == ~uint64_t{0}; });
   }
   stop = true;

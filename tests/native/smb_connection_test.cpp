@@ -59,7 +59,8 @@ class RogueBox : public testing::Test {
     connection_->flush();
   }
 
-  // Returns the header of the next request, in the order of arrival. `rest`: the bytes of its body.
+  // Returns the header of the next request, in the order of arrival. Drops the `rest` bytes of the
+  // request's body.
   Header take(size_t rest = sizeof(protocol::Transfer)) {
     Header header;
     EXPECT_EQ(recv(box_.get(), &header, sizeof(header), MSG_WAITALL),

@@ -130,7 +130,7 @@ void execute(Server& server, Accumulator& accumulator, uint64_t id, storage::Ses
 }
 
 // Expects that memory has the results of all requests that the sessions' records count as applied,
-// and of no other.
+// and of no other request.
 void check(const std::string& directory) {
   Server server(directory);
   std::vector<int64_t> steps(kCount + 1);
@@ -176,8 +176,8 @@ void check(const std::string& directory) {
   }
 }
 
-// Forks a server, and kills it. One server in four is killed at any moment from its start on, the
-// other three only after a client's first request. `served` counts these three.
+// Forks a server, and kills it at a random time. One server in four may be killed before any
+// request. The others are killed only after a client's first request, and `served` counts them.
 void run_and_kill(const std::string& directory, std::mt19937_64& random, uint64_t& served) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);

@@ -1,4 +1,4 @@
-// Shared memory: a frame stream moves payloads in and out of it without tearing elements.
+// A frame stream moves payloads into and out of shared memory without tearing elements.
 #include "box/protocol/elements.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using Flow = FrameStream::Flow;
 
 constexpr uint64_t kOnes = ~uint64_t{0};
 
-// Elements of all 0 or all 1 bits, and the count of torn ones.
+// Elements whose bits are all 0 or all 1. An element with other bits is torn.
 class Elements {
  public:
   explicit Elements(size_t count) : values_(count) {}
@@ -95,8 +95,8 @@ TEST_P(SharedMemory, HasNoTornElement) {
 
 TEST_P(SharedMemory, IsSentWithoutMixingElements) {
   constexpr size_t kElements = kMaxPayload / 8;
-  // The bytes before the payload. Their number is odd, so that a cut of the stream at a multiple of
-  // 8 bytes is inside an element.
+  // The bytes before the payload. Their number is odd, so a cut of the stream at a multiple of 8
+  // bytes is inside an element.
   constexpr size_t kHead = sizeof(Header) + 3;
   auto [left, right] = GetParam()();
   const int buffer_bytes = 50'000;
@@ -124,8 +124,8 @@ TEST_P(SharedMemory, IsSentWithoutMixingElements) {
   EXPECT_EQ(sent.torn(0, kMaxPayload), 0);
 }
 
-// Copies of up to some cache lines, which vector instructions make, with both ends at all offsets
-// in a line.
+// Vector instructions copy up to some cache lines. In shared memory, the copies begin and end at
+// all offsets in a line.
 TEST(SharedElements, AreCopiedAtEveryAlignment) {
   constexpr size_t kSize = 320;
   const Bytes source = random_bytes(kSize, test_seed());

@@ -48,7 +48,7 @@ class FakeHandler final : public server::RequestHandler {
     may_write_ = may_write;
   }
 
-  // Sets the words in which kDelete is refused.
+  // Sets the cause with which kDelete is refused.
   void refuse_with(std::string cause) { refusal_ = std::move(cause); }
 
   std::atomic<int> joined{0};
@@ -57,7 +57,7 @@ class FakeHandler final : public server::RequestHandler {
   std::atomic<int> accesses{0};
   std::atomic<int> last_short{0};  // number of the latest access to at most 4 KiB
   std::atomic<bool> sessions_ended{false};
-  std::atomic<uint32_t> delay_us{0};  // before each answer of the thread
+  std::atomic<uint32_t> delay_us{0};  // the thread's pause before each answer
 
   protocol::Id generation() const override { return {7, 8}; }
   uint32_t lease_ms() const override { return 30'000; }

@@ -66,8 +66,9 @@ class Collector : public FrameReceiver {
 
 Deadline in_a_minute() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
 
-// Moves the queued frames of `from` until `count` frames have arrived, or none arrives for a
-// minute. The kernel delivers over TCP some time after send() has returned, on loopback too.
+// Moves the queued frames of `from` until `count` frames have arrived, or no frame arrives for a
+// minute. It must wait, because the kernel delivers over TCP some time after send() has returned,
+// even on loopback.
 void pump(FrameStream& from, FrameStream& to, Collector& collector, size_t count,
           uint64_t most = 1 << 20) {
   while (collector.frames.size() < count) {
@@ -192,7 +193,7 @@ TEST_P(FrameStreams, AreWholeAtAnySplit) {
     for (uint64_t id = 0; id < 2; ++id) from.queue(header_of(id), body, payload);
     ASSERT_EQ(from.flush(), Flow::kIdle);
     const size_t overhead =
-        authenticated() ? sizeof(RecordHeader) + sizeof(Tag) : 0;  // of one record
+        authenticated() ? sizeof(RecordHeader) + sizeof(Tag) : 0;  // of a record
     wire.resize(2 * (sizeof(Header) + 340) + overhead);
     ASSERT_EQ(recv(right.get(), wire.data(), wire.size(), MSG_WAITALL),
               static_cast<ssize_t>(wire.size()));
@@ -208,7 +209,7 @@ TEST_P(FrameStreams, AreWholeAtAnySplit) {
   };
   for (size_t cut = 1; cut < wire.size(); ++cut) {
     collector.frames.clear();
-    authenticate_right(to);  // record numbers start again at 0
+    authenticate_right(to);  // so record numbers start again at 0
     pass(wire.data(), cut);
     pass(wire.data() + cut, wire.size() - cut);
     while (collector.frames.size() < 2) {

@@ -1,4 +1,4 @@
-// Copies by a client of the transport shm, while signals interrupt them.
+// A client of the transport shm copies, while signals interrupt it.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
@@ -20,14 +20,14 @@
 namespace hbm::box::client {
 namespace {
 
-// Signals interrupt a thread within its copies. Their handler checks the shared memory, or changes
-// it. The ends of the copies are at all offsets in a cache line, because memcpy() chooses its
+// Signals interrupt a thread while it copies. The signals' handler checks or changes the shared
+// memory. The copies begin and end at all offsets in a cache line, because memcpy() chooses its
 // instructions by these offsets.
 class InterruptedCopies : public testing::Test {
  protected:
   static constexpr size_t kElements = 16384;
   static constexpr size_t kBytes = kElements * sizeof(uint64_t);
-  static constexpr size_t kOffsets = 8;  // of each end: the elements of a cache line
+  static constexpr size_t kOffsets = 8;  // for each end of a copy: the elements of a cache line
   static constexpr int kInterrupts = 300;
 
   InterruptedCopies() {

@@ -1,6 +1,6 @@
-// SIGKILL ends a box with a store at random times, while clients add to one segment, and convert
-// sums of their own. Afterwards every addition is applied exactly once, and no client has seen an
-// error.
+// SIGKILL ends a box with a store at random times, while clients add to a common segment, and
+// convert numbers of their own between two types. Afterwards every addition is applied exactly
+// once, and no client has seen an error.
 //
 // The box is a separate process: this program, started again with HBM_KILL_TEST_STORE set.
 #include <fcntl.h>
@@ -55,8 +55,9 @@ constexpr protocol::Id kTotal{.high = 0, .low = 1};
   for (;;) pause();
 }
 
-// A port of 127.0.0.1 reserved while the box is down: it is bound without listening, so the kernel
-// gives it to no other socket, and the box can bind it (SO_REUSEADDR).
+// A port of 127.0.0.1 that stays reserved while the box is down. A socket is bound to the port but
+// does not listen. So the kernel gives the port to no other socket, and the box can bind it
+// (SO_REUSEADDR).
 class Port {
  public:
   Port() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {

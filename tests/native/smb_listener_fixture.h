@@ -62,7 +62,7 @@ inline protocol::Transfer transfer_of(uint64_t offset, uint32_t bytes,
   return {offset, bytes, handle};
 }
 
-// Waits until `condition` holds, at most a minute.
+// Waits until `condition` holds, and then returns true. Returns false after a minute.
 inline bool eventually(const std::function<bool()>& condition) {
   for (const auto limit = soon(); std::chrono::steady_clock::now() < limit;) {
     if (condition()) return true;

@@ -164,7 +164,7 @@ class RawClient final : private protocol::FrameReceiver {
     return join;
   }
 
-  // Joins, and authenticates the connection if the box does.
+  // Joins, and authenticates the connection if the box authenticates.
   Frame join(const std::string& token, protocol::Id session = {}, uint32_t flags = 0) {
     const protocol::Hello greeting = hello();
     return join_as(greeting, token, join_for(greeting, token, session, flags));
@@ -201,7 +201,7 @@ class RawClient final : private protocol::FrameReceiver {
   }
 
   protocol::FrameStream stream_;
-  std::optional<protocol::Authenticator> authenticator_;  // of send_bytes
+  std::optional<protocol::Authenticator> authenticator_;  // for send_bytes()
   uint64_t last_id_ = 0;
   std::vector<std::byte> payload_;
   std::deque<Frame> frames_;

@@ -1,4 +1,4 @@
-// A relay between a client and a box, which forwards everything, and changes the records of one
+// A relay between a client and a box. It forwards everything, and changes the records of one
 // direction.
 #pragma once
 
@@ -27,11 +27,11 @@ class Relay {
  public:
   enum class Direction { kToBox, kToClient };
 
-  // Returns the bytes to forward instead of a record, whose `number` on the connection starts at 0.
-  // Called by a thread of the relay.
+  // Returns the records to forward instead of `record`. `number` counts the records of the
+  // direction from 0, without the frames of the join. A thread of the relay calls it.
   using Change = std::function<std::vector<Bytes>(uint64_t number, const Bytes& record)>;
 
-  // `authenticated`: true to change records after the join, false to change frames.
+  // If `authenticated`, `change` gets records, else frames.
   Relay(uint16_t box_port, Direction direction, Change change, bool authenticated = true)
       : box_port_(box_port),
         direction_(direction),

@@ -83,7 +83,8 @@ TEST_F(Restart, RepeatedRequestsAreAnsweredFromTheStore) {
   EXPECT_EQ(as<protocol::Fetched>(after->fetch_add(next)).before, 14);
 }
 
-// The box was killed after the store had the segment, and before the session counted the request.
+// As after a kill of the box between two steps: the store has the segment, and the session has not
+// counted the request.
 TEST_F(Restart, AnInterruptedCreationIsFound) {
   auto before = std::make_unique<Caller>(*box_);
   const protocol::Alloc alloc = before->alloc_request(kSize, kKey, AllocMode::kCreate);

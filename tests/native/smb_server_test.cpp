@@ -1,4 +1,4 @@
-// A complete box: start, refused options, and leftovers.
+// A complete box: its start, options that it refuses, and socket files that killed boxes left.
 #include "box/server.h"
 
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ class ServerTest : public testing::Test {
   ServerOptions options_;
 };
 
-// Connects, and takes the box's first frame.
+// Expects that the box greets a new connection with a Hello.
 void expect_hello(const std::string& url) {
   const auto until = Clock::now() + 60s;
   const Descriptor socket = protocol::connect_to(protocol::parse_url(url).front(), until);

@@ -1,4 +1,5 @@
-// A box in memory, or in a directory, without listeners, and clients that call it as listeners do.
+// A box without listeners, in memory or in a directory, and clients that call the box as listeners
+// do.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -61,7 +62,7 @@ T as(const server::Reply& reply) {
   return value;
 }
 
-// One client, with one connection; sequenced requests get their numbers here.
+// One client, with one connection. It numbers its sequenced requests.
 class Caller {
  public:
   explicit Caller(Box& box, uint32_t flags = 0, protocol::Id session = {})
@@ -91,7 +92,7 @@ class Caller {
     return start(opcode, body).get();
   }
 
-  // Returns the numbers of the next request, which confirm all replies so far.
+  // Returns the number of the next request, and the confirmation of all replies so far.
   protocol::Sequence next() {
     ++number_;
     return {number_, number_ - 1};
@@ -170,7 +171,7 @@ class Caller {
   uint32_t handle_ = 0;
 };
 
-// Waits until `condition` holds, at most a minute.
+// Waits until `condition` holds, and then returns true. Returns false after a minute.
 template <class Condition>
 bool eventually(Condition condition) {
   for (const auto limit = server::Clock::now() + 60s; server::Clock::now() < limit;) {

@@ -1,4 +1,4 @@
-// Keys, attachments and rights: the access of clients, and its duration.
+// The segments that a client may access, and for how long: keys, attachments and rights.
 #include "box/server/service.h"
 
 #include <gtest/gtest.h>
@@ -26,14 +26,14 @@ constexpr protocol::Id kKey{1, 2};
 TEST(Service, PaperAllocationAndRelease) {
   Box box;
   Caller master(box), slave(box);
-  // Steps A1 to A4 of the paper on the Soft Memory Box: the master asks, the box allocates, the
+  // Steps A1 to A4 of the paper on the Soft Memory Box: the master asks, and the box allocates. The
   // master gets the key and sends it to the slaves.
   const Reply made = master.alloc(kSize, {}, AllocMode::kCreate);
   const auto of_master = as<protocol::Allocated>(made);
   EXPECT_EQ(of_master.created, 1u);
   EXPECT_EQ(of_master.size, kSize);
   ASSERT_TRUE(of_master.key);
-  // A5 to A7: a slave asks with that key and the same size, and is attached.
+  // A5 to A7: a slave asks with this key and the same size, and the box attaches it.
   const Reply found = slave.alloc(kSize, of_master.key, AllocMode::kAttach);
   EXPECT_EQ(as<protocol::Allocated>(found).created, 0u);
   EXPECT_EQ(found.granted, made.granted);
@@ -125,8 +125,8 @@ TEST(Service, RangesOfTwoTypes) {
   EXPECT_EQ(call(2, 1, kNarrow, kWide, 48, 0, 0), Status::kOk);
   EXPECT_EQ(call(1, 2, kWide, kNarrow, 96, 0, 2), Status::kRange);
   EXPECT_EQ(call(2, 1, kNarrow, kWide, 44, 4, 12), Status::kRange);
-  // The target's offset must be a multiple of the target's element size, the source's offset of the
-  // source's.
+  // The target's offset must be a multiple of the target's element size, and the source's offset a
+  // multiple of the source's element size.
   EXPECT_EQ(call(1, 2, kWide, kNarrow, 8, 4, 2), Status::kOk);
   EXPECT_EQ(call(1, 2, kWide, kNarrow, 8, 2, 4), Status::kRange);
   EXPECT_EQ(call(2, 1, kNarrow, kWide, 8, 4, 2), Status::kRange);
@@ -179,7 +179,7 @@ TEST(Service, DeletedWhileAttached) {
   EXPECT_EQ(second.remove(1).status, Status::kNoSuchKey);
   EXPECT_EQ(first.free(1).status, Status::kOk);
   EXPECT_EQ(second.memory<int>(1)[0], 7);
-  // The key is free for another segment, which the old attachment does not touch.
+  // The key is free for another segment. The old attachment does not reach that segment.
   const Reply other = first.alloc(kSize, kKey, AllocMode::kCreate);
   EXPECT_EQ(as<protocol::Allocated>(other).created, 1u);
   EXPECT_EQ(first.memory<int>(first.handle())[0], 0);
@@ -267,7 +267,7 @@ TEST(Service, StatisticsCountAndPage) {
   EXPECT_EQ(totals.counts.read_bytes, 100u);
   EXPECT_EQ(totals.counts.written_bytes, 50u);
   EXPECT_EQ(totals.counts.accumulates, 2u);
-  EXPECT_EQ(totals.counts.accumulated_bytes, 64u);  // of targets
+  EXPECT_EQ(totals.counts.accumulated_bytes, 64u);  // bytes of targets
   EXPECT_EQ(totals.counts.fetch_adds, 1u);
   EXPECT_EQ(totals.clients, 1u);
   EXPECT_EQ(totals.used_bytes, kSize);

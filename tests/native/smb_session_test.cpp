@@ -61,12 +61,12 @@ TEST(Session, InvalidNumbersAreRefused) {
     return caller.fetch_add({{number, answered}, 0, 1, 1, 0}).status;
   };
   EXPECT_EQ(add(0, 0), Status::kMalformed);
-  EXPECT_EQ(add(3, 1), Status::kMalformed);  // a gap
-  EXPECT_EQ(add(2, 2), Status::kMalformed);  // answered before it was sent
+  EXPECT_EQ(add(3, 1), Status::kMalformed);  // request 2 is missing
+  EXPECT_EQ(add(2, 2), Status::kMalformed);  // confirms its own reply
   EXPECT_EQ(add(2, 0), Status::kOk);
   EXPECT_EQ(add(3, 2), Status::kOk);
-  EXPECT_EQ(add(2, 0), Status::kMalformed);  // the reply was confirmed
-  EXPECT_EQ(add(3, 2), Status::kOk);         // again
+  EXPECT_EQ(add(2, 0), Status::kMalformed);  // request 3 confirmed the reply
+  EXPECT_EQ(add(3, 2), Status::kOk);         // sent again
   EXPECT_EQ(caller.memory<int64_t>(1)[0], 2);
 }
 
@@ -122,8 +122,8 @@ TEST(Session, InvalidJoinsAreRefused) {
 
 constexpr std::chrono::milliseconds kLease{500};
 
-// keeps() returns true if `call` came at most half a lease after the call before it, so that a
-// session must live. A busy machine can pause a test for longer.
+// keeps() makes `call`. It returns true if less than half a lease has passed since the call before,
+// so that the session must live. A busy machine can pause a test for longer.
 class Pace {
  public:
   bool keeps(const std::function<void()>& call) {
@@ -259,7 +259,7 @@ TEST(Session, RequestsOfOneClientRunInOrder) {
   }
 }
 
-// Keeps a box's only handler thread busy until the destructor.
+// Keeps a box's only handler thread busy until this object is destroyed.
 class HeldUp {
  public:
   HeldUp(Box& box, const Caller& caller) {

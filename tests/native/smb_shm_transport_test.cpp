@@ -28,7 +28,7 @@ TEST(ShmTransport, MapsGrantedSegments) {
 
   std::shared_ptr<void> holds = grant->holds;
   opened.transport.reset();
-  EXPECT_EQ(grant->memory[0], std::byte{8});  // mapped as long as `grant` is held
+  EXPECT_EQ(grant->memory[0], std::byte{8});  // mapped as long as `holds` exists
 }
 
 TEST(ShmTransport, MapsReadOnlySegmentsForReading) {

@@ -1,4 +1,4 @@
-// Stores in the state after a kill, or after an orderly end, to be damaged.
+// Copies of stores, in the state after a kill or after an orderly end. Tests damage them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ inline void write_contents(const std::filesystem::path& path, const std::string&
   std::ofstream(path, std::ios::binary | std::ios::trunc) << contents;
 }
 
-// Returns all entries of a directory: types, links and data, by name.
+// Returns the type, and the data or the link, of all entries below a directory, by path.
 inline std::map<std::string, std::string> snapshot(const std::filesystem::path& directory) {
   namespace fs = std::filesystem;
   std::map<std::string, std::string> found;
@@ -76,7 +76,7 @@ class FilledStore {
     std::filesystem::copy(path_of(*store), directory, std::filesystem::copy_options::recursive);
   }
 
-  // Expects the data, and the session, in a store that was opened.
+  // Expects this store's data and session in `opened`.
   void expect_in(server::storage::Store& opened) const {
     std::map<uint64_t, std::string> found;
     for (const auto& segment : opened.take_found()) {
@@ -101,7 +101,7 @@ class FilledStore {
   }
 };
 
-// The file of a segment of a FilledStore, by its key.
+// Returns the file of segment `key` of a FilledStore.
 inline std::filesystem::path segment_file(const std::filesystem::path& directory, uint64_t key) {
   const std::string start = "000000000000000" + std::to_string(1) + "000000000000000";
   for (const auto& entry : std::filesystem::directory_iterator(directory / "segments")) {

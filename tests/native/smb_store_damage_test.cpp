@@ -1,5 +1,5 @@
-// Stores in states that no box can leave: each is refused with the name of the damaged file, and
-// not changed.
+// Stores in states that no box can leave. Each store is refused, with the name of the damaged file,
+// and is not changed.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 struct Damage {
   std::string name;
-  std::string said;  // in the error
+  std::string said;  // the error contains it
   std::function<void(const fs::path&)> apply;
 };
 
@@ -58,7 +58,7 @@ std::vector<Damage> damages() {
                      fs::remove(s / file);
                      fs::create_directory(s / file);
                    }});
-    if (file == "lock") continue;  // the file is empty
+    if (file == "lock") continue;  // an intact lock file is empty
     all.push_back(
         {file + " empty", file, [=](const fs::path& s) { write_contents(s / file, ""); }});
     all.push_back({file + " flipped at its start", file, flip(file, 0)});

@@ -26,7 +26,7 @@ bool refuses(int fd, off_t end) {
 
 }  // namespace
 
-// Replaces libc's function, so that files cannot grow.
+// Replaces libc's function, so that files cannot grow while disk_full is true.
 extern "C" int fallocate(int fd, int mode, off_t offset, off_t length) {
   if (refuses(fd, offset + length)) return -1;
   return static_cast<int>(syscall(SYS_fallocate, fd, mode, offset, length));

@@ -1,5 +1,5 @@
-// The states in which a stop of the box or of the machine can leave a store: each is served.
-// docs/memory-box.md lists them.
+// The states in which a stop of the box or of the machine can leave a store. docs/memory-box.md
+// lists them, and the box's reaction to each state.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -47,7 +47,8 @@ class CrashStates : public testing::Test {
   const Scratch scratch;
 };
 
-// Imitates kills of a store's first start: before each of the files that the start makes.
+// Imitates kills during a store's first start: before the start has made each of its files, and
+// after the last file.
 TEST_F(CrashStates, KillDuringTheFirstStartIsSurvived) {
   const std::vector<std::string> order = {"lock",     "identity",   "state",  "segments",
                                           "sessions", "operations", "journal"};

@@ -410,8 +410,8 @@ TEST_F(InterruptedTest, IsRefusedIfSourceIsTooShort) {
   expect_refused("operations");
 }
 
-// Assigns elements of a type to elements half as wide, so a chunk of the target has half the bytes
-// of the source's.
+// Assigns elements to elements that are half as wide. So a chunk of the target is assigned from
+// twice as many bytes of the source.
 TEST_F(InterruptedTest, AConversionIsExecuted) {
   constexpr uint64_t kCount = 2500, kAt = 100;
   const auto narrow = store->create(creation(3, 3 * 4096));

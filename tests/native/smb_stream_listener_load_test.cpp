@@ -1,4 +1,4 @@
-// A stream listener with many clients, greedy ones, and slow ones.
+// A stream listener with many clients, with greedy clients, and with slow clients.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -51,7 +51,7 @@ TEST(StreamListener, ContinuesWhenDescriptorsRunOut) {
     if (!filler) break;
     fillers.push_back(std::move(filler));
   }
-  fillers.pop_back();  // one descriptor for this end of the connection, none for the listener's
+  fillers.pop_back();  // one descriptor for this end of the connection, none for the listener's end
   Descriptor waiting = protocol::connect_to(box.tcp(), soon());
   // Check for spinning repeatedly: other threads of this process may work for a short time.
   EXPECT_TRUE(eventually([] {
@@ -87,7 +87,8 @@ TEST(StreamListener, StopsReadingUntilRepliesAreTaken) {
 // At any time, 3 * kAhead requests of greedy clients wait. A modest client overtakes most of them.
 // The box counts the requests, because this thread may wait for a processor after its reply has
 // arrived. A correct box fails only if this thread loses its processor between the count and the
-// request in half of 50 turns. If it does so in one turn of ten, the chance is 1e-11.
+// request in half of the 50 turns. If that happens in one turn of ten, the chance of a failure is
+// 1e-11.
 TEST(StreamListener, StarvesNoClient) {
   StreamListenerOptions options = options_with();
   options.threads = 1;

@@ -11,9 +11,9 @@
 
 #ifdef __SANITIZE_THREAD__
 // A box thread sends bytes of a segment. The client receives all of them, then writes to the same
-// bytes over another connection, which another box thread serves. The network orders the two
-// accesses. But ThreadSanitizer records sendmsg's read of the bytes after its release of the
-// socket, so it misses the order.
+// bytes over another connection, which another box thread serves. So the network orders the send
+// before the write. But ThreadSanitizer records sendmsg's read of the bytes after its release of
+// the socket, so it does not see this order.
 extern "C" const char* __tsan_default_suppressions() {
   return "race:^hbm::box::protocol::FrameOutput::flush\n";
 }
@@ -61,7 +61,7 @@ TEST_P(TcpTransfers, MovesManyTogether) {
     std::vector<std::byte>& local = opcode == Opcode::kWrite ? data : back;
     std::vector<std::unique_ptr<TransportRequest>> requests;
     for (uint64_t i = 0; i < kCount; ++i) {
-      const uint64_t head = i % 3 == 0 ? kSpan : 1000;  // one long transfer, or two
+      const uint64_t head = i % 3 == 0 ? kSpan : 1000;  // one long transfer, or two shorter ones
       const std::span part(local.data() + i * kSpan, kSpan);
       requests.push_back(transfer(opcode, *grant, i * kSpan, part.first(head)));
       transport_.post(*requests.back());

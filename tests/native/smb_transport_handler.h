@@ -62,7 +62,7 @@ class TransportHandler final : public server::RequestHandler {
     }
   }
 
-  // Sends the held answers, the latest first.
+  // Sends the held answers, the latest first. Later answers are not held.
   void answer_held() {
     const std::lock_guard lock(mutex_);
     hold_answers = false;
@@ -99,7 +99,7 @@ class TransportHandler final : public server::RequestHandler {
 
   void on_new_segment(std::function<void(server::storage::BoxSegment&)>) override {}
 
-  // The segment of a handle, for checks.
+  // Returns the segment of a handle, for checks.
   std::shared_ptr<server::storage::BoxSegment> segment(uint32_t handle) {
     const std::lock_guard lock(mutex_);
     return segments_.at(handle);
@@ -110,7 +110,7 @@ class TransportHandler final : public server::RequestHandler {
   std::atomic<uint64_t> reads{0};  // slices
   std::atomic<uint64_t> writes{0};
   protocol::Status refuse = protocol::Status::kOk;
-  std::vector<protocol::Opcode> submitted;  // read while no request is in flight
+  std::vector<protocol::Opcode> submitted;  // read it while no request is in flight
   std::atomic<bool> hold_answers{false};
 
  private:

@@ -1,11 +1,12 @@
-// The duration of a test that finds more the longer it runs.
+// The duration of stress tests: the longer they run, the more they may find.
 #pragma once
 
 #include <cstdlib>
 
 namespace hbm {
 
-// The number in an environment variable such as HBM_STRESS_KILLS; `otherwise` when it is not set.
+// Returns the number in an environment variable such as HBM_STRESS_KILLS, or `otherwise` if the
+// variable is not set.
 inline int stress(const char* variable, int otherwise) {
   const char* const value = std::getenv(variable);
   return value == nullptr ? otherwise : std::atoi(value);

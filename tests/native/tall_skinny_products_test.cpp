@@ -1,5 +1,5 @@
-// Products with tall and skinny factors and orthonormal columns, on every instruction set that this
-// processor runs, against sums in float64.
+// Compares products that have tall and skinny factors with sums in float64, on every instruction
+// set that this processor runs. Also checks that columns become orthonormal.
 #include "kernels/tall_skinny_products.h"
 
 #include <gtest/gtest.h>
@@ -55,8 +55,8 @@ class TallSkinnyProductsTest : public testing::TestWithParam<const Kernels*> {
 
   const TallSkinnyProducts& tall_skinny() const { return GetParam()->tall_skinny; }
 
-  // Computes a part of a product by several calls, each from a multiple of `step` on. The result
-  // must have the bits of a single call's.
+  // Computes a part of a product by several calls. Each call begins at a multiple of `step`. The
+  // result must have the bits of a single call's result.
   void in_pieces(TallSkinnyProducts::Part part, const TallSkinnyProduct& product, size_t all,
                  size_t step) {
     for (size_t begin = 0; begin < all;) {

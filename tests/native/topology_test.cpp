@@ -70,8 +70,8 @@ TEST(Topology, ReportsNodesAndHowHbmWasFound) {
 }
 
 // Writes a machine of two CPUs in flat SNC-2 mode to a file, which hwloc reads instead of the real
-// machine. The even nodes have cores and DDR; each odd node is the fast memory attached to these
-// cores.
+// machine. The even nodes have cores and DDR. Each odd node has the fast memory of the cores of the
+// node before it.
 void write_snc2_machine(const char* path) {
   hwloc_topology_t raw = nullptr;
   ASSERT_EQ(hwloc_topology_init(&raw), 0);
@@ -185,7 +185,7 @@ TEST(Bind, StaysWithinTheCpusAllowed) {
   });
 }
 
-// hwloc shows an invented machine, of four nodes with four cores each, instead of the real one.
+// hwloc shows an invented machine instead of the real one. It has four nodes with four cores each.
 TEST(Bind, SpreadsRanksOverNodes) {
   in_child([] {
     setenv("HWLOC_SYNTHETIC", "Package:1 Group:4 [NUMANode] Core:4 PU:2", 1);

@@ -28,7 +28,8 @@ using protocol::Opcode;
 using protocol::Status;
 using Message = std::vector<std::byte>;
 
-// The bytes of an opcode's request and reply, without payload, and whether its reply has a payload.
+// The sizes of the bodies of an opcode's request and reply, in bytes. `payload`: the reply has a
+// payload.
 struct Kind {
   size_t request;
   size_t reply;
@@ -325,8 +326,8 @@ TEST(VerbsChallenges, AdmitEachQueuePairOnceAndInOrder) {
   expect_refused(Status::kMalformed, challenges, call(challenges.issue(), 0, 5));
 }
 
-// The first call announces a number of queue pairs, for which the box reserves room. A later call
-// must not announce another number.
+// The first call announces a number of queue pairs, and the box reserves room for them. A later
+// call must not announce another number.
 TEST(VerbsChallenges, AClientKeepsToItsNumberOfQueuePairs) {
   server::Challenges challenges("", /*seal=*/true, /*max_queue_pairs=*/16);
   const common::ChallengeMessage challenge = challenges.issue();

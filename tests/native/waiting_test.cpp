@@ -1,5 +1,5 @@
-// A wait spins, or sleeps immediately. SpinBudget takes a pause between two readings of the clock
-// for a preemption, so the tests sleep to imitate a preemption.
+// A wait spins, or sleeps immediately. SpinBudget takes a long time between two readings of the
+// clock for a preemption. So the tests imitate a preemption by a sleep.
 #include "base/waiting.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,8 @@ TEST(SpinBudget, IsSpentAfterLosingTheProcessor) {
 TEST(SpinBudget, LaterWaitsSleepImmediatelyForAWhile) {
   wait_until_it_pays();
   bool pays = true;
-  // If the thread loses its processor again before the call of pays(), that may be true: retry.
+  // If the thread loses its processor again before the call of pays(), this call may return true.
+  // So the test retries.
   for (int attempt = 0; attempt < 10 && pays; ++attempt) {
     SpinBudget budget;
     lose_the_processor(budget, milliseconds(20));
