@@ -36,7 +36,7 @@ def floats(value: int, count: int) -> memoryview:
 
 
 def work(number: int, url: str) -> None:
-    """Pushes `number + 1` into every element, PUSHES times. Expects the sum of all pushes."""
+    """Adds `number + 1` to every element, PUSHES times. Expects the sum of all workers' pushes."""
     delays = random.Random(number)
     plan = layout()
     with smb.connect(url, verbs_workers.TOKEN, transport="verbs", connect_timeout=300) as box:

@@ -1,4 +1,4 @@
-"""Two workers that train a model over RDMA, compared with one that trains on the data of both.
+"""Two workers train a model over RDMA. Each compares its model with one trained without a box.
 
 Part of torch_programs.py.
 """
@@ -27,7 +27,7 @@ def data(step: int, worker: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def alone() -> list[torch.Tensor]:
-    """Train each step on the batches of all workers."""
+    """Return the parameters after a training in one process, on the batches of all workers."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(STEPS):

@@ -2,7 +2,8 @@
 //
 //   vm_placement POLICY BLOCK_BYTES TOTAL_BYTES SOURCE...
 //
-// takes blocks from each source until they add up to TOTAL_BYTES or the source refuses a block.
+// The program takes blocks from each source until they add up to TOTAL_BYTES or the source refuses
+// a block.
 #include <cstdint>
 #include <cstring>
 #include <functional>

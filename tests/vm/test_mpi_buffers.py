@@ -1,5 +1,7 @@
-"""The memory that collectives use is on HBM, each rank's on its own node: tensors, hbm's segment,
-and the buffers passed to MPI."""
+"""Collectives use memory on the rank's own node, in HBM or by the policy in DDR.
+
+The tests check tensors, hbm's segments, and the buffers passed to MPI.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from guest.topology import TOPOLOGIES
 pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 
 TENSOR = 4 << 20
-# The least bytes of MPI's buffers for a rank's tensor. Less than the tensor, because MPI's buffers
-# are reused.
+# The least bytes of the buffers that a rank passes to MPI. They are fewer than the tensor's bytes,
+# because hbm uses buffers again.
 IN_FLIGHT = {"allreduce": TENSOR // 2, "broadcast": TENSOR // 4, "gather": TENSOR // 4}
 
 

@@ -22,7 +22,7 @@ POLICIES = (*HBM_POLICIES, "ddr")
 
 
 def take(policy: str, cpu: int, block: int, total: int, *sources: str) -> str:
-    """Return the command of a process on one CPU that allocates from each source in turn."""
+    """Return the command of a process on one CPU that allocates from one source after another."""
     # taskset binds the process before it starts, because libraries touch memory before main().
     program = shlex.quote(str(boot.PROGRAMS / "vm_placement"))
     return f"taskset -c {cpu} {program} {policy} {block} {total} {' '.join(sources)}"
@@ -30,7 +30,7 @@ def take(policy: str, cpu: int, block: int, total: int, *sources: str) -> str:
 
 def run(topology: str, script: Iterable[str], directory: Path) -> list[Report]:
     """Return the reports of a shell script's processes; none of them may fail or be killed."""
-    # Without the names of the HBM nodes, memkind interleaves over the closest node alone.
+    # Without the names of the HBM nodes, memkind interleaves over the closest HBM node alone.
     nodes = ",".join(map(str, TOPOLOGIES[topology].hbm_nodes))
     environment = {"MEMKIND_HBW_NODES": nodes} if topology == "snc4" else {}
     command = ["sh", "-ec", "\n".join(script)]
@@ -41,7 +41,7 @@ def run(topology: str, script: Iterable[str], directory: Path) -> list[Report]:
 
 @dataclass(frozen=True)
 class Placed:
-    """The memory of one process on each node with CPUs, 8 MiB by each policy from each source."""
+    """Reports of 8 MiB from each source: for each policy, by a process on each node with CPUs."""
 
     machine: Topology
     reports: dict[tuple[str, int, str], Report]  # by policy, node and source
@@ -81,9 +81,9 @@ def test_memory_lies_where_the_policy_says(placed: Placed, policy: str, source: 
 
 MACHINE = TOPOLOGIES["hbm"]
 DDR, HBM = 0, MACHINE.hbm_of(0)
-SPILL = 32 * MIB  # past all of HBM
+SPILL = 32 * MIB  # more than HBM has
 MORE_THAN_HBM = MACHINE.hbm_mib * MIB + SPILL
-MOST = 0.6 * MACHINE.hbm_mib * MIB  # the kernel uses the rest, and the margin of room.h
+MOST = 0.6 * MACHINE.hbm_mib * MIB  # without the kernel's memory and the margin of room.h
 BLOCK = 4 * MIB
 
 

@@ -1,4 +1,4 @@
-// A box or a client over RDMA is killed: the errors of the other processes.
+// SIGKILL ends a box or a client over RDMA. The tests check the errors of the other processes.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 """A box that serves over RDMA, and workers.
 
-Each is a process, forked from one that has not touched the device.
+The box and each worker are processes, forked from a process that has not touched the device.
 """
 
 from __future__ import annotations

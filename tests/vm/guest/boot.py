@@ -58,8 +58,8 @@ def run(
 
     `directory` must be empty, and receives the files of the guest: console, dmesg, stdout, stderr.
     `timeout` is in seconds and includes the boot (4 s). `modules` names further sets of
-    kernel.MODULES. Raises GuestError if the guest does not end in time, or if the command fails and
-    `check` is true.
+    kernel.MODULES. Raises GuestError if the guest does not end in time, or ends without an exit
+    status. If `check` is true, raises it also if the command fails.
     """
     settings = [f"{name}={value}" for name, value in (environment or {}).items()]
     words = ["env", f"PATH={os.environ['PATH']}", "HOME=/tmp", *settings, *map(str, command)]
@@ -89,7 +89,8 @@ def run(
 def qemu(topology: str, share: Path, console: Path, modules: Sequence[str]) -> list[str]:
     # The machine dies with the process that started it.
     arguments = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"]
-    # Without erms the kernel clears pages by words, which QEMU emulates twice as fast as by bytes.
+    # Without erms the kernel clears pages word by word. QEMU emulates this twice as fast as byte by
+    # byte.
     arguments += ["-accel", "tcg,thread=multi", "-cpu", "max,-erms"]
     arguments += TOPOLOGIES[topology].arguments()
     arguments += ["-kernel", str(VMLINUX), "-initrd", str(INITRAMFS)]

@@ -3,9 +3,10 @@
 //   guest_collectives DIRECTORY RANK SIZE LIBRARIES POLICY BYTES
 //
 // Ranks are processes that meet by files in DIRECTORY. They search for MPI's library in LIBRARIES.
-// They run a broadcast, a gather and an allreduce, each on BYTES of float32. Each runs within the
-// node on a tensor of the rank's segment and on plain memory, and over MPI on plain memory. For
-// each, a rank reports (pages.h), under names like "allreduce rank 0 tensor":
+// They run a broadcast, a gather and an allreduce on BYTES of float32. They run each collective
+// three times: within the node on a tensor of the rank's segment, within the node on plain memory,
+// and over MPI on plain memory. For each collective, a rank makes three reports (pages.h), with
+// names like "allreduce rank 0 tensor":
 //
 //   tensor   the tensor of the segment
 //   segment  all of the segment: the tensor, and the slots that plain memory goes through
@@ -139,7 +140,7 @@ class GuestGroup {
   uint64_t sequence_ = 0;
 };
 
-// Runs a collective on `data`, in which rank r's elements are r + 1. Checks the root's result.
+// Runs a collective on `data`, in which the elements of rank r are r + 1. Checks the root's result.
 void run_collective(const std::string& name, const GuestRank& of, GuestGroup& group,
                     std::span<float> data) {
   std::ranges::fill(data, static_cast<float>(of.rank + 1));

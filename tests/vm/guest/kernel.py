@@ -22,8 +22,8 @@ INITRAMFS = DIRECTORY / "initramfs"
 
 # Debian's name, then Ubuntu's.
 PACKAGES = ("linux-image-amd64", "linux-image-generic")
-# The modules that boot.run() may ask for. modprobe does not know that rdma_rxe needs
-# crc32_generic.
+# The modules that boot.run() may ask for. The set "rxe" names crc32_generic, because modprobe does
+# not know that rdma_rxe needs it.
 MODULES = {
     "base": ("virtio_pci", "9pnet_virtio", "9p", "overlay"),
     "rxe": ("crc32_generic", "rdma_rxe", "rdma_ucm", "dummy"),
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def fetch(directory: Path) -> None:
-    """Downloads the kernel's packages and unpacks them. Fetches fresh package lists for this."""
+    """Downloads fresh package lists and the kernel's packages, and unpacks the packages."""
     state = directory / "apt"
     (state / "lists" / "partial").mkdir(parents=True)
     options = [
@@ -64,7 +64,7 @@ def fetch(directory: Path) -> None:
 
 
 def kernel_packages(options: list[str]) -> list[str]:
-    """Return the packages with the image and the modules of the meta-package."""
+    """Return the names of the packages with the kernel's image and modules."""
     command = ["apt-cache", *options, "depends", "--recurse", "--important"]
     for name in PACKAGES:
         listed = subprocess.run([*command, name], capture_output=True, text=True).stdout
@@ -82,7 +82,8 @@ def extract_elf(image: bytes) -> bytes:
     for magic, command in DECOMPRESS.items():
         at = image.find(magic)
         while at >= 0:
-            # The bytes after the stream make the command fail, after it has written the kernel.
+            # After the command has written the kernel, the bytes after the stream make it fail. So
+            # its exit status is not checked.
             done = subprocess.run(command, input=image[at:], capture_output=True)
             if done.stdout.startswith(b"\x7fELF"):
                 return done.stdout

@@ -28,7 +28,7 @@ std::string quoted(const std::string& text) {
 }
 
 // Returns the text of /proc/self/numa_maps. The kernel does not count a page while it moves the
-// page, so the file is read until two readings are the same.
+// page. So the file is read until two readings are the same, at most kMostReadings times.
 std::string numa_maps() {
   constexpr int kMostReadings = 20;
   constexpr std::chrono::milliseconds kPause{20};

@@ -1,4 +1,4 @@
-// A program's report to pages.py on the memory it took.
+// A program's report to pages.py on the memory that the program has taken.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct Block {
 
 // Prints a line of JSON with hbm's own view of each block, then the kernel's /proc/self/numa_maps.
 // Prints both by one write, so that reports of processes that share an output do not mix. `refusal`
-// says why there are no more blocks.
+// says why the program got no more blocks; it is empty if the program got all.
 void report(const std::string& name, const std::vector<Block>& blocks, const std::string& refusal);
 
 }  // namespace hbm

@@ -1,4 +1,4 @@
-"""The output of pages.cpp: blocks of memory, and the nodes of their pages by the kernel."""
+"""Parses the output of pages.cpp: blocks, and the nodes that hbm and the kernel report for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Report:
     kernel: dict[int, int]  # NUMA node -> bytes of the mappings that hold blocks, by numa_maps
 
     def agrees(self) -> bool:
-        """Return True if all bytes are on some node, and the kernel reports the same nodes."""
+        """Return True if all bytes are on nodes, and the kernel reports at least as many there."""
         everywhere = sum(self.ours.values()) == self.bytes
         same_nodes = self.ours.keys() == self.kernel.keys()
         return everywhere and same_nodes and all(self.kernel[n] >= b for n, b in self.ours.items())

@@ -15,8 +15,8 @@ from guest.pages import Report, parse_reports
 COLLECTIVES = ("broadcast", "gather", "allreduce")
 WHATS = ("tensor", "segment", "mpi")  # see collectives.cpp
 _LIBRARIES = Path(sysconfig.get_path("data")) / "lib"
-# The limit of a file's size, and so of a segment's. A report asks for the node of each page of the
-# segment, so segments must be small.
+# The limit of a file's size, and so of a segment's size. A report asks for the node of each page of
+# the segment, so segments must be small.
 _SEGMENT_MIB = 256
 _NAME = re.compile(r"(\w+) rank (\d+) (\w+)")
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"(\w+) rank (\d+) (\w+)")
 class Job:
     """A group of `ranks` processes whose collectives have `size` bytes.
 
-    bind: HBMCOMM_BIND.
+    bind: the value of HBMCOMM_BIND.
     """
 
     ranks: int
@@ -57,7 +57,7 @@ Reports = dict[tuple[str, int, str], Report]
 def run(topology: str, jobs: Sequence[Job], directory: Path) -> list[Reports]:
     """Run the jobs one after the other in one guest, and return the reports of their ranks.
 
-    directory: must be empty, receives the files of the guest. Raises GuestError.
+    directory: must be empty, and receives the files of the guest. Raises GuestError.
     """
     script = "\n".join(f"{job.script()}\necho == job" for job in jobs)
     output = boot.run(topology, ["sh", "-ec", script], directory).stdout

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class Topology:
     """A machine of `cpu_nodes` nodes with CPUs and DDR, then as many nodes with HBM alone.
 
-    Node N + cpu_nodes has the HBM of node N. If `hbm_mib` is 0 there are no nodes with HBM. If
-    `cache_mib` is not 0, each node's DDR has a cache of that size, as in HBM's cache mode; hybrid
-    mode has both. QEMU only lists the cache in the firmware's tables, so it changes no speed.
+    Node N + cpu_nodes has the HBM of node N. If `hbm_mib` is 0, there are no nodes with HBM. If
+    `cache_mib` is not 0, the DDR of each node has a cache of this size, as in HBM's cache mode. In
+    hybrid mode neither is 0. QEMU only lists the cache in the firmware's tables, so the cache
+    changes no speed.
 
     The firmware's tables (HMAT, SLIT) have the values that memkind and the kernel use: bandwidth,
     latency and distance from each node with CPUs to every node.
@@ -76,7 +77,7 @@ class Topology:
 
 TOPOLOGIES = {
     "hbm": Topology(cpu_nodes=1, cpus_per_node=2, ddr_mib=768, hbm_mib=192),
-    # Sub-NUMA clustering: one socket whose quarters have an HBM node each.
+    # Sub-NUMA clustering: one socket in four quarters. Each quarter has its own HBM node.
     "snc4": Topology(cpu_nodes=4, cpus_per_node=1, ddr_mib=256, hbm_mib=192),
     "cache": Topology(cpu_nodes=1, cpus_per_node=2, ddr_mib=1024, hbm_mib=0, cache_mib=192),
     "hybrid": Topology(cpu_nodes=1, cpus_per_node=2, ddr_mib=896, hbm_mib=128, cache_mib=64),

@@ -15,7 +15,7 @@ HOST = "10.9.0.1"
 def run(command: Sequence[str | Path], directory: Path) -> str:
     """Return the output of a command, with HBM_BOX_TRANSPORTS and HBM_BOX_HOST set for verbs.
 
-    directory: must be empty, receives the files of the guest. Raises GuestError.
+    directory: must be empty, and receives the files of the guest. Raises GuestError.
     """
     environment = {"HBM_BOX_TRANSPORTS": "verbs", "HBM_BOX_HOST": HOST}
     return boot.run(

@@ -25,7 +25,7 @@ inline constexpr const char* kHost = "10.9.0.1";  // set by verbs_link.sh
 inline constexpr const char* kToken = "no secret";
 
 struct BoxOptions {
-  uint16_t port = 0;  // of TCP
+  uint16_t port = 0;  // TCP port; 0: a free one
   std::string store;
   std::chrono::milliseconds lease{30'000};
 };
@@ -48,8 +48,8 @@ class BoxProcess {
   std::string url_;
 };
 
-// Returns true if this process was started as a box, after the box has ended. main() calls it
-// first.
+// If this process was started as a box, serves until the box ends, and then returns true. main()
+// calls it first.
 bool was_box(int argc, char** argv);
 
 // A client that has joined. The test decides which queue pairs it connects, and how.
@@ -65,7 +65,7 @@ class RawClient {
                const common::CallMessage& call);  // the next queue pair
   void connect(uint8_t queue_pairs);              // all
 
-  // A request on queue pair 0, and its reply.
+  // The reply to a request on queue pair 0.
   struct Reply {
     protocol::Header header;
     std::vector<std::byte> body;

@@ -1,8 +1,8 @@
 // Speeds and costs of the verbs transport, one JSON object a line.
 //
 //   verbs_speed transfers BYTES TOTAL   reads and writes of registered memory, several in flight
-//   verbs_speed registration            a segment's memory, and a window of it
-//   verbs_speed clients COUNT           the costs of clients with 4 queue pairs
+//   verbs_speed registration            times to register a segment's memory, and to bind a window
+//   verbs_speed clients COUNT           memory for each client with 4 queue pairs
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -125,7 +125,7 @@ void registration() {
   }
 }
 
-// Returns the kilobytes that follow `name` in a file of /proc.
+// Returns the number of kilobytes that follows `name` in a file of /proc.
 long kilobytes(const std::string& file, const std::string& name) {
   std::ifstream in(file);
   for (std::string word; in >> word;) {
