@@ -372,7 +372,7 @@ class Conversation {
   ReduceOp op_{};
   int root_ = 0;
   uint64_t seed_ = 0;
-  const Allocate* one_kind_ = nullptr;  // of all tensors; null: each tensor's kind is random
+  const Allocate* one_kind_ = nullptr;  // memory of all tensors; null: each has a random kind
 };
 
 }  // namespace hbm::communicator

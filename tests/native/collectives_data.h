@@ -29,8 +29,8 @@ inline std::shared_ptr<std::byte> private_memory(size_t bytes) {
 // Elements in the middle of a block, with guards around them.
 class Tensor {
  public:
-  // `shift`: the number of elements by which the guard before the tensor is longer than the guard
-  // after it. It changes the tensor's alignment.
+  // The guard before the tensor is longer than the guard after it by `shift` elements. So `shift`
+  // changes the tensor's alignment.
   Tensor(const Allocate& allocate, size_t count, Dtype dtype, size_t shift)
       : count_(count),
         bytes_(count * element_size(dtype)),

@@ -46,8 +46,8 @@ INSTANTIATE_TEST_SUITE_P(Copy, CopyTest,
                                          kNonTemporalFromAtMostBytes + 1,
                                          kNonTemporalFromAtMostBytes + 4097));
 
-// copy_part() copies a part of a copy that is large enough for non-temporal stores. The part has
-// any start and end within a cache line.
+// copy_part() makes a part of a copy that as a whole is large enough for non-temporal stores. The
+// part has any start and end within a cache line.
 TEST(Copy, PartsOfALargeCopyAreCorrect) {
   std::mt19937_64 random = test_random();
   std::vector<uint8_t> from(5 * 4096);

@@ -227,8 +227,8 @@ class LookBetween {
       std::make_shared<State>();  // the store may call the hooks after this object's end
 };
 
-// A check that knows that rank 1 has left, but not yet rank 1's entry in the failure log, finds no
-// error. A later check throws the cause that the entry gives.
+// The monitor knows that rank 1 has left before it reads rank 1's entry in the failure log. A check
+// between the two finds no error. A later check throws the cause that the entry gives.
 TEST(FailureMonitor, ErrorHasADepartedRanksCause) {
   Watched group({1});
   const LookBetween look(group, kRank1Left, [&] {
@@ -281,7 +281,7 @@ TEST(FailureMonitor, DoesNotQueryAClosedStore) {
   group.store->before_add(count);
   group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
   group.detector.report_failure(
-      Error(ErrorKind::kTimeout, "it is tired"));  // an open store would get it in the next round
+      Error(ErrorKind::kTimeout, "it is tired"));  // with an open store, it would be published
   group.detector.finish_reports();
   group.detector.stop();
   EXPECT_EQ(*questions, 0);

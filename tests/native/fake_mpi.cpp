@@ -1,9 +1,9 @@
 // A library with the names of MPI, to test how hbm treats libraries that no test can install. It is
 // compiled with one of these macros, or with none:
 //
-//   FAKE_OPEN_MPI   it has the symbol by which hbm recognises Open MPI
-//   FAKE_STANDARD   it has this version of the standard ABI
-//   neither         it has only a name
+//   FAKE_OPEN_MPI   the library has the symbol by which hbm recognises Open MPI
+//   FAKE_STANDARD   the library has this version of the standard ABI
+//   none            the library only has a name
 //
 // With version 1 of the standard ABI it has all functions that hbm calls, and a world of one
 // process.
@@ -51,7 +51,7 @@ int MPI_Comm_size(void*, int* size) {
   return 0;
 }
 
-// No test calls these functions, or they have nothing to return, so their output arguments stay
+// Functions that no test calls, or that have nothing to return. Their output arguments stay
 // unchanged.
 #define HBM_STUB(name) \
   int MPI_##name() { return 0; }

@@ -73,7 +73,7 @@ LocalPeers explore_as(const ForkedRank& rank) {
 void expect_nodes(const std::function<bool()>& isolate, const std::vector<int>& node_of) {
   if (!permitted(isolate)) GTEST_SKIP() << "namespaces are not permitted here";
   const int failures = run_forked([&] {
-    ASSERT_TRUE(enter_with_own_shared_memory(0));  // because other programs use the machine's
+    ASSERT_TRUE(enter_with_own_shared_memory(0));  // other programs use the machine's /dev/shm
     run_forked_ranks(4, [&](const ForkedRank& rank) {
       if (rank.rank >= 2) {
         ASSERT_TRUE(isolate());

@@ -304,7 +304,8 @@ TEST(Explore, NamesARankKilledInProgress) {
     const auto explore = [&step](const ForkedRank& forked) {
       Explorer rank(forked);
       rank.patience = milliseconds(3000);
-      rank.is_reachable = step != "calls1" || rank.rank != 3;  // if all are, they omit "calls1"
+      // If all ranks are reachable, they omit step "calls1".
+      rank.is_reachable = step != "calls1" || rank.rank != 3;
       if (rank.rank == 1) rank.store = std::make_shared<DeadlyStore>(rank.store, step);
       try {
         rank.explore();
@@ -404,7 +405,7 @@ TEST(Explore, FewDescriptorsInFlightAreEnough) {
   run_forked_ranks(8, [](const ForkedRank& forked) {
     Explorer rank(forked);
     std::filesystem::permissions(forked.directory, std::filesystem::perms::all);
-    const rlimit few{40, 40};  // of open descriptors, and of the user's descriptors in flight
+    const rlimit few{40, 40};  // limits this process's open descriptors, and the user's in flight
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
     ASSERT_EQ(setuid(65534), 0);
     const LocalPeers found = rank.explore();

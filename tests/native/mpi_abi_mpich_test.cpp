@@ -1,4 +1,4 @@
-// MPICH's ABI, as its mpi.h has it.
+// Compares MPICH's ABI in abi.h with MPICH's mpi.h.
 #include <mpi.h>
 
 #include "communicator/mpi/abi.h"

@@ -1,4 +1,4 @@
-// The standard ABI, as MPICH's mpi_abi.h has it.
+// Compares the standard ABI in abi.h with MPICH's mpi_abi.h.
 #include <mpi_abi.h>
 
 #include "communicator/mpi/abi.h"

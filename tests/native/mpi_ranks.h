@@ -21,8 +21,8 @@ inline constexpr std::chrono::milliseconds kTimeout{60'000};
 // queues when it is destroyed.
 class Group {
  public:
-  // All ranks call it, with the same name and chunk. The first group forms the MPI world; later
-  // groups get communicators of that world.
+  // All ranks call the constructor, with the same name and chunk. The first group forms the MPI
+  // world; later groups get communicators of that world.
   Group(const std::filesystem::path& directory, const std::string& name, int rank, int size,
         size_t chunk_bytes);
   ~Group();

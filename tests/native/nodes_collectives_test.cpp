@@ -50,8 +50,8 @@ std::vector<Element> any_elements(size_t count, uint64_t seed) {
   return made;
 }
 
-// Returns the mean over the ranks of each of `count` elements. Rank r draws its elements from seed
-// + r.
+// Returns the mean over the ranks of each of `count` elements. Rank r draws its elements from the
+// seed `seed` + r.
 template <class Element>
 std::vector<Element> means(uint64_t seed, size_t ranks, size_t count) {
   std::vector<__int128> sums(count);

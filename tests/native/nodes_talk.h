@@ -159,7 +159,7 @@ class NodesTalk {
   Conversation conversation_;
 };
 
-// Returns when all ranks have called it.
+// Returns once all ranks have called part().
 inline void part(const ForkedRank& rank) {
   FileStore store(rank.directory);
   const auto until = std::chrono::steady_clock::now() + mpi::kTimeout;

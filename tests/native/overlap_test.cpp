@@ -1,4 +1,4 @@
-// Compares the overlaps of strided arrays with an enumeration of all addresses.
+// Compares the overlaps that are found in strided arrays with an enumeration of all addresses.
 #include "base/overlap.h"
 
 #include <gtest/gtest.h>
@@ -37,8 +37,8 @@ std::string text(const Numbers& numbers) {
   return found;
 }
 
-// Calls `visit` for all sizes below `most_size` and strides below `most_stride` of an array of
-// `dimensions`.
+// Calls `visit` for all sizes below `most_size` and strides below `most_stride` of an array with
+// this number of dimensions.
 template <class Visit>
 void every_layout(size_t dimensions, int64_t most_size, int64_t most_stride, Visit visit) {
   Numbers sizes(dimensions), strides(dimensions);

@@ -1,5 +1,5 @@
-// A synchronous operation on an idle queue: its caller claims the queue and drives the operation.
-// Also the waits of the queue's progress thread.
+// A synchronous operation on an idle queue, whose caller claims the queue and drives the operation;
+// and the waits of a queue's progress thread.
 #include <gtest/gtest.h>
 
 #include <thread>

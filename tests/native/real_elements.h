@@ -1,4 +1,5 @@
-// Arrays of real numbers of any type, one element at a time, for the tests of csrc/kernels.
+// Arrays of real numbers of any type, for the tests of csrc/kernels. The tests access one element
+// at a time.
 #pragma once
 
 #include <cstddef>

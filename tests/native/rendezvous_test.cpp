@@ -281,7 +281,7 @@ TEST(Rendezvous, FurtherStepsAreAmongSome) {
 TEST(Rendezvous, ReportsEachArrivalOnceAndEarlyOnesSoon) {
   const auto store = std::make_shared<FakeStore>();
   constexpr int kSize = 5;
-  std::atomic<int> seen{0};  // sum of the arrivals of ranks 0 to 3 that each of these ranks saw
+  std::atomic<int> seen{0};  // each of ranks 0 to 3 adds the arrivals of ranks 0 to 3 that it sees
   on_ranks(kSize, [&](int rank) {
     if (rank == kSize - 1) {  // comes once ranks 0 to 3 have met one another
       while (seen.load() < (kSize - 1) * (kSize - 1)) std::this_thread::sleep_for(milliseconds(1));

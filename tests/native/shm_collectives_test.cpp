@@ -138,8 +138,8 @@ TEST(PeerTransfers, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
   EXPECT_EQ(phases(128 * kKiB, 4 * kMiB, OpCode::kAlltoall), 32u);
 }
 
-// In an alltoall, a rank also copies the data that it has for itself. It copies much of them while
-// it waits for others, and the rest at the end. The copy is right whichever rank is late.
+// In an alltoall, a rank also copies the data that it has for itself: a part while it waits for
+// others, and the rest at the end. The copy is right whichever rank is late.
 TEST(PeerTransfers, CopyWhatIsForTheRankItselfWhoeverIsLate) {
   constexpr size_t kBytes = (size_t{5} << 20) / 2 + 13;
   for (int late = 0; late < 3; ++late) {

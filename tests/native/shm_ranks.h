@@ -37,7 +37,7 @@ class TestSegment {
   // Returns a block aligned to 64 bytes. Throws Error(kExhausted) if there is no room.
   std::byte* allocate(size_t bytes);
   void free(std::byte* block);
-  size_t blocks() const;  // in use
+  size_t blocks() const;  // number of blocks in use
 
  private:
   const size_t size_;

@@ -1,5 +1,5 @@
-// A server that is killed at random times: each accumulate and each fetch_add is applied exactly
-// once afterwards.
+// Kills a server at random times. Afterwards each accumulate and each fetch_add is applied exactly
+// once.
 //
 // The server is a child process, and its clients are threads of the child. A client has no state of
 // its own. It reads its session's `applied`, as a reconnecting client does, and continues with the

@@ -1,4 +1,4 @@
-// A client of the transport shm copies, while signals interrupt it.
+// Signals interrupt a client of the transport shm while it copies.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ class InterruptedCopies : public testing::Test {
  protected:
   static constexpr size_t kElements = 16384;
   static constexpr size_t kBytes = kElements * sizeof(uint64_t);
-  static constexpr size_t kOffsets = 8;  // for each end of a copy: the elements of a cache line
+  static constexpr size_t kOffsets = 8;  // for each end of a copy; a cache line has 8 elements
   static constexpr int kInterrupts = 300;
 
   InterruptedCopies() {

@@ -31,7 +31,7 @@ class Relay {
   // direction from 0, without the frames of the join. A thread of the relay calls it.
   using Change = std::function<std::vector<Bytes>(uint64_t number, const Bytes& record)>;
 
-  // If `authenticated`, `change` gets records, else frames.
+  // `change` gets records if `authenticated` is true, and frames otherwise.
   Relay(uint16_t box_port, Direction direction, Change change, bool authenticated = true)
       : box_port_(box_port),
         direction_(direction),

@@ -15,7 +15,8 @@
 namespace hbm::box::server::listener {
 namespace {
 
-// Returns the number of silent clients that the limits allow. Each takes two descriptors here.
+// Returns the number of silent clients that the limits allow. Each client takes two descriptors of
+// this process.
 size_t silent_clients() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);

@@ -12,8 +12,8 @@
 #ifdef __SANITIZE_THREAD__
 // A box thread sends bytes of a segment. The client receives all of them, then writes to the same
 // bytes over another connection, which another box thread serves. So the network orders the send
-// before the write. But ThreadSanitizer records sendmsg's read of the bytes after its release of
-// the socket, so it does not see this order.
+// before the write. But in sendmsg, ThreadSanitizer releases the socket before it records the read
+// of the bytes. So it does not see this order.
 extern "C" const char* __tsan_default_suppressions() {
   return "race:^hbm::box::protocol::FrameOutput::flush\n";
 }

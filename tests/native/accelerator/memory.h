@@ -25,7 +25,7 @@ inline constexpr int kDevices = 2;
 // Returns the address at which streams access `device_address`.
 std::byte* by_stream(const void* device_address);
 
-// Returns the device that has this address; -1 if none has.
+// Returns the device that has this address, or -1 if no device has it.
 int device_of(const void* address);
 
 c10::Allocator* device_allocator();
