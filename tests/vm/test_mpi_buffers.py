@@ -1,4 +1,4 @@
-"""Collectives use memory on the rank's own node, in HBM or by the policy in DDR.
+"""Collectives use memory on the rank's own node: HBM, or DDR if the policy is ddr.
 
 The tests check tensors, hbm's segments, and the buffers passed to MPI.
 """

@@ -41,7 +41,10 @@ def run(topology: str, script: Iterable[str], directory: Path) -> list[Report]:
 
 @dataclass(frozen=True)
 class Placed:
-    """Reports of 8 MiB from each source: for each policy, by a process on each node with CPUs."""
+    """Reports of the memory of processes.
+
+    For each policy there is a process on each node with CPUs. It takes 8 MiB from each source.
+    """
 
     machine: Topology
     reports: dict[tuple[str, int, str], Report]  # by policy, node and source

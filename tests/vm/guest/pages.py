@@ -24,7 +24,7 @@ class Report:
     kernel: dict[int, int]  # NUMA node -> bytes of the mappings that hold blocks, by numa_maps
 
     def agrees(self) -> bool:
-        """Return True if all bytes are on nodes, and the kernel reports at least as many there."""
+        """Return True if all bytes are on nodes, and the kernel reports as many or more on each."""
         everywhere = sum(self.ours.values()) == self.bytes
         same_nodes = self.ours.keys() == self.kernel.keys()
         return everywhere and same_nodes and all(self.kernel[n] >= b for n, b in self.ours.items())

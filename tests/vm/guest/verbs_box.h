@@ -60,10 +60,10 @@ class RawClient {
 
   common::ChallengeMessage ask();
   common::CallMessage call(const common::ChallengeMessage& challenge, uint8_t queue_pair,
-                           uint8_t queue_pairs) const;  // with its proof
+                           uint8_t queue_pairs) const;  // contains the proof
   void connect(const common::ChallengeMessage& challenge,
-               const common::CallMessage& call);  // the next queue pair
-  void connect(uint8_t queue_pairs);              // all
+               const common::CallMessage& call);  // connects the next queue pair
+  void connect(uint8_t queue_pairs);              // connects all queue pairs
 
   // The reply to a request on queue pair 0.
   struct Reply {
@@ -72,7 +72,7 @@ class RawClient {
     std::vector<std::byte> payload;
   };
   Reply request(protocol::Opcode opcode, const void* body, uint32_t body_bytes);
-  void send(const void* message, uint32_t bytes);  // with its tag
+  void send(const void* message, uint32_t bytes);  // appends the message's tag
   void send_plain(const void* message, uint32_t bytes);
 
   // A segment, and its RDMA key for each queue pair.
