@@ -42,6 +42,7 @@ CONTROL = [
     frame(11, SEQUENCE + struct.pack("<QQQdIIBBB5x", 0, 4096, 4096, 1.0, 1, 2, 11, 10, 1)),
     frame(12, SEQUENCE + struct.pack("<QqII", 0, 5, 1, 0)),
     frame(13, bytes(8)),
+    frame(14, bytes(16)),
     frame(7, SEQUENCE + bytes(8)),
     frame(8, SEQUENCE + bytes(8)),
     PING,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 ASKED = 1  # bit of the first byte, see smb_replies.cpp
 VERSION = 4
-HELLO, JOIN, PING, ALLOC, READ, WRITE, FETCH_ADD, STATS = 1, 2, 4, 5, 9, 10, 12, 13
-ORDER = (ALLOC, FETCH_ADD, STATS, PING, READ, WRITE)  # the order of smb_replies.cpp's requests
+HELLO, JOIN, PING, ALLOC, READ, WRITE, FETCH_ADD, STATS, EXISTS = 1, 2, 4, 5, 9, 10, 12, 13, 14
+# The order of the client's requests in smb_replies.cpp.
+ORDER = (ALLOC, FETCH_ADD, STATS, PING, READ, WRITE, EXISTS)
 READ_BYTES = 300
 
 
@@ -38,6 +39,7 @@ ANSWERS = [
     frame(PING),
     frame(READ, b"", bytes(READ_BYTES)),
     frame(WRITE),
+    frame(EXISTS, bytes(8)),
 ]
 
 SEEDS: dict[str, tuple[int, bytes]] = {

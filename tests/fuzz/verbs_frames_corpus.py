@@ -9,8 +9,10 @@ TOKEN, PROPERLY = 4, 8
 AUTHENTICATED_JOIN = 4  # protocol::Join::kAuthenticated
 SEQUENCE = struct.pack("<QQ", 1, 0)
 QUEUE_PAIRS = 4
-PING, ALLOC, ATTACH, FREE, DELETE, ACCUMULATE, FETCH_ADD, STATS = 4, 5, 6, 7, 8, 11, 12, 13
-ORDER = (ALLOC, ATTACH, FREE, DELETE, ACCUMULATE, FETCH_ADD, STATS, PING)  # the client's requests
+PING, ALLOC, ATTACH, FREE, DELETE, ACCUMULATE = 4, 5, 6, 7, 8, 11
+FETCH_ADD, STATS, EXISTS = 12, 13, 14
+# The order of the client's requests in verbs_frames.cpp.
+ORDER = (ALLOC, ATTACH, FREE, DELETE, ACCUMULATE, FETCH_ADD, STATS, EXISTS, PING)
 REPLY_BYTES = 4096  # the most in one message
 
 
@@ -55,6 +57,7 @@ CONTROL = [
     frame(ACCUMULATE, SEQUENCE + struct.pack("<QQQdIIBBB5x", 0, 4096, 4096, 1.0, 1, 2, 11, 10, 1)),
     frame(FETCH_ADD, SEQUENCE + struct.pack("<QqII", 0, 5, 1, 0)),
     frame(STATS, bytes(8)),
+    frame(EXISTS, bytes(16)),
     frame(PING),
     frame(3),
 ]
@@ -66,6 +69,7 @@ ANSWERS = [
     *map(reply, (FREE, DELETE, ACCUMULATE, PING)),
     reply(FETCH_ADD, bytes(8)),
     reply(STATS, b"", bytes(300)),
+    reply(EXISTS, bytes(8)),
 ]
 
 SEEDS: dict[str, tuple[int, list[bytes]]] = {
