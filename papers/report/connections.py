@@ -41,7 +41,7 @@ def _table(results: Mapping[str, Result]) -> Table:
         [operation, format_bytes(size), *(_cell(found.get(count)) for count in _CONNECTIONS)]
         for (operation, size), found in cells.items()
     ]
-    unit = "GB/s (of plain sockets', max / median)"
+    unit = "GB/s (share of plain sockets' rate, max / median time)"
     heading = ["operation", "size", *(f"{count}: {unit}" for count in _CONNECTIONS)]
     return Table(heading, rows)
 
@@ -79,8 +79,8 @@ CONNECTIONS = Experiment(
         "TCP over loopback between a box and one client, from 64 KiB on, replaces SCIF between"
         " cores and Xeon Phis. One client has all connections; in the paper each connection has a"
         " thread. The box authenticates its data, and plain sockets do not. The speed of plain"
-        " sockets varies more than the box's. Smaller messages, and threads, are in the next"
-        " section."
+        " sockets varies more than the box's. The next section has smaller messages, and several"
+        " threads."
     ),
     found=(
         "Several connections are faster than one (finding 3).",

@@ -60,9 +60,9 @@ CONTAINERS = Experiment(
         "4 ranks run on two cores, in containers of podman, in DDR. The paper has 32 ranks on 68"
         " cores, in containers of Docker. The data are float32 instead of integers. The 16 MB of a"
         " gather are each process' part. In the rows \"apart\" the containers share only podman's"
-        " bridge, which is closest to the paper's containers: they communicate through ports. In"
-        " the other rows they have no network and share a directory for sockets, which only hbm"
-        " supports."
+        " bridge, and communicate through ports. These rows are closest to the paper's containers."
+        " In the other rows the containers have no network, and share a directory for sockets. Only"
+        " hbm supports that."
     ),
     found=(
         "One container is as fast as the host. Two containers are 2.6 to 7.0 times as slow, and"

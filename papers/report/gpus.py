@@ -21,15 +21,15 @@ GPUS = Experiment(
     figures="tensors of GPUs",
     label=Label.NOT_MEASURABLE,
     differs=(
-        "At most one GPU is available. The tests run every collective on an emulated device, which"
-        " has streams, and memory that the host cannot access, but no realistic speed."
+        "At most one GPU is available. The tests run every collective on an emulated device. It has"
+        " streams, and memory that the host cannot access, but its speed is not realistic."
         " benchmarks/gpu.sh compared all_reduce and training steps of 2 ranks on one H200 with Gloo"
         " (docs/accelerators.md)."
     ),
     found=(
         "ResNet-50 with Horovod on 64 GPUs (Pascal) scales with up to 90 % efficiency. The figures"
-        " of all_reduce are curves without numbers. Gains of up to 80 % by out-of-core training,"
-        " and of 20, 34 and 37 % over gRPC on 8, 16 and 24 GPUs, concern other frameworks.",
+        " of all_reduce are curves without numbers. The keynote also has gains of other frameworks:"
+        " up to 80 % by out-of-core training, and 20, 34 and 37 % over gRPC on 8, 16 and 24 GPUs.",
     ),
     runs=(),
     table=lambda results: Table(("figure", "needed hardware", "substitute here"), _ROWS),

@@ -56,8 +56,8 @@ IMAGES = Experiment(
     label=Label.MEASURED,
     differs=(
         "A net of 1.2 million parameters, with 8 random images per rank and up to 8 ranks on two"
-        " cores, replaces AlexNet on clusters. More ranks than cores add communication and no"
-        " speed. The keynote compares with MPI, not with Gloo."
+        " cores, replaces AlexNet on clusters. If ranks outnumber the cores, further ranks add"
+        " communication but no speed. The keynote compares with MPI, not with Gloo."
     ),
     found=(
         "AlexNet with TensorFlow on CPUs: SALaR and reductions in a shared address space (XPMEM)"

@@ -89,7 +89,7 @@ def _sgd(results: Mapping[str, Result]) -> Table:
         "median of MPI / box",
         "mean",
         "from, to",
-        f"at least {_TWICE}, the paper's sequential mean",
+        f"cells with at least {_TWICE} (the paper's sequential mean)",
     ]
     return Table(heading, rows)
 
@@ -143,12 +143,13 @@ CLIENTS = Experiment(
         " 1 Gbit/s between two network namespaces. They transfer 1 MiB at a time for some seconds."
         " Each client of the paper transfers 1 GB, over InfiniBand FDR. A mix of half reads and"
         " half writes may use both directions of the link, so its share refers to twice the link's"
-        " rate. The paper's 96 % refers to one direction. memcpy copies between the same memory in"
-        " the same processes."
+        " rate. The paper's 96 % refers to one direction. The bound memcpy is a copy between the"
+        " same memory in the same processes."
     ),
     found=(
         "The link has 7 GB/s. 2 to 32 clients reach up to 6.7 GB/s (96 %) with half reads and half"
-        " writes. Reads alone reach up to 5.5 (8 clients), writes alone up to 5.2 (32 clients).",
+        " writes. Reads alone reach up to 5.5 GB/s (8 clients), writes alone up to 5.2 GB/s (32"
+        " clients).",
     ),
     runs=(
         Run(
@@ -170,18 +171,20 @@ ASYNC_SGD = Experiment(
     differs=(
         "All processes are on one machine of two cores. The box and MPI use its memory instead of"
         " InfiniBand. There are 2, 4 and 8 workers; the paper has 2 to 32. As in the paper,"
-        " computation is a sleep. Sequential cells compare communication, and parallel cells"
-        " compare iterations. MPI's server adds on one thread. MPI's ranks wait in a busy loop,"
-        " which takes processor time from other ranks. With the contender MPI sleeping, a rank asks"
-        " the server for a turn, and sleeps until the turn comes. This is fairer if ranks outnumber"
-        " the cores."
+        " computation is a sleep. A cell is a scenario with one model and one number of workers."
+        " Cells of the scenario sequential compare the time of communication, and cells of the"
+        " scenario parallel the time of an iteration. MPI's server adds on one thread. MPI's ranks"
+        " wait in a busy loop, which takes processor time from other ranks. With the contender MPI"
+        " sleeping, a rank asks the server for a turn, and sleeps until the turn comes. This is"
+        " fairer if ranks outnumber the cores."
     ),
     found=(
         "Sequential: communication by MPI takes 1.1 to 4.2 times as long as with the box, 2.1 times"
         " on average.",
         "Parallel: an iteration with MPI takes up to 3.5 times as long as with the box. With 32"
-        " workers, the exposed communication takes 7 times as long in Inception_v1, 5.2 in"
-        " Resnet_50, 4.8 in Inception_resnet_v2, and 2.0 in Resnet_152 and VGG16.",
+        " workers, the exposed communication takes 7 times as long with Inception_v1, 5.2 times"
+        " with Resnet_50, 4.8 times with Inception_resnet_v2, and 2.0 times with Resnet_152 and"
+        " VGG16.",
     ),
     runs=(
         Run(

@@ -84,7 +84,7 @@ def _table(results: Mapping[str, Result]) -> Table:
         rows.append([f"{_RMA} beats {_MESSAGES}", operation, start, *["-"] * (len(counts) + 3)])
     heading = ["transport", "operation", "size", "1 connection, µs: min, mean, p99, max"]
     heading += [f"connections: {count}, GB/s" for count in counts]
-    heading += [f"threads on one: {counts[-1]}, GB/s"]
+    heading += [f"threads on one connection: {counts[-1]}, GB/s"]
     heading += [f"each of {counts[-1]} connections, µs: min, mean, p99, max"]
     return Table(heading, rows)
 
@@ -228,8 +228,8 @@ MESSAGES_OVER_CONNECTIONS = Experiment(
     label=Label.MEASURED,
     differs=(
         "A memory box and threads of one process replace SCIF between cores and Xeon Phis. Messages"
-        " are reads and writes by tcp over loopback. RMA is shared memory of one machine, which"
-        " says nothing about finding 4. On two cores, more than two threads only alternate."
+        " are reads and writes by tcp over loopback. RMA is shared memory of one machine, so its"
+        " times do not answer finding 4. On two cores, more than two threads only alternate."
     ),
     found=(
         "Messages that are aggregated to 512 B improve throughput without a penalty in latency"

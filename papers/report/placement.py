@@ -66,9 +66,9 @@ def _table(results: Mapping[str, Result]) -> Table:
         + [paper(*line)]
         for line, found in lines.items()
     ]  # fmt: skip
-    heading = ["cluster mode", "ranks", "memory asked", "collective"]
+    heading = ["cluster mode", "ranks", "requested memory", "collective"]
     heading += ["tensors there", "hbm's segments there", "MPI's buffers there"]
-    heading += ["of each, on the rank's own node", "the paper"]
+    heading += ["of these three, the part on the rank's own node", "the paper"]
     return Table(heading, rows)
 
 
@@ -93,15 +93,16 @@ PLACEMENT = Experiment(
     figures="Fig. 11, Tables 1 to 4, 6 and 7: placement of memory",
     label=Label.EMULATED,
     differs=(
-        "4 ranks with tensors of 4 MiB run in a virtual machine that has nodes of HBM, and in SNC-4"
-        " four quarters. The paper has 68 processes with 256 MB (gather 16 MB) on a Xeon Phi. The"
-        " kernel reports the real node of each page (move_pages), but all nodes are in the host's"
-        " only memory. So no times were measured. Four processes that are bound to a node each"
-        " (HBMCOMM_BIND=numa) emulate four containers. In SNC-4 these nodes are the quarters. In"
-        " quadrant mode all processes are bound to the only node with processors, so the shares on"
-        " the own node say nothing. Processes on the host are not bound here; the paper binds them"
-        " to cores in SNC-4. A share is the part of the memory that is of the requested kind. The"
-        " segments and MPI's buffers of a line include memory of earlier collectives."
+        "4 ranks with tensors of 4 MiB run in a virtual machine that has nodes of HBM. In the mode"
+        " SNC-4 the machine has four quarters. The paper has 68 processes with 256 MB (gather 16"
+        " MB) on a Xeon Phi. The kernel reports the real node of each page (move_pages), but all"
+        " nodes are in the host's only memory. So no times were measured. Four processes that are"
+        " bound to a node each (HBMCOMM_BIND=numa) emulate four containers. In SNC-4 these nodes"
+        " are the quarters. In quadrant mode all processes are bound to the only node with"
+        " processors, so there the part on a rank's own node says nothing. Processes on the host"
+        " are not bound here; the paper binds them to cores in SNC-4. A share is the part of the"
+        " memory that is of the requested kind. The segments and MPI's buffers of a line include"
+        " memory of earlier collectives."
     ),
     found=(
         "The seconds are of Python buffers in MCDRAM with 68 processes. The percentages are for the"

@@ -25,7 +25,7 @@ def _table(results: Mapping[str, Result]) -> Table:
             + [number(speeds[who]) for who in _WHO]
             + [f"{speeds[OURS] / speeds[PERFTEST]:.0%}"]
         )
-    heading = ["operation", "size", *(f"{who}, MiB/s" for who in _WHO), "of perftest's"]
+    heading = ["operation", "size", *(f"{who}, MiB/s" for who in _WHO), "share of perftest's speed"]
     return Table(heading, rows)
 
 
