@@ -22,7 +22,7 @@ def _run_of(connections: int) -> str:
 
 
 def _measured(results: Mapping[str, Result]) -> Iterator[tuple[int, Measurement]]:
-    """Yield the number of connections and a measurement of the box's."""
+    """Yield each measurement of the box, with its number of connections."""
     for connections in _CONNECTIONS:
         if found := results.get(_run_of(connections)):
             for one in found.measurements:

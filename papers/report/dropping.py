@@ -110,7 +110,7 @@ TABLE_1 = Experiment(
 
 
 def _training_runs() -> Iterator[Run]:
-    """Yield a run of some minutes for each line of the table. Each also trains without drops."""
+    """Yield a run of some minutes for each line of the table. Each also trains with all sent."""
     limited = [(name, "1000", ratio) for name in ("SGD", "momentum") for ratio in _RATIOS]
     for optimizer, megabits, ratio in [*limited, ("momentum", "unlimited", _RATIOS[1])]:
         name = f"{optimizer.lower()}-{ratio}" if megabits == "1000" else megabits

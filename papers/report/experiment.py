@@ -42,12 +42,13 @@ class Run:
 class Experiment:
     """One or several figures of a paper.
 
-    figures: the paper's numbers of the figures.
+    figures: the numbers of the figures in the paper.
     differs: differences of our set-up.
     found: findings of the paper.
     answer: our findings; empty if the table shows them.
     runs: empty if the experiment is not measurable here.
-    table, panels: make ours, from the results of the completed runs, by their names.
+    table, panels: make our table and plots. Each gets the results of the completed runs, by the
+        runs' names.
     """
 
     name: str

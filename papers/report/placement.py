@@ -105,8 +105,8 @@ PLACEMENT = Experiment(
         " memory of earlier collectives."
     ),
     found=(
-        "The seconds are of Python buffers in MCDRAM with 68 processes. The percentages are for the"
-        " number of processes with which MCDRAM gains most.",
+        "In the last column, seconds are of Python buffers in MCDRAM with 68 processes. Percentages"
+        " are for the number of processes with which MCDRAM gains most.",
     ),
     runs=(_run(_RUN, PLACED),),
     table=_table,

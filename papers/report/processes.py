@@ -28,7 +28,7 @@ _PROCESSES = {2: 2, 8: 2, 32: 4, 64: 8}  # in a full report -> in a quick report
 
 
 def _small_runs() -> Iterator[Run]:
-    """Yield the collectives of one small size, over up to 64 processes."""
+    """Yield the runs with one small size, over up to 64 processes."""
     for processes, few in _PROCESSES.items():
         large, small = (
             _arguments(count, "broadcast,allreduce,gather", size, rounds)
