@@ -22,8 +22,9 @@ from functools import partial
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from torch_hbmcomm.bench import report
 
 KIB = 1 << 10
 SIZES = [16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 16 * 1024 * KIB]
@@ -96,7 +97,7 @@ def main(rounds: Annotated[int, typer.Option(help="samples of each median")] = 1
         table.add_row(f"{size // KIB} KiB", *figures)
     os.close(held)
     os.waitpid(child, 0)
-    Console().print(table)
+    report.show(table)
 
 
 if __name__ == "__main__":

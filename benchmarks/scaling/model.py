@@ -106,8 +106,8 @@ def iteration(workers: int, service: float, computation: float, iterations: int 
     A worker starts its next iteration when the exchange and the computation are complete. Returns
     the mean seconds of the last iteration.
 
-    service: seconds that a box needs for one worker's share. All boxes have the same load, in the
-        same order.
+    service: seconds that a box needs for one worker's share. All boxes serve the workers in the
+        same order and for the same time, so one box is simulated.
     """
     free = 0.0
     lengths: list[float] = []

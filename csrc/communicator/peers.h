@@ -29,10 +29,10 @@ class Peers {
   // is known. Does not wait.
   virtual std::string claimed_twice() const = 0;
 
-  // Returns the error that caused `error`, in which `operation` ended; returns `error` if no other
-  // cause is known. Waits for the cause: up to 1.5 s after an Error(kNetwork), and up to 500 ms for
-  // the sender's report after an OversizedMessage. Also waits up to 500 ms after a timeout, if a
-  // late local peer may itself wait for another node.
+  // `operation` ended with `error`. Returns the error that caused `error`, or `error` itself if no
+  // other cause is known. Waits for the cause: up to 1.5 s after an Error(kNetwork), and up to 500
+  // ms for the sender's report after an OversizedMessage. Also waits up to 500 ms after a timeout
+  // in which a local peer is missing, because this peer may itself wait for another node.
   virtual std::exception_ptr explain(const progress::Operation& operation,
                                      const std::exception_ptr& error) = 0;
 

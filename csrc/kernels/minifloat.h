@@ -29,8 +29,7 @@ inline constexpr uint32_t kFloatSign = 0x80000000;
 inline constexpr uint32_t kFloatInfinity = 0x7F800000;
 inline constexpr uint32_t kFloatNan = 0x7FC00000;
 
-// The conversions take a scalar, or a vector of the compiler (vector_size) with 32-bit vector
-// lanes.
+// The conversions take a scalar, or a compiler vector type (vector_size) with 32-bit lanes.
 
 template <class T, class Lane>
 struct ShapedAs {

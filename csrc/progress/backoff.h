@@ -42,7 +42,7 @@ class Backoff {
   const bool oversubscribed_;
   const Sleep sleep_until_;
   bool can_be_woken_;       // as far as is known, something would wake the sleeper
-  uint32_t halvings_ = 0;   // how often the number of polls before the first sleep is halved
+  uint32_t halvings_ = 0;   // of the number of polls before the first sleep
   uint32_t polls_ = 0;      // of this wait
   uint32_t sleeps_ = 0;     // of this wait
   uint32_t doublings_ = 0;  // of the sleep after a wake-up

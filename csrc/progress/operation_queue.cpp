@@ -201,7 +201,7 @@ void OperationQueue::launch(const std::shared_ptr<Request>& request, Mode mode) 
   if (mode == Mode::kSync) {
     try {
       drive(lock, request.get(), Clock::time_point::max());
-    } catch (...) {  // Ctrl-C, or the process ends; an error of the operation is in the request
+    } catch (...) {  // Ctrl-C or the end of the process. The request keeps the operation's errors.
       lock.unlock();
       abort("a synchronous operation was interrupted by Ctrl-C");
       if (hooks_.failed) hooks_.failed(broken_);

@@ -63,8 +63,8 @@ inline constexpr std::chrono::milliseconds kTakeoverDelay{50};
 inline constexpr std::chrono::microseconds kMessageTakeoverDelay{200};
 
 // The time after the last issue during which an idle leading worker checks for operations
-// periodically, so that an issue need not wake it. Another worker waits for the same time to lead,
-// and then ends.
+// periodically, so that an issue need not wake it. A worker that does not lead waits as long for a
+// chance to lead or for callbacks. If neither comes, the worker ends.
 // Below: the leading worker checks for operations each kTakeoverDelay; others wait to lead.
 // Above: from the value on, the leading worker sleeps until it is woken; the others end.
 inline constexpr std::chrono::seconds kWorkerLingerTime{1};

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
+from torch_hbmcomm.bench import report
 
 PACE = 0.006  # seconds a step
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -82,7 +82,7 @@ def main() -> None:
         ]
         table.add_row(name, *cells)
     if dist.get_rank() == 0:
-        Console().print(table)
+        report.show(table)
     dist.destroy_process_group()
 
 

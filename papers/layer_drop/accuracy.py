@@ -31,12 +31,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.table import Table
 
 from papers.layer_drop.cluster import two_hosts
 from papers.layer_drop.learning import CONTENDERS, OPTIMIZERS, PLAIN, Learned, learn
 from papers.layer_drop.tasks import TASKS
+from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.result import Unavailable
 from torch_hbmcomm.bench.summary import Summary
 
@@ -96,7 +96,7 @@ def main() -> None:
         if args.json is not None:
             with args.json.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-    Console().print(table)
+    report.show(table)
 
 
 @contextmanager

@@ -15,11 +15,11 @@ import math
 import random
 import statistics
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from papers.layer_drop.resnet50 import resnet50
+from torch_hbmcomm.bench import report
 from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.layer_drop.config import LayerDrop, Target
 from torch_hbmcomm.layer_drop.decision import DropRule, layers_of
@@ -100,7 +100,7 @@ def main() -> None:
                     f"{statistics.fmean(share for run in runs for share in run[200:]):.1%}",
                     f"{statistics.fmean(max(run[200:]) for run in runs):.0%}",
                 )
-    Console().print(table)
+    report.show(table)
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ TEST_F(Restart, RepeatedRequestsAreAnsweredFromTheStore) {
   EXPECT_EQ(as<protocol::Fetched>(after->fetch_add(next)).before, 14);
 }
 
-// As after a kill of the box between two steps: the store has the segment, and the session has not
-// counted the request.
+// The box was killed during a creation: the store has the segment, but the session has not counted
+// the request.
 TEST_F(Restart, AnInterruptedCreationIsFound) {
   auto before = std::make_unique<Caller>(*box_);
   const protocol::Alloc alloc = before->alloc_request(kSize, kKey, AllocMode::kCreate);

@@ -159,7 +159,7 @@ TEST(Bind, GivesEachRankItsCore) {
     ASSERT_EQ(sched_getaffinity(0, sizeof(after), &after), 0);
     EXPECT_LE(CPU_COUNT(&after), CPU_COUNT(&before));
 
-    bind(BindMode::kNuma, 0, 1);  // from the CPUs allowed at first, not from the one core
+    bind(BindMode::kNuma, 0, 1);  // of the CPUs allowed at first, not of the one core
     cpu_set_t node;
     ASSERT_EQ(sched_getaffinity(0, sizeof(node), &node), 0);
     EXPECT_GE(CPU_COUNT(&node), CPU_COUNT(&after));

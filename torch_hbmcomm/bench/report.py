@@ -58,10 +58,14 @@ def check_file(path: Path | None) -> None:
         raise typer.BadParameter(f"{path}: there is no such directory")
 
 
-def finish(shown: RenderableType, result: Result, json: Path | None) -> None:
-    """Print tables and write the JSON. Tables are as wide as the terminal, and in a pipe or a file
-    wide enough for every contender."""
+def show(shown: RenderableType) -> None:
+    """Print tables, as wide as the terminal, and in a pipe or a file 160 columns wide."""
     Console(width=None if sys.stdout.isatty() else 160).print(shown)
+
+
+def finish(shown: RenderableType, result: Result, json: Path | None) -> None:
+    """Print tables as show() does, and write the JSON."""
+    show(shown)
     if json is not None:
         json.write_text(result.to_json())
 

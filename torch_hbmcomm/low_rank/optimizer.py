@@ -93,7 +93,8 @@ class SecondMomentCorrector:
             betas = group.get("betas", ())
             if len(betas) != 2 or float(betas[1]) == 0:
                 continue
-            # The step keeps betas[1] of the moment, and adds (1 - betas[1]) of the whole square.
+            # The optimizer's step multiplies the moment by betas[1], and adds (1 - betas[1]) times
+            # the whole square. So the excess is subtracted now, divided by betas[1].
             weight = unscale**2 * (1 - float(betas[1])) / float(betas[1])
             for parameter in group["params"]:
                 moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")

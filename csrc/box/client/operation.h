@@ -138,8 +138,9 @@ namespace order {
 // Returns true if `touch` conflicts with an unfinished operation.
 bool blocked(const Touch& touch);
 
-// Adds an operation behind all operations that were added before. Its stage becomes kBlocked or
-// kReady.
+// Adds an operation. It waits for each unfinished earlier operation that conflicts with it: until
+// that one is posted if both are sequenced, otherwise until it is finished. The stage becomes
+// kBlocked if it must wait, otherwise kReady.
 void add(ClientOperation& operation);
 
 // Set the stage to kPosted or kFinished. Return the operations that became ready.

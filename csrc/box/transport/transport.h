@@ -90,8 +90,9 @@ class Transport {
   // copy.
   virtual bool alive() const noexcept = 0;
 
-  // Returns a descriptor that an idle client polls for POLLRDHUP: readable, or hung up, when the
-  // box closes the connection. Negative: poll alive() instead.
+  // Returns a descriptor that an idle client polls for POLLRDHUP. poll() reports an event when the
+  // box closes the connection. If the result is negative, the client checks alive() periodically
+  // instead.
   virtual int liveness_fd() const noexcept = 0;
 
   // Registers memory, so that transfers from and to it take no extra copy, until the returned

@@ -35,7 +35,7 @@ void* open(const std::string& name, int flags) {
   return dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL | flags);
 }
 
-// Returns the libraries that the process has loaded. Loads none.
+// Returns the MPI libraries that the process has already loaded. Loads none.
 std::vector<void*> loaded_libraries() {
   std::vector<void*> loaded;
   for (const Sonames& sonames : {kSonames, kForeignSonames}) {

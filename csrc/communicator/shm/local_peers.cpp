@@ -249,7 +249,8 @@ class Exploration {
 
   // The lower rank of each pair calls the higher rank, except if each knows the other as a local
   // peer. A rank forgets a local peer that none of its groups uses any more. If only one of two
-  // ranks has forgotten the other, a second round makes the call.
+  // ranks has forgotten the other, a second round follows, in which the other rank forgets too. In
+  // that round the lower rank calls, unless it called in the first round.
   void call_the_unknown() {
     std::string mine(members_.size(), kNothing);
     for (const auto& [rank, socket] : called_) mine[static_cast<size_t>(rank)] = kCalled;

@@ -1,4 +1,4 @@
-"""Connections that break repeatedly before the box has answered anything over them."""
+"""Connections that break repeatedly, before or after the box has answered a request over them."""
 
 from __future__ import annotations
 

@@ -167,8 +167,7 @@ def test_the_longer_of_computation_and_communication_is_seen() -> None:
 
     assert min(sequential(exchange, 0.001, 3)) >= 0.02
     assert min(parallel(exchange, 0.04, 3)) >= 0.04
-    _, *others = parallel(exchange, 0.001, 4)
-    assert min(others) >= 0.02 - 1e-3
+    assert sum(parallel(exchange, 0.001, 4)) >= 3 * 0.02  # no iteration waits for the last one
 
 
 def test_communication_hides_behind_computation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,8 @@ def calling(operation: dist.P2POp, function: Any) -> dist.P2POp:
     return operation
 
 
-# Bad operations by name: a function that makes the operation from this rank and a peer, and the
-# batch's error.
+# Bad operations by name. Each has a function, which takes this rank and a peer and returns the
+# operation, and the error that the batch raises.
 REFUSED: dict[str, tuple[Callable[[int, int], dist.P2POp], type[BaseException]]] = {
     "to itself": (lambda own, _: dist.P2POp(dist.isend, torch.ones(3), own), ValueError),
     "from itself": (lambda own, _: dist.P2POp(dist.irecv, torch.ones(3), own), ValueError),

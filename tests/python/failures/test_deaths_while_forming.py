@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
@@ -18,7 +17,7 @@ from harness import beyond_gloo
 from harness.cases import cases
 from harness.deaths import SOON_ELSEWHERE, SOON_ON_THE_NODE
 from harness.fates import Ranks, Said
-from harness.network import free_port
+from harness.network import await_no_listener, free_port
 from torch._C._distributed_c10d import TCPStore
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
@@ -137,24 +136,13 @@ def test_a_timeout_in_init_ends_the_wait_of_all(tmp_path: Path) -> None:
         assert re.search(r"rank 0 of group \"0\" met 2 of 3 ranks .*; missing ranks: 2", each.text)
 
 
-def listening_sockets() -> list[str]:
-    """Return the addresses of this process's listening TCP sockets, as in /proc/net/tcp."""
-    links = Path("/proc/self/fd").iterdir()
-    own = {os.readlink(link) for link in links if link.exists() or link.is_symlink()}
-    rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
-
-
-def form_and_look(pipe: Connection, rank: int, url: str, size: int) -> list[str]:
-    """Fail to form a group. Return the listening sockets that are then left."""
+def form_and_look(pipe: Connection, rank: int, url: str, size: int) -> list[int]:
+    """Fail to form a group. Return the ports at which this process then still listens."""
     try:
         form_group(pipe, rank, url, size)
     except dist.DistBackendError as error:
         assert "has died" in str(error)
-    deadline = time.monotonic() + LIMIT
-    while (left := listening_sockets()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
+    return await_no_listener(limit=LIMIT)
 
 
 def test_a_death_in_init_leaves_no_listener(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from harness import Context, Pool, RankFailure, beyond_gloo
 from harness.cases import cases
 from harness.context import BACKEND
+from harness.network import await_no_listener
 from harness.nodes import on_nodes
 from harness.pool import DIED
 from harness.segments import held, in_use, mappings
@@ -113,6 +114,7 @@ def make_and_destroy(context: Context, cycles: int) -> dict[str, int]:
     gc.collect()
     dist.barrier()
     last = dist.new_group()
+    assert not await_no_listener()
     found = footprint()
     dist.destroy_process_group(last)
     return found

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from harness import beyond_gloo
 from harness.cases import cases
 from harness.fates import Ranks, Said
-from harness.network import free_port
+from harness.network import free_port, own_connections
 from torch._C._distributed_c10d import TCPStore
 
 import torch_hbmcomm as hbmcomm
@@ -214,25 +214,27 @@ def descriptors() -> int:
 
 def connections_to(port: int) -> int:
     """Count this process' connections to a port of this machine, over IPv4 or IPv6."""
-    own = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
-    rows = [
-        line.split()
-        for table in Path("/proc/self/net").glob("tcp*")  # no tcp6 where the kernel has no IPv6
-        for line in table.read_text().splitlines()[1:]
-    ]
-    return sum(row[2].endswith(f":{port:04X}") and f"socket:[{row[9]}]" in own for row in rows)
+    return sum(remote == port for _, remote, _ in own_connections())
 
 
 def await_own_connection(port: int) -> None:
-    """Use the store, which opens a second connection. Wait for this connection, 60 s at most."""
+    """Use the store, which opens a second connection. Wait for this connection, 60 s at most.
+
+    The second use is answered over it, so the host of the store has accepted it.
+    """
     hbmcomm.monitored_barrier()
     until = time.monotonic() + 60
     while connections_to(port) < 2 and time.monotonic() < until:
         time.sleep(0.01)
+    hbmcomm.monitored_barrier()
 
 
 def many_groups(pipe: Connection, rank: int, url: str, size: int, count: int) -> tuple[int, int]:
-    """Return the descriptors after a tenth of the groups, and after all groups."""
+    """Return the descriptors after a tenth of the groups, and after all groups.
+
+    Waits up to 30 s for the failure monitor. It may listen for other ranks while a group is being
+    formed, and closes the listener soon afterwards.
+    """
     form(url, rank, size)
     await_own_connection(int(url.rpartition(":")[2]))
     found = []
@@ -244,8 +246,13 @@ def many_groups(pipe: Connection, rank: int, url: str, size: int, count: int) ->
         if number + 1 in (count // 10, count):
             dist.barrier()
             found.append(descriptors())
+    few, many = found
+    until = time.monotonic() + 30
+    while many > few and time.monotonic() < until:
+        time.sleep(0.01)
+        many = descriptors()
     dist.barrier()
-    return found[0], found[1]
+    return few, many
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import os
 import random
 import socket
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,39 @@ def _reserve(port: int) -> bool:
         return False
     _reservations.append(name)
     return True
+
+
+def own_connections() -> list[tuple[int, int, bool]]:
+    """Return the local port, the remote port, and whether it listens, of each TCP socket that this
+    process has."""
+    own = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # another thread may close it meanwhile
+            own.add(os.readlink(f"/proc/self/fd/{name}"))
+    rows = [
+        line.split()
+        for table in Path("/proc/self/net").glob("tcp*")  # no tcp6 where the kernel has no IPv6
+        for line in table.read_text().splitlines()[1:]
+    ]
+    return [
+        (int(row[1].rpartition(":")[2], 16), int(row[2].rpartition(":")[2], 16), row[3] == "0A")
+        for row in rows
+        if f"socket:[{row[9]}]" in own
+    ]
+
+
+def await_no_listener(*others: int, limit: float = 60.0) -> list[int]:
+    """Wait until this process listens at no port except `others`. Returns the ports that are left.
+
+    While a group is being formed, the failure monitor of a rank may listen for other ranks. Its
+    thread stops listening soon after the group is formed. No schedule bounds this time.
+    """
+    deadline = time.monotonic() + limit
+    while True:
+        left = [port for port, _, listens in own_connections() if listens and port not in others]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.01)
 
 
 def skip_unless_namespaces_work() -> None:

@@ -163,8 +163,8 @@ void EventLoop::remove(Served& served) {
     const std::lock_guard lock(mutex_);
     const auto found = watched_.find(&served);
     if (found == watched_.end()) return;
-    // Remove the descriptor before it is closed: a child process may hold it open, and its number
-    // may be reused immediately.
+    // Remove the descriptor before it is closed. If a child process holds a copy, closing does not
+    // remove it from epoll. After the close, the number may belong to another file.
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.descriptor, nullptr);
     last = std::move(found->second.served);
     watched_.erase(found);

@@ -20,8 +20,8 @@ uint64_t frame_bytes(const protocol::Header& header) {
   return sizeof(header) + uint64_t{header.body_bytes} + header.payload_bytes;
 }
 
-// Returns true if a reply to `opcode` may have a payload: statistics, or the remote keys of a
-// segment, whose number granted_segment() checks.
+// Returns true if a reply to `opcode` may have a payload: statistics, or a segment's remote keys.
+// granted_segment() checks the number of the keys.
 bool has_payload(Opcode opcode) {
   return opcode == Opcode::kStats || opcode == Opcode::kAlloc || opcode == Opcode::kAttach;
 }

@@ -51,8 +51,8 @@ def section() -> str:
     for modes, rows in _grids():
         names = " and ".join(mode.value for mode in modes)
         parts.append(
-            f"**{names.capitalize()}**. Of two verdicts, the first is for one node, the second for "
-            "two nodes:"
+            f"**{names.capitalize()}**. If a cell has two verdicts, the first is for one node "
+            "and the second for two nodes:"
         )
         parts.append(_table(("", *(moment.value for moment in Moment)), rows))
     return "\n\n".join(parts) + "\n"
