@@ -1,7 +1,7 @@
 """Runs a program with a socket as its standard input and output: "connected.py FOLDER PROGRAM".
 
-Open MPI's mpiexec starts it. It connects to the socket FOLDER/RANK, where the commanding process
-listens.
+Open MPI's mpiexec starts this script for each rank. The script connects to the socket FOLDER/RANK,
+on which the process that commands the program listens.
 """
 
 import os

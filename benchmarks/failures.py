@@ -2,8 +2,8 @@
 
     python -m benchmarks.failures --json failures.json
 
-The contenders alternate. A sample is one job. The last rank, the victim, is killed (SIGKILL). The
-sample is the time until the slowest live rank has its error. The situations are:
+The contenders alternate. A sample comes from one job: the benchmark kills the last rank, the victim
+(SIGKILL), and measures the time until the slowest live rank has its error. The situations are:
 
     allreduce  all ranks repeat a small allreduce
     init       init_process_group, when all ranks except rank 1 have introduced themselves; rank 1
@@ -11,10 +11,11 @@ sample is the time until the slowest live rank has its error. The situations are
     new_group  the live ranks wait for the victim in new_group
 
 A layout names each rank's node, by HBMCOMM_NODE_ID: "aabb" is two nodes of two ranks, on this
-machine. Gloo ignores the layout. If no rank detects the death, the time is the timeout.
+machine. Gloo ignores the layout. If a live rank does not detect the death, the time is about the
+timeout.
 
 MPI is MPICH in native programs, built by `make bench`. They meet without a launcher, because a
-launcher would end all ranks. MPI is measured in `allreduce` only.
+launcher would end all ranks after the kill. MPI is measured in `allreduce` only.
 """
 
 import multiprocessing
@@ -60,7 +61,7 @@ MPI = "mpich"
 CONTENDERS = {"hbm": "hbm", "gloo": "PyTorch's own backend", MPI: "MPI itself, without a launcher"}
 SITUATIONS = ("allreduce", "init", "new_group")
 _LATE = 1  # the rank that never calls init_process_group() in `init`
-# The key of a rank's introduction in the store, without the rank at its end.
+# A rank's introduction is in the store under the key that consists of this prefix and the rank.
 _INTRODUCTION = {"hbm": "rendezvous1/rendezvous/", "gloo": "cpu//0/"}
 
 
@@ -91,7 +92,7 @@ class FailurePlan:
 def _rank(
     pipe: Connection, rank: int, backend: str, layout: str, situation: str, timeout: float, url: str
 ) -> None:
-    """Send "ready", then the time of the error and its text."""
+    """Run one rank. Sends "ready" over the pipe, then the time and the text of its error."""
     os.environ["HBMCOMM_NODE_ID"] = layout[rank]
     torch.set_num_threads(1)
     size = len(layout)
@@ -215,7 +216,7 @@ def _hear(pipe: Connection, rank: int, limit: float) -> tuple[float, str]:
 
 
 def run(plan: FailurePlan) -> Result:
-    """Measure. Raises RuntimeError if a live rank ends or hangs instead of having an error."""
+    """Run all jobs. Raises RuntimeError if a live rank ends or hangs without an error."""
     found = []
     cause = why_unavailable()
     for situation, layout in product(plan.situations, plan.layouts):
@@ -245,7 +246,7 @@ def run(plan: FailurePlan) -> Result:
 
 
 def render(result: Result) -> RenderableType:
-    """Return a table of the times, and of the jobs in which every error named the victim."""
+    """Return a table: times, and the number of jobs in which all errors name the victim."""
 
     def entry(row: report.Row, one: Measurement) -> Text:
         text = report.compared_with(one, row["hbm"], reference=True)

@@ -21,7 +21,7 @@ LINES = {
 
 
 def panels(result: Result) -> list[Panel]:
-    """Return a panel of minima and one of medians. Raises ValueError without a line to draw."""
+    """Return a panel of minima and one of medians. Raises ValueError if a line lacks points."""
     fastest = Panel("all_reduce, fastest call", "bytes", "µs", logarithmic=True)
     typical = Panel("all_reduce, median call", "bytes", "µs", logarithmic=True)
     for contender, label in LINES.items():

@@ -2,12 +2,13 @@
 
     python -m benchmarks.gpu --json gpu.json
 
-A call ends when the device has the result. Contenders alternate. The contender `copies` copies as
-many bytes as the all_reduce to the host, and as many back at the same time, in pinned memory and
-without communication. Staging through the host cannot be faster. Further rows are:
+A call ends when the device has the result. Contenders alternate. The contender `copies` copies the
+bytes of an all_reduce to the host and, at the same time, as many bytes back to the device. The
+host's memory is pinned, and the ranks do not communicate. No all_reduce that copies through the
+host can be faster. Further rows are:
 
 - `issue`: the time until an asynchronous all_reduce returns
-- `chunks`: all_reduces with several sizes of the chunks of large operations
+- `chunks`: all_reduces of one size, divided into chunks of several sizes
   (HBMCOMM_DEVICE_CHUNK_BYTES)
 - `ddp`: a training step under DistributedDataParallel
 """
@@ -109,7 +110,7 @@ def copies(tensor: torch.Tensor) -> Call:
 def issues(
     device: torch.device, by_name: dict[str, dist.ProcessGroup], size: int
 ) -> dict[str, list[float]]:
-    """Return, for each group, the microseconds until asynchronous calls returned."""
+    """Return, for each group, the microseconds until each asynchronous all_reduce returned."""
     tensor = torch.zeros(size // 4, device=device)
     found: dict[str, list[float]] = {}
     for name, group in by_name.items():

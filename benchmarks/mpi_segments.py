@@ -1,4 +1,4 @@
-"""Removes the names of the shared memory of MPICH's ranks. A killed rank would leave its name."""
+"""Removes MPICH's files in /dev/shm early, because a killed rank would leave them."""
 
 from pathlib import Path
 

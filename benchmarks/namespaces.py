@@ -58,7 +58,7 @@ class Node:
     def slow(self, rate: str, queue: str = QUEUE) -> None:
         """Limit the rate at which this node sends.
 
-        rate, queue: in tc(8)'s notation; `queue` is the longest wait of a packet.
+        rate, queue: in tc(8)'s notation. `queue` is the longest time that a packet waits.
         """
         _slow(self.name, self.link, rate, queue)
 
@@ -98,7 +98,7 @@ def switched_nodes(count: int, rate: str, queue: str = QUEUE) -> Iterator[list[N
     The switch is a bridge in its own namespace.
 
     rate: each link's rate in each direction, in tc(8)'s notation.
-    queue: longest wait of a packet for a link before it is dropped, in tc(8)'s notation.
+    queue: longest time that a packet waits for a link before it is dropped, in tc(8)'s notation.
 
     Raises NoNamespaces.
     """

@@ -12,15 +12,15 @@ from typing import Any
 class Panel:
     """One pair of axes.
 
-    lines: by name, the points' x and y, and the line style ("-", "--"). An x that is text is a
-    category.
-    bars: by name, the lengths.
+    lines: for each name, the x and y of its points, and the line style ("-", "--"). An x may be
+    text, which names a category.
+    bars: for each name, the lengths of its bars, one for each label.
     labels: the categories of the bars.
-    stacked: stacks the bars, and draws them horizontally.
-    logarithmic: for both axes.
-    logarithmic_y: for the y axis alone.
-    shaded: upper end of the grey background on the y axis.
-    lowest: lower end of the y axis, if the panel has lines.
+    stacked: True: the bars are stacked and horizontal.
+    logarithmic: True: both axes are logarithmic.
+    logarithmic_y: True: the y axis alone is logarithmic.
+    shaded: the value on the y axis up to which the background is grey.
+    lowest: lower end of the y axis, if the panel has lines and no logarithmic axis.
     """
 
     title: str

@@ -39,7 +39,7 @@ def plot(result: Result, path: Path, panels_of: Mapping[str, Panels] = PANELS) -
 
 
 def command(usage: str, draw: Callable[[Path, Path], None]) -> None:
-    """Run a command that draws its first argument, a record, into its second, a picture."""
+    """Run a command with two arguments: the file of a record, and the file of its plot."""
     if len(sys.argv) != 3:
         sys.exit(f"usage: python -m {usage}")
     try:

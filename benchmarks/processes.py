@@ -46,8 +46,8 @@ def rpc_ranks(
 ) -> Iterator[list[Peer]]:
     """Start ranks that join a job of PyTorch's RPC or of torch.distributed.
 
-    Each rank finds its number in RANK. Its `join` gets `store_file`, the path of a file that does
-    not exist yet; `world`, the number of ranks; and `options`.
+    Each rank finds its number in the environment variable RANK. Its `join` gets `store_file`, the
+    path of a file that does not exist yet; `world`, the number of ranks; and `options`.
 
     launcher: returns the words to put before the command of a rank.
 

@@ -33,7 +33,7 @@ def why_unavailable(name: str = "bounds") -> str | None:
 
 
 class Conversation:
-    """The connection to a native program, which ends when the connection is closed."""
+    """The connection to a native program. The program ends when the connection is closed."""
 
     def __init__(self, name: str, to: IO[str], of: IO[str]) -> None:
         self._name = name
@@ -67,7 +67,8 @@ class Conversation:
     def timed(self, *words: object) -> Timed:
         """Return a rounds.Timed: a loop that runs in the program.
 
-        words: sent before the number of samples and the calls in each.
+        words: the first words of the command; the number of samples and the calls in each sample
+        follow them.
         """
         return lambda samples, calls: self.ask(*words, samples, calls)
 

@@ -5,8 +5,8 @@
 Within a node, a message from ordinary memory takes two copies: into the sender's segment and out of
 it. The copies overlap if each rank has a processor. process_vm_readv needs one copy, by the
 receiver. Three calls alternate for each size: process_vm_readv, one copy by the receiver, and two
-copies one after the other, as on a single processor. The time of overlapping copies is between the
-last two.
+copies one after the other, as on a single processor. The time of two overlapping copies is between
+the times of the last two calls.
 """
 
 from __future__ import annotations

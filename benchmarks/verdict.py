@@ -17,7 +17,7 @@ class Verdict:
     """The outcome of a comparison with a goal.
 
     text: as in "97.0% of memcpy (≥ 95%)".
-    reached: None if there is no goal.
+    reached: True if the goal is reached; None if there is no goal.
     """
 
     text: str

@@ -1,5 +1,5 @@
-"""The memory box compared with the bounds of this machine and with its rivals.
+"""The memory box compared with bounds that this machine sets, and with rival libraries.
 
-Each contender is a process that executes commands. The parent process only schedules them. Only the
-peer of PyTorch's RPC imports torch.
+Each contender is a process that executes commands. The parent process only sends the commands. Only
+the peer of PyTorch's RPC imports torch.
 """

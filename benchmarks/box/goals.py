@@ -32,7 +32,7 @@ class Goal:
 
 
 def verdicts(goals: Sequence[Goal], row: Row) -> Iterator[Verdict]:
-    """Yield the verdicts on a row, by medians."""
+    """Yield a verdict for each goal that applies to the row. Times and speeds are medians."""
     for goal in goals:
         subject = row.get(goal.subject)
         if subject is None or not subject.of["operation"].startswith(goal.operation):

@@ -29,7 +29,8 @@ class Iperf:
     def timed(self, operation: str, size: int, lanes: int) -> Timed:
         """Return a loop that runs iperf3 once for all calls of a turn, and returns one sample.
 
-        With little data, the start-up of iperf3 would dominate the rate that it reports.
+        iperf3 transfers at least _LEAST_BYTES: with less data, its start-up would dominate the rate
+        that it reports.
         """
 
         def run(samples: int, calls: int) -> list[float]:
@@ -43,9 +44,9 @@ class Iperf:
 
 
 def _report(command: Sequence[str]) -> dict[str, Any]:
-    """Run a client and return its report.
+    """Run a client of iperf3, and return its report.
 
-    Retries for _BUSY_SECONDS: between two tests the server does not listen.
+    Retries for _BUSY_SECONDS, because the server does not listen between two tests.
     """
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:

@@ -1,8 +1,8 @@
-"""A worker (rank 0) and a server (rank 1), which stores a buffer for the worker, over MPI.
+"""A worker (rank 0) and a server (rank 1) over MPI. The server stores a buffer for the worker.
 
-- "send", as in Ahn et al. (2018): the worker sends or receives; the server receives into the
-  buffer, sends the buffer, or receives and adds to the buffer.
-- "put": one-sided; the worker accesses a window of the server.
+- "send", as in Ahn et al. (2018): the worker sends or receives. The server receives into the buffer
+  (write), sends the buffer (read), or receives data and adds them to the buffer (add).
+- "put": one-sided: the worker writes, reads or adds to the server's buffer through an MPI window.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Loops below Python: a client of the box, and plain sockets between two processes."""
+"""Native programs with the loops: a client of the box, and plain sockets between processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ POLLED = "sockets, polled"
 
 
 class NativeClient:
-    """A native client of the box: no Python runs between two operations.
+    """A native program that uses the box, so that no Python runs between two operations.
 
-    Its interface is like ClientPeer's of `hbmcomm bench box`. It has a client for each transport,
-    and one local buffer.
+    The program has a client for each transport, and one local buffer. Its methods resemble
+    ClientPeer's (torch_hbmcomm/bench/box_peer.py).
     """
 
     def __init__(self, running: Program) -> None:
@@ -30,11 +30,11 @@ class NativeClient:
         self._program.ask("disconnect")
 
     def check(self, transport: str) -> None:
-        """Write, and read back. Raises PeerFailed if the bytes differ."""
+        """Write to the segment, and read back. Raises PeerFailed if the bytes differ."""
         self._program.ask("check", transport)
 
     def check_sum(self, transport: str, dtype: str) -> None:
-        """Check a sum, and leave ones in the source. Raises PeerFailed if the sum is wrong."""
+        """Accumulate ones, which stay in the source. Raises PeerFailed if the sum is wrong."""
         self._program.ask("check_sum", transport, dtype)
 
     def timed(self, transport: str, action: str) -> Timed:
@@ -63,7 +63,8 @@ class Sockets:
     def connect(self, lanes: int, size: int, threads: bool = True) -> None:
         """Connect the ends by `lanes` connections.
 
-        threads: gives each end a thread per connection; otherwise one thread polls all.
+        threads: True: each end has a thread per connection. False: one thread polls all
+        connections.
         """
         options = (lanes, size, "threads" if threads else "poll")
         (port,) = self._server.ask("listen", self._host, *options)
@@ -77,7 +78,10 @@ class Sockets:
 def sockets(
     host: str = "127.0.0.1", server: Sequence[str] = (), client: Sequence[str] = ()
 ) -> Iterator[Sockets]:
-    """Start both ends. server, client: words to put before their commands."""
+    """Start both ends.
+
+    server, client: words to put before the command of the server, and of the client.
+    """
     with ExitStack() as stack:
         ends = [stack.enter_context(program("sockets", launcher=one)) for one in (server, client)]
         yield Sockets(ends[0], ends[1], host)

@@ -1,4 +1,4 @@
-"""Plots: a panel for each section that has rates, a line for each contender."""
+"""Plots a panel for each section and operation that has rates, with a line for each contender."""
 
 from benchmarks.box.rivals import RIVALS
 from benchmarks.box.sections import SECTIONS
@@ -14,7 +14,7 @@ _SECTIONS = SECTIONS | {"rivals": RIVALS}
 def panels(result: Result) -> tuple[list[Panel], int]:
     """Return the panels and the number of columns.
 
-    A section has panels if it was measured at several sizes or numbers of clients.
+    An operation has a panel if it was measured at several sizes or numbers of clients.
     """
     found: dict[tuple[str, str], list[Measurement]] = {}
     for one in result.measurements:

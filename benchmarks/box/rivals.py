@@ -1,7 +1,7 @@
-"""The work of a box by rivals: MPI to a server rank, MPI one-sided, and PyTorch's RPC.
+"""Rivals that do the work of a box: MPI with a server rank, one-sided MPI, and PyTorch's RPC.
 
-"add" sends the worker's data to the server and adds it there. A box does this by a write and an
-accumulate.
+The operation "add" sends the worker's data to the server, and adds them to the stored data. With a
+box, this is a write and an accumulate.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -77,7 +77,7 @@ def _mpi(name: str, environment: Mapping[str, str]) -> Iterator[Prepare]:
 
 
 def _asked(ranks: list[Peer], contenders: Mapping[str, Mapping[str, str]]) -> Prepare:
-    """Make a Prepare that commands `ranks`. The first rank's time counts.
+    """Make a Prepare whose loops run on all `ranks`. The first rank's times count.
 
     contenders: for each contender, further arguments of the ranks' run().
     """

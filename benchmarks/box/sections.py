@@ -1,4 +1,4 @@
-"""The box compared with its bounds: copies, sockets, a triad, the rate of a link."""
+"""Sections that compare the box with bounds: copies, sockets, a triad (triad.h), a link's rate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from torch_hbmcomm.bench.rounds import Samples, Timed, interleave
 from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 
 _CLIENTS_LINK = "clients-link"
-_LINK_WINDOWS = 6  # times the window: operations in flight at its end are not counted
+_LINK_WINDOWS = 6  # times plan.window, because operations in flight at the end do not count
 _LINK_ROUNDS = 5  # the link is slow, and its rate hardly varies
 _LINK_LARGEST = 32 * MIB  # large compared with the link's burst of 128 KiB
 
@@ -133,7 +133,8 @@ def _link_time(plan: BoxPlan, size: int) -> float:
 def _bytes_of_one(timed: Timed, receiver: Node) -> int:
     """Return the bytes that reach `receiver` in one call.
 
-    timed() makes an uncounted call first, so this is half of the bytes received.
+    timed(1, 1) makes two calls, because the first call does not count. So the result is half of the
+    bytes received.
     """
     before = receiver.received()
     timed(1, 1)

@@ -1,1 +1,1 @@
-"""Collectives: more contenders, loops below Python, and several nodes."""
+"""Collectives: more contenders, loops in native programs, and several nodes."""

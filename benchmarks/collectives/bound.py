@@ -1,4 +1,4 @@
-"""The bound of memory. No allreduce that reads and writes every buffer can be faster."""
+"""The bound that memory sets: no allreduce that reads and writes every buffer can be faster."""
 
 import torch.distributed as dist
 
@@ -12,8 +12,9 @@ from torch_hbmcomm.sizes import MIB
 class Bound(Contender):
     """The memory traffic of an allreduce, without synchronisation.
 
-    Each rank has one buffer per rank, in its own memory. It reads its share of all of them, and
-    writes the sum to all. Bytes of any type are added as float32.
+    Each rank works in its own memory, which has one part per rank. Part i stands for this rank's
+    share of rank i's buffer. The rank reads all parts, and writes their sum to all parts. Bytes of
+    any type are added as float32.
     """
 
     name = "bound"

@@ -2,8 +2,9 @@
 
     python -m benchmarks.collectives.busy --json busy.json
 
-hbm and Gloo alternate in one set of ranks. A sample is the time of a block of operations divided by
-their number, from the first call to the last result on the slowest rank. Ways to issue operations:
+hbm and Gloo alternate in the same ranks. A sample is the time of a block of operations on the
+slowest rank, from the first call to the last result, divided by the number of operations. There are
+four ways to issue the operations:
 
     single   one after the other, each waited for (async_op=False)
     window   asynchronously, at most `--window` in flight
@@ -11,8 +12,9 @@ their number, from the first call to the last result on the slowest rank. Ways t
     futures  all asynchronously, each followed by get_future(), then a wait for each future; as
              DDP's hooks and torch.distributed's own tests do it
 
-The busy processes are loops of a shell, with the ranks' priority. The table also has the context
-switches of all ranks per operation, voluntary and involuntary (getrusage).
+The other processes that compute are shell loops, with the same priority as the ranks. The table
+also has the context switches per operation, voluntary and involuntary, summed over all ranks
+(getrusage).
 """
 
 import resource
@@ -144,7 +146,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def _measure(plan: BusyPlan) -> list[dict[str, list[tuple[float, int]]]]:
-    """Return, in each rank and for each cell, the seconds and context switches of each block."""
+    """Measure all cells on one rank. Return, by cell, the seconds and switches of each block."""
     join()
     for backend in BACKENDS:
         group_of_all(backend)

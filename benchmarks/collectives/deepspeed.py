@@ -1,7 +1,7 @@
-"""DeepSpeed's allreduce through shared memory. benchmarks/README.md has the commands to add it.
+"""DeepSpeed's allreduce through shared memory. benchmarks/README.md has the commands to install it.
 
-DeepSpeed compiles this operator on first use. All ranks of the machine form one group. The operator
-leaves its segments in /dev/shm, so this module removes them.
+DeepSpeed compiles this operator on first use. The operator always works among all ranks of the
+machine. It leaves its segments in /dev/shm, so this module removes them.
 """
 
 import importlib
@@ -58,7 +58,7 @@ class DeepSpeedInC(DeepSpeed):
 
 @cache
 def _join() -> None:
-    """Open the segments of all ranks, once for all contenders."""
+    """Open the segments of all ranks. Both contenders use the same segments."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     os.environ["LOCAL_SIZE"] = str(ranks)  # with another number the operator does nothing
     _load().initialize(ranks, rank)
@@ -98,6 +98,6 @@ std::vector<double> run(at::Tensor tensor, int64_t samples, int64_t calls) {
 
 @cache
 def _loop() -> ModuleType:
-    """Return a module that calls the operator in a loop of C++. Compiled on first use."""
+    """Return a module that calls the operator in a loop of C++. The first call compiles it."""
     module: ModuleType = load_inline("hbm_bench_operator", [_LOOP], functions=["run"])
     return module

@@ -1,4 +1,4 @@
-"""Layouts of ranks on nodes, and the least bytes of a collective on the busiest link."""
+"""Layouts of ranks on nodes, and the least bytes that a collective sends over the busiest link."""
 
 from __future__ import annotations
 
@@ -39,12 +39,15 @@ class Layout:
 
         With n nodes, these are:
 
-        - all_reduce: (n-1)/n of the tensor for other nodes to reduce, and as much reduced data
-        - reduce_scatter, all_gather: the shares of other nodes' ranks in the input or output
-        - all_to_all: the other nodes' shares of the inputs of all ranks of a node
+        - all_reduce: (n-1)/n of the tensor, which other nodes reduce, and then as many bytes of
+          reduced data
+        - reduce_scatter, all_gather: the shares of all ranks outside the node with the fewest
+          ranks; this node sends (reduce_scatter) or receives (all_gather) them
+        - all_to_all: the data that one node's ranks send to ranks of other nodes, for the node that
+          sends most
         - broadcast: the tensor
-        - a step of FSDP: the sum of its three collectives, which follow one another; the busiest
-          link and direction may differ between them (see least_crossed())
+        - a step of FSDP: the sum over its three collectives, which run one after another; their
+          busiest links and directions may differ (see least_crossed())
         """
         total = self.ranks
         foreign = (total - min(self.ranks_of)) / total
@@ -56,14 +59,14 @@ class Layout:
             "all_to_all": max(ranks * (total - ranks) / total for ranks in self.ranks_of),
             "fsdp_step": 3 * foreign,
         }
-        # Shares have whole elements, so a few elements may be left out.
+        # The tensor has a multiple of `total` elements, so that all shares are equal.
         return tensors[collective] * (mib * MIB // 4 // total * total * 4)
 
     def least_crossed(self, collective: str, mib: int) -> float:
         """Return the bytes that at least one direction of one link must carry.
 
-        An all_gather and a reduce_scatter may load opposite directions of a link most. So of a step
-        of FSDP only the two all_gathers are counted.
+        The busiest directions of an all_gather and of a reduce_scatter may be opposite. So only the
+        two all_gathers of a step of FSDP count.
         """
         least = self.least_bytes(collective, mib)
         return least * 2 / 3 if collective == "fsdp_step" else least

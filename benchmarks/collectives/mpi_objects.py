@@ -1,6 +1,6 @@
 """The contender MPI with Python objects: mpi4py's lower-case functions, which pickle and unpickle.
 
-It is the "MPI object communication" of Woo et al. 2020.
+The contender is the "MPI object communication" of Woo et al. 2020.
 """
 
 from collections.abc import Callable

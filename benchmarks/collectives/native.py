@@ -1,7 +1,7 @@
 """Collectives of hbm and of MPI, called in loops of C++.
 
-At small sizes, the cost of Python and the dispatcher would hide the rest. Each rank starts a native
-program, which is one rank of the same job.
+With small tensors, Python and the dispatcher would take most of the time. So each rank starts a
+native program, and these programs are the ranks of a second job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STANDARD_ABI = _LIBRARIES / "libmpi_abi.so.1"  # in MPICH 5 and later
 
 
 def _folder() -> str:
-    """Make a directory that lasts until this process ends: the programs' store is there."""
+    """Make the directory of the programs' store. It is removed when this process ends."""
     made = tempfile.TemporaryDirectory(prefix="hbmcomm-bench-", ignore_cleanup_errors=True)
     atexit.register(made.cleanup)
     return made.name
@@ -44,7 +44,7 @@ def meet(start: Callable[[str], programs.Conversation]) -> programs.Conversation
 
     start: starts the program; takes the path of a directory that all ranks share.
 
-    Raises PeerFailed, at the latest after MEET_SECONDS.
+    Raises PeerFailed if a program fails, or if the programs have not met after MEET_SECONDS.
     """
     shared = [_folder() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(shared)
@@ -58,9 +58,9 @@ def meet(start: Callable[[str], programs.Conversation]) -> programs.Conversation
 
 
 def loop(program: programs.Conversation, buffers: Buffers, *words: str) -> Timed:
-    """Return the program's loop. Raises PeerFailed if the collective has a wrong result.
+    """Prepare a collective, and return its loop. Raises PeerFailed if its result is wrong.
 
-    words: sent before the size and the type.
+    words: the first words of the command "prepare"; the size and the type follow them.
     """
     program.ask("prepare", *words, buffers.size, str(buffers.dtype).removeprefix("torch."))
     return program.timed("run")
@@ -68,7 +68,9 @@ def loop(program: programs.Conversation, buffers: Buffers, *words: str) -> Timed
 
 @cache
 def _rank(name: str, *arguments: str, environment: tuple[str, ...] = ()) -> programs.Conversation:
-    """Return the native program for these arguments, which runs until this process ends.
+    """Return a native program. The first call with these arguments starts it.
+
+    The program runs until this process ends.
 
     All ranks must call it with the same arguments in the same order.
 
@@ -92,7 +94,7 @@ class InC(Contender):
         return programs.why_unavailable()
 
     def open(self) -> None:
-        """Do nothing: the program starts with the first cell."""
+        """Do nothing: the first prepare() starts the program."""
 
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
         return loop(self.program(), buffers, collective)
@@ -103,7 +105,7 @@ class InC(Contender):
 
 
 class HbmInC(InC):
-    """hbm below Python and PyTorch's dispatcher.
+    """hbm, called by C++ without Python and PyTorch's dispatcher.
 
     node: the value of HBMCOMM_NODE.
     library: MPI's library; None: the library that hbm finds.
@@ -158,7 +160,7 @@ class MpiInC(InC):
 
 
 class MpiInPlace(MpiInC):
-    """MPI in a native program, in place if MPI can: the series C of Woo et al. 2020."""
+    """MPI in a native program, with collectives in place: the series C of Woo et al. 2020."""
 
     name = "mpi-c-in-place"
     about = "MPI itself in a program without Python, in place where MPI can"
@@ -177,7 +179,7 @@ class MpiInPlace(MpiInC):
 
 
 class InstalledMpi(MpiInC):
-    """Another MPI from PyPI, in its own directory: its files have the same names as mpich's.
+    """Another MPI from PyPI, in its own directory because its files have the names of mpich's.
 
     package: name in PyPI.
     library: path of the MPI library.

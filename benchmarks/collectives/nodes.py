@@ -2,13 +2,13 @@
 
     sudo .venv/bin/python -m benchmarks.collectives.nodes --json nodes.json --markdown nodes.md
 
-Network namespaces emulate the nodes, and a switch joins them. Each node's link is shaped to
-`--rate` in each direction, and MPI may use only TCP over it. The program needs root and iproute2,
-and removes the namespaces at the end.
+Network namespaces emulate the nodes, and a switch joins them. Each node's link is limited to
+`--rate` in each direction, and MPI may use only TCP over this link. The program needs root and
+iproute2, and removes the namespaces at the end.
 
 The bound is the least bytes that some link must carry (layouts.py derives them), divided by TCP's
-rate. The program measures this rate first, in both directions together. The rate counts payload
-alone: headers take about 5 % of the nominal rate. Processor seconds are summed over all ranks.
+rate. The program measures this rate first, with both directions at full load. The rate counts
+payload alone: headers take about 5 % of `--rate`. Processor seconds are summed over all ranks.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _start(
 def measured(
     layout: Layout, rate: str, goodput: float, rows: Sequence[dict[str, Any]]
 ) -> Iterator[Measurement]:
-    """Yield the measurements. One contender is the link's time for the least bytes."""
+    """Yield the measurements. The contender LINK is the time of the least bytes at TCP's rate."""
     for row in rows:
         of = {"layout": layout.text, "rate": rate}
         of |= {"collective": row["collective"], "mib": row["mib"]}
@@ -175,8 +175,8 @@ def measured(
 
 
 def table(result: Result) -> Table:
-    """Return the medians and the links' bound, the bytes over the busiest link and the least bytes,
-    and the processor seconds of a call."""
+    """Return a table of the medians, the bound, the bytes over the busiest link and the processor
+    seconds of a call."""
     heading = ["nodes, rate", "collective", "MiB", "bound, ms", "hbm, ms", "gloo, ms"]
     heading += ["hbm / bound", "gloo / hbm", "crossed, MiB", "crossed / least"]
     heading += ["gloo's / least", "hbm CPU, s", "gloo CPU, s"]

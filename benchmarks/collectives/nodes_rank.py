@@ -27,10 +27,10 @@ _PROBE_PORT = 29401
 class Call:
     """A collective on tensors of a size, with a check of its result.
 
-    A step of FSDP gathers the parameters for the forward and the backward pass, and scatters the
-    gradients.
+    A step of FSDP gathers the parameters twice, for the forward and the backward pass, and reduces
+    and scatters the gradients.
 
-    mib: size of the whole tensor: all_gather's output, reduce_scatter's input.
+    mib: size in MiB of the whole tensor: the output of all_gather, the input of reduce_scatter.
     """
 
     def __init__(self, collective: str, mib: int):
@@ -76,7 +76,7 @@ class Call:
 
 
 def run(layout: Layout, sizes: list[int], rounds: int, collectives: list[str]) -> None:
-    """Measure, and print the results on rank 0."""
+    """Measure all collectives. Rank 0 prints the results."""
     torch.set_num_threads(1)
     node = int(os.environ["HBMCOMM_NODE_ID"])
     dist.init_process_group("hbm")
@@ -104,9 +104,9 @@ def run(layout: Layout, sizes: list[int], rounds: int, collectives: list[str]) -
 def _measure(call: Call, groups: dict[str, Any], node: int, rounds: int) -> dict[str, Any]:
     """Return each backend's figures.
 
-    "seconds" has the time of each call on its slowest rank, "processor" the processor time of all
-    ranks. Both omit the first call. "crossed" has the fewest bytes that a call, the first included,
-    moved over the busiest link.
+    - "seconds": the time of each call, except the first, on its slowest rank
+    - "processor": the processor time of each call, except the first, summed over all ranks
+    - "crossed": the bytes that a call moved over the busiest link, least of all calls
     """
     gloo = groups["gloo"]
     seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
@@ -150,7 +150,10 @@ def _over_ranks(group: Any, value: float, operator: Any) -> float:
 
 
 def _goodput(node: int) -> float:
-    """Return TCP's bytes per second in each direction, between nodes 0 and 1, both at full load."""
+    """Return TCP's bytes per second in one direction between nodes 0 and 1.
+
+    Both directions are at full load.
+    """
     where = (address(0), _PROBE_PORT)
     if node == 0:
         with socket.create_server(where) as server:

@@ -1,7 +1,7 @@
 """The contender Open MPI.
 
-Its own mpiexec starts the ranks, because they need PMIx. Open MPI has its own ABI, so the ranks run
-another program than the ranks of the other MPIs.
+Open MPI's own mpiexec starts the ranks, because they need PMIx. Open MPI has its own ABI, so its
+ranks run open_mpi_collectives, and the ranks of the other MPIs run mpi_collectives.
 """
 
 import os
@@ -42,7 +42,10 @@ def _rank() -> programs.Conversation:
 
 
 def _start(folder: str) -> programs.Conversation:
-    """Return this rank's program, which connects to a socket in `folder`."""
+    """Start the programs of all ranks. Return the connection to this rank's program.
+
+    Rank 0 starts mpiexec. Each program connects to its rank's socket in `folder`.
+    """
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/{dist.get_rank()}")
         listener.listen()
@@ -75,11 +78,11 @@ def _accepted(listener: socket.socket, mpiexec: subprocess.Popen[bytes] | None) 
 
 
 def _mpiexec() -> list[str]:
-    """Return the words before the program.
+    """Return the words of the mpiexec command that precede the program.
 
-    mpiexec binds no ranks: the program does. If ranks outnumber the processors, waiting ranks
-    yield. setpriv lets the kernel end mpiexec when this process ends. Otherwise an mpiexec whose
-    ranks never start MPI would remain.
+    mpiexec does not bind ranks to processors, because the program binds itself. If ranks outnumber
+    the processors, waiting ranks yield. setpriv makes the kernel end mpiexec when this process
+    ends: without it, an mpiexec whose ranks never start MPI would remain.
     """
     ranks = str(dist.get_world_size())
     yielding = ["--mca", "mpi_yield_when_idle", "1"] if oversubscribed() else []

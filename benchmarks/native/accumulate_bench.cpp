@@ -1,13 +1,15 @@
 // Measures the box's accumulate on this machine, with 1 and 2 threads. It prints the GB/s of memory
-// traffic (reads and one store per element), and the percentage of the bound. The bound is measured
-// alternately with it: a triad of float32, a[i] = b[i] + s * c[i], with non-temporal stores.
+// traffic (reads and one store per element), and the percentage of the bound. The bound is a triad
+// of float32, a[i] = b[i] + s * c[i], with non-temporal stores. Accumulate and the bound are
+// measured alternately. The rows are:
 //
 // - memory:  float32 in segments in memory, in chunks of several sizes
 // - store:   float32 in segments in a store. The writes of undo records do not count as traffic.
-// - then, in memory, the other types and formulas that a parameter server uses
+// - others:  other types and formulas that a parameter server uses, in memory
 //
-// Arguments: the store's directory, which is removed (default: in the temporary directory); then
-// the size in MiB of the triad's arrays, and of the larger of target and source.
+// First argument: the directory of the store, which the program removes at the end (default: one in
+// the temporary directory). Second argument: the size in MiB of each array of the triad, and of the
+// larger of target and source (default: 128).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -51,7 +53,7 @@ struct Rates {
   double bound, measured;  // GB/s
 };
 
-// Returns the median rates of two loads, which alternate.
+// Runs the two loads alternately, and returns their median rates.
 Rates rates(const Load& bound, const Load& measured) {
   const auto time = [](const Pass& pass) {
     const auto start = std::chrono::steady_clock::now();

@@ -15,10 +15,10 @@
 namespace hbm::bench {
 namespace {
 
-// Causes the least memory traffic of one rank in an allreduce: reads the rank's share of each
-// rank's buffer, and writes the sum to all buffers. The shares are adjacent in `data`, and no rank
-// waits for another. These are plain loops that the compiler vectorises for its default target, so
-// that the bound is independent of our kernels.
+// These two functions cause the least memory traffic of one rank in an allreduce. They read the
+// rank's share of every rank's buffer, and write the sum to all these shares. The shares are
+// adjacent in memory. No rank waits for another. The loops are plain, and the compiler vectorises
+// them for its default target, so the bound does not depend on hbm's kernels.
 void reduce_two_shares(float* __restrict first, float* __restrict second, size_t share) {
   for (size_t i = 0; i < share; ++i) first[i] = second[i] = first[i] + second[i];
 }

@@ -1,14 +1,14 @@
-// The program "box_client": a client of a memory box without Python between two operations. It has
-// a client for each transport, and one local buffer.
+// The program "box_client": uses a memory box, without Python between two operations. It has a
+// client for each transport, and one local buffer for all clients.
 //
 //   connect URL TOKEN TRANSPORT CONNECTIONS BYTES
-//       Allocates a segment and the buffer, of BYTES each.
+//       Connects a client over TRANSPORT. Allocates its segment and the buffer, of BYTES each.
 //   disconnect
 //       Ends all clients.
 //   check TRANSPORT
 //       Fails unless a read returns the written bytes.
 //   check_sum TRANSPORT TYPE
-//       Fails if a sum is wrong. Leaves ones in the source.
+//       Accumulates ones of TYPE. Fails if the sum is wrong. Leaves ones in the source segment.
 //   run TRANSPORT ACTION SAMPLES CALLS
 //       Times an action of client_loop.h.
 #include <cstring>

@@ -5,8 +5,9 @@
 //       segment and a buffer of BYTES. Replaces earlier clients.
 //   run ACTION MILLISECONDS
 //       All threads repeat ACTION for MILLISECONDS. The answer has six numbers for each thread. The
-//       first two are how often it ran ACTION, and the seconds. The others are the minimum, mean,
-//       99th percentile and maximum of the microseconds that ACTION took.
+//       first two are the number of times that it ran ACTION, and the seconds since the common
+//       start. The others are the minimum, mean, 99th percentile and maximum of the microseconds
+//       that ACTION took.
 //
 // Actions, each on all BYTES:
 // - "read", "write": in one operation
@@ -97,7 +98,7 @@ class Repeater {
   const box::client::Segment segment_;
 };
 
-// Repeats `action` until `end`, at least once. Returns the figures of this thread. Its seconds
+// Repeats `action` until `end`, at least once. Returns the six numbers of this thread. Its seconds
 // count from `begin`, the common start of all threads.
 Numbers repeated(const Repeater::Action& action, Clock::time_point begin, Clock::time_point end) {
   Numbers taken;  // microseconds

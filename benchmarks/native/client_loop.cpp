@@ -21,7 +21,7 @@ Dtype accumulated(std::string_view name) {
   throw Error(ErrorKind::kInvalid, "boxes cannot accumulate " + std::string(name));
 }
 
-// Returns an element 1, and the result of accumulating it once to itself: 1.5, or 2 for integers.
+// Returns the bytes of the element 1, and the bytes of 1 + scale * 1: 1.5, or 2 for integers.
 std::pair<std::string_view, std::string_view> one_and_sum(Dtype dtype) {
   using namespace std::string_view_literals;
   switch (dtype) {

@@ -1,12 +1,12 @@
-// A client of a memory box, and the actions that it repeats. Each action uses all bytes of the
-// buffer `local` and of a segment of the same size:
-//   read, write              copies the segment to `local`, or back
+// A client of a memory box, with a buffer `local` and a segment of the same size. The benchmark
+// repeats one of its actions. All actions except fetch_add use the whole segment:
+//   read, write              copies the segment to `local`, or `local` to the segment
 //   accumulate:TYPE          segment += scale * source; the source is another segment, and scale is
 //                            0.5, or 1 for integers
-//   add:TYPE                 the same, after a write of `local` to the source
+//   add:TYPE                 writes `local` to the source, then does accumulate:TYPE
 //   fetch_add                adds 1 to the segment's first cell
 //   memcpy:read, memcpy:write, copy_bytes:read, copy_bytes:write
-//                            copies as read and write do, by that function; only with shm
+//                            the copies of read and write, by the named function; only over shm
 //
 // Threads: one at a time.
 #pragma once
@@ -25,14 +25,14 @@ class ClientLoop {
  public:
   using Action = std::function<void()>;
 
-  // Connects, and allocates temporary segments.
+  // Connects, and allocates a temporary segment as large as `local`.
   ClientLoop(const box::client::ClientOptions& options, std::span<std::byte> local);
 
   // Throws Error(kInvalid) if the name is unknown.
   Action action(const std::string& name);
 
-  // Called before the measurement, to detect a client that is fast because it does nothing. Both
-  // throw Error(kMismatch).
+  // Called before the measurement, to detect a client that is fast only because it does not
+  // transfer or add the data. Both functions throw Error(kMismatch) if the data are wrong.
   void check();
   void check_sum(const std::string& dtype);  // leaves ones in the source
 

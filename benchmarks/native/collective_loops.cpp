@@ -82,7 +82,7 @@ Dtype dtype_of(const std::string& name) {
   throw Error(ErrorKind::kInvalid, "no type \"" + name + "\"");
 }
 
-// Returns `value` as an element, in the first bytes. REQUIRES: 0 <= value <= 256.
+// Returns an array whose first bytes are `value` as an element. REQUIRES: 0 <= value <= 256.
 std::array<std::byte, sizeof(double)> element_of(int value, Dtype dtype) {
   std::array<std::byte, sizeof(double)> found{};
   const auto single = static_cast<float>(value);
@@ -135,7 +135,7 @@ class Elements {
   std::shared_ptr<std::byte> memory_;
 };
 
-// A collective of one size, for repeated calls.
+// One collective with buffers of one size. run() calls it repeatedly.
 class Loop {
  public:
   // Makes the buffers, and checks the result of a first call. Leaves zeros in the buffers.
@@ -173,9 +173,9 @@ class Loop {
   const std::function<void()> call_;
 };
 
-// Binds this thread to its own processor, if there is one for each rank. Otherwise the scheduler
-// may leave two ranks on one processor for milliseconds after a wake-up, and they alternate in
-// every call.
+// Binds this thread to its own processor, if there is one for each rank. Without the binding, the
+// scheduler may leave two ranks on one processor for milliseconds after a wake-up, and the two
+// ranks would alternate in every call.
 void bind_to_processor(int rank, int size) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < size) return;

@@ -25,7 +25,7 @@ enum class Direction : uint64_t { kSend, kReceive };
 struct Request {
   Direction direction;  // kSend: the server sends
   uint64_t bytes;
-  std::array<std::byte, 24> reserved;  // the box's requests have 40 bytes
+  std::array<std::byte, 24> reserved;  // makes requests as long as the box's: 40 bytes
 };
 static_assert(sizeof(Request) == 40);
 
@@ -34,7 +34,7 @@ static_assert(sizeof(Request) == 40);
               std::string(call) + " on a socket failed: " + std::strerror(errno));
 }
 
-// Returns the rest of `part` after one call of send or recv, which gets `flags`.
+// Calls send or recv once, with `flags`. Returns the bytes of `part` that remain to be moved.
 Part moved(int socket, Direction direction, Part part, int flags) {
   const bool sending = direction == Direction::kSend;
   const ssize_t done = sending ? send(socket, part.data(), part.size(), flags | MSG_NOSIGNAL)
@@ -150,8 +150,8 @@ class PolledConnections : public ConnectionEnd {
   }
 };
 
-// The caller's thread serves the first connection. If connections fail, move() throws the failure
-// of the first of them.
+// The caller's thread moves the data of the first connection, and each other connection has a
+// thread. If several connections fail, move() throws the exception of the first one in their order.
 class ThreadedConnections : public ConnectionEnd {
  public:
   explicit ThreadedConnections(std::vector<int> sockets)
@@ -195,7 +195,8 @@ class ThreadedConnections : public ConnectionEnd {
   }
 
   std::barrier<> together_;
-  // Written by the caller between two calls of move(), when the threads wait at the first barrier.
+  // The caller of move() writes these before the first barrier of move(), at which the threads
+  // wait.
   Direction direction_{};
   Part buffer_;
   bool ending_ = false;

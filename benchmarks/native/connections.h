@@ -1,9 +1,9 @@
-// The bound of the tcp transport: a buffer copied between two processes over several connections
-// together, only by send and recv.
+// The bound of the tcp transport: copies a buffer between two processes, over several connections
+// at the same time, by send and recv alone.
 //
 // Both ends have the same connections, in the same order. The client sends a request over the first
 // one. Then each connection transfers an equal part of the buffer. After a write, the server sends
-// a byte back.
+// a byte back over the first connection.
 //
 // Threads: one at a time.
 #pragma once
@@ -15,8 +15,7 @@
 
 namespace hbm::bench {
 
-// Ways in which an end transfers the parts of a buffer. The machine and the size decide which is
-// faster.
+// How an end transfers the parts of a buffer. The machine and the size decide which mode is faster.
 enum class ConnectionMode {
   kPoll,     // one thread, on all connections that are ready
   kThreads,  // one blocking thread per connection
@@ -31,8 +30,8 @@ class Connections {
   Connections(std::vector<int> sockets, std::span<std::byte> buffer, ConnectionMode mode);
   ~Connections();
 
-  // Called by the client: copies the whole buffer from the other end, or to it. Both throw
-  // Error(kNetwork) if the other end has closed.
+  // Called by the client. read() copies the whole buffer from the other end, and write() copies it
+  // to the other end. Both throw Error(kNetwork) if the other end has closed.
   void read();
   void write();
 

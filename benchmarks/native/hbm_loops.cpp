@@ -1,6 +1,6 @@
-// The program "hbm_loops DIRECTORY RANK SIZE LIBRARIES KIND": one rank of hbm's collectives, below
-// PyTorch's dispatcher. It serves the commands of collective_loops.h. Ranks meet by files in
-// DIRECTORY. LIBRARIES is searched for MPI's library.
+// The program "hbm_loops DIRECTORY RANK SIZE LIBRARIES KIND": one rank of hbm's collectives,
+// without PyTorch's dispatcher. It serves the commands of collective_loops.h. Ranks meet by files
+// in DIRECTORY. The program searches the directory LIBRARIES for MPI's library.
 //
 // Kinds: "zero-copy" uses memory of the segment, "staged" other memory. With HBMCOMM_NODE=mpi in
 // the environment, all collectives use MPI, as in a process group.
@@ -53,8 +53,8 @@ GroupConnection connect_group(const RankPlace& place) {
                                          .staging_bytes = kStagingBytes});
 }
 
-// A communicator and its queues. They run operations as in a process group whose caller waits for
-// each operation.
+// A communicator and its two operation queues. The caller waits for each operation, as the caller
+// of a process group does with async_op=False.
 class Group {
  public:
   explicit Group(const RankPlace& place)
@@ -71,7 +71,7 @@ class Group {
   Communicator& communicator() const { return *connection_.communicator; }
   uint64_t next() { return ++sequence_; }
 
-  // Runs the operation that `make` returns: an Operation, or an owner of one.
+  // Runs the operation that `make` returns, as an Operation* or as an owning pointer.
   template <class Make>
   void run(const Make& make) {
     while (!collectives_->try_claim("the benchmark")) {
@@ -122,7 +122,7 @@ std::vector<Part> parts(Data* data, size_t count, Dtype dtype, int size) {
   return found;
 }
 
-// Makes the calls for a rank's buffers.
+// Makes functions that each call one collective on a rank's buffers.
 class HbmCalls {
  public:
   HbmCalls(Group& group, const RankPlace& place, const CollectiveBuffers& buffers)

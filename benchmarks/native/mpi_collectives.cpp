@@ -1,6 +1,6 @@
-// The program "mpi_collectives DIRECTORY RANK SIZE LIBRARIES": one rank of the collectives
-// (mpi_loops.h) of an MPI with MPICH's ABI, without mpiexec. Ranks meet by files in DIRECTORY.
-// LIBRARIES is searched for MPI's library.
+// The program "mpi_collectives DIRECTORY RANK SIZE LIBRARIES": one rank of MPI's collectives
+// (mpi_loops.h), for an MPI with MPICH's ABI. No mpiexec starts it: ranks meet by files in
+// DIRECTORY. The program searches the directory LIBRARIES for MPI's library.
 #include <dlfcn.h>
 
 #include <memory>

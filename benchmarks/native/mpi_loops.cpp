@@ -23,7 +23,7 @@ MPI_Datatype type_of(Dtype dtype) {
               std::string("MPI is measured in float32 and float64, not ") + dtype_name(dtype));
 }
 
-// Makes the calls for a rank's buffers.
+// Makes functions that each call one collective on a rank's buffers.
 class MpiCalls {
  public:
   MpiCalls(const MpiWorld& world, const CollectiveBuffers& buffers)

@@ -1,5 +1,5 @@
-// Loops of MPI's own collectives, without Python. mpi_loops.cpp is compiled once with the mpi.h of
-// each ABI: for mpi_collectives.cpp, and for open_mpi_collectives.cpp.
+// Loops of MPI's own collectives, without Python. The build compiles mpi_loops.cpp twice, each time
+// with the mpi.h of one ABI: for mpi_collectives.cpp, and for open_mpi_collectives.cpp.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,5 @@
-// One rank of Open MPI's collectives (mpi_loops.h). Open MPI's mpiexec starts it.
+// The program "open_mpi_collectives": one rank of Open MPI's collectives (mpi_loops.h). Open MPI's
+// mpiexec starts it.
 #include <dlfcn.h>
 #include <mpi.h>
 

@@ -20,14 +20,14 @@ using Command = std::function<Numbers(const Words&)>;
 // Answers commands until the end of the input. Returns the exit status.
 int serve(const std::map<std::string, Command>& commands);
 
-// Returns the word at `index` as an integer. Throws Error(kInvalid) if it is none.
+// Returns the word at `index` as an integer. Throws Error(kInvalid) if it is missing or no integer.
 size_t number(const Words& words, size_t index);
 
-// Makes an uncounted call, then `samples` times `calls` calls. Returns for each sample the mean
-// microseconds of a call.
+// Makes an uncounted call, then takes `samples` samples of `calls` calls each. Returns, for each
+// sample, the mean microseconds of a call.
 Numbers timed(const std::function<void()>& call, size_t samples, size_t calls);
 
-// Private memory in whole pages, all of which have been written.
+// Private memory in whole pages. The constructor writes to all of them, so that they are in place.
 class Pages {
  public:
   explicit Pages(size_t bytes);

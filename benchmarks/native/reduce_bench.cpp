@@ -3,7 +3,7 @@
 //
 // - both:  two sources that are also the destinations (a rank's half of an allreduce of two ranks)
 // - bound: as both, by a plain loop over float32: the bound of the memory
-// - slot:  an array in place plus a second array of 128 KiB, repeatedly (a staged allreduce)
+// - slot:  each part of an array, in place, with the same 128 KiB of another (a staged allreduce)
 // - apart: two sources, another destination
 // - four:  four sources; the first is the destination
 // - copy:  copy_bytes(), then memcpy for comparison

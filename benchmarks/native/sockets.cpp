@@ -65,7 +65,7 @@ void serve_one(const Descriptor& listener, size_t count, size_t bytes, Connectio
   const Pages pages(bytes);
   Connections(std::move(sockets), pages.bytes(), mode).serve();
 } catch (const std::exception&) {
-  // The client reports the closed sockets.
+  // No report is needed here: the client reports that its sockets were closed.
 }
 
 Numbers listen_at(const Words& words) {

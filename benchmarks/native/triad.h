@@ -14,8 +14,9 @@ namespace hbm::bench {
 
 class Triad {
  public:
-  // Uses `threads` threads, the caller's included, each for an equal part. Throws Error(kInvalid)
-  // unless the arrays have equal sizes, in whole lines of 64 bytes, and are aligned to them.
+  // Uses `threads` threads, including the caller's; each computes an equal part. The arrays must
+  // have the same size, a multiple of 64 bytes, and must be aligned to 64 bytes. Throws
+  // Error(kInvalid) if they are not, or if `threads` is 0.
   Triad(std::span<std::byte> a, std::span<const std::byte> b, std::span<const std::byte> c,
         size_t threads);
   ~Triad();
@@ -30,7 +31,7 @@ class Triad {
   const std::span<const std::byte> b_;
   const std::span<const std::byte> c_;
   std::barrier<> together_;
-  bool ending_ = false;  // written between the barriers at the end and at the start of a pass
+  bool ending_ = false;  // written while the threads wait for the next pass
   std::vector<std::jthread> threads_;
 };
 

@@ -1,1 +1,1 @@
-"""The growth of times with the ranks: measured, fitted and extrapolated. See docs/scaling.md."""
+"""How times grow with the number of ranks: measured, fitted, extrapolated. See docs/scaling.md."""

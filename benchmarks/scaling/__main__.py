@@ -33,7 +33,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def measure(ranks: Sequence[int], most_nodes: int, rounds: int) -> Iterator[Measurement]:
-    """Yield the samples of every number of ranks, in milliseconds. Raises RuntimeError."""
+    """Yield the samples of every number of ranks. Raises RuntimeError if a rank fails."""
     for count in ranks:
         typer.echo(f"{count} ranks", err=True)
         for contender in jobs.CONTENDERS:

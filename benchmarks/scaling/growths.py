@@ -15,9 +15,13 @@ def growths(
 ) -> Iterator[tuple[str, str, dict[int, float], Growth, float]]:
     """Yield the growth of each quantity and contender.
 
-    An item has the quantity, the contender, and the medians by ranks in seconds. Then it has the
-    growth, fitted to all numbers of ranks but the largest. The last figure is the predicted time at
-    the largest over the measured time.
+    An item has:
+
+    - the quantity
+    - the contender
+    - the medians in seconds, by number of ranks
+    - the growth, fitted to all numbers of ranks except the largest
+    - the predicted time at the largest number of ranks, divided by the measured time
     """
     medians: dict[tuple[str, str], dict[int, float]] = {}
     for one in found:

@@ -45,8 +45,8 @@ def started(contender: str, ranks: int) -> tuple[float, float, float]:
     """Start a job, and return three times in seconds.
 
     - from the first rank's init_process_group to the last rank's first result
-    - processor time of a rank until its first result, mean of the ranks
-    - an all_reduce of 8 bytes on the slowest rank, median
+    - the processor time of a rank until its first result, mean over the ranks
+    - the median time of an all_reduce of 8 bytes, on the slowest rank
     """
     found = _job(_start, ranks, contender, ranks)
     begun, formed, worked, blocks = zip(*found, strict=True)
@@ -104,7 +104,7 @@ def _gather(rank: int, store: TCPStore, ranks: int) -> tuple[float, float]:
 
 
 def store_costs() -> StoreCosts:
-    """Measure a store and its only client. The store's share of a request is taken as half."""
+    """Measure a store with one client. Half of a request's time counts as the store's cost."""
     with served() as store:
         for key in range(max(_KEYS)):
             store.set(str(key), _RECORD)
@@ -131,8 +131,8 @@ def _costs(ask: Callable[[list[str]], object]) -> tuple[float, float]:
 def _job(function: Callable[..., Any], ranks: int, *arguments: object) -> list[Any]:
     """Run `function(rank, store, *arguments)` in `ranks` processes, and return their results.
 
-    The processes begin when all are connected to the store. Raises RuntimeError if one ends without
-    a result.
+    The processes begin when all are connected to the store. Raises RuntimeError if a process ends
+    without a result, or sends nothing for _LIMIT.
     """
     _compile_package()
     processes = multiprocessing.get_context("forkserver")

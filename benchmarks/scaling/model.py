@@ -1,8 +1,8 @@
 """A model that extrapolates measurements on few ranks to many ranks.
 
 A time grows with the number p of ranks as a + b p + c p^2. On this machine all ranks share k cores,
-so b p + c p^2 is a k-th of the work of all ranks. A rank has work k b of its own, and work k c for
-each other rank. If each rank has its own core, all ranks work in parallel: a + k b + k c p.
+and b p + c p^2 is 1/k of the work of all ranks together. So each of the p ranks has k b + k c p of
+work. If each rank has its own core, all ranks work in parallel, so the time is a + k b + k c p.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Growth:
 def fit(seconds: Mapping[int, float]) -> Growth:
     """Return the growth with the least sum of squared relative errors.
 
-    Growths with a negative coefficient are excluded. seconds: by the number of ranks; two at least.
+    Growths with a negative coefficient are excluded.
+
+    seconds: the measured times, by number of ranks; at least two.
     """
     ranks = numpy.array(list(seconds), dtype=float)
     times = numpy.array(list(seconds.values()))
@@ -82,7 +84,7 @@ def gathering(ranks: int, costs: StoreCosts, spread: float = 0.0) -> float:
     longest = max(_LONGEST_PAUSE, _PAUSE_PER_KEY * ranks)
     free = end = 0.0  # time when the store's thread becomes free; time when the last rank ended
     published = 0
-    # (time, rank, pause); pause 0: has not published
+    # The next request of each rank: (time, rank, pause). Pause 0: the rank has not published.
     coming = [(spread * rank / ranks, rank, 0.0) for rank in range(ranks)]
     while coming:
         at, rank, pause = heapq.heappop(coming)

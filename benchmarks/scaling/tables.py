@@ -15,8 +15,8 @@ ALLREDUCE, STORE = "all_reduce of 8 B", "a step in the store"
 CARRIED = (64, 1_000, 10_000)
 _HEADING = tuple(f"{ranks:,} ranks" for ranks in CARRIED)
 
-# Simulated boxes, in bytes and seconds: numbers of boxes, size of the model, computation of an
-# iteration, rate of a link, rate of a box's memory. A box moves each byte of the model five times
+# The simulated boxes: their numbers; bytes of the model, and seconds of an iteration's computation;
+# bytes per second of a link and of a box's memory, and how often a box moves each byte of the model
 # (papers/README.md).
 BOXES = (1, 10, 100)
 _MODEL, _COMPUTATION = 100e6, 0.1
