@@ -6,5 +6,5 @@ They use the package `benchmarks`, and run from a checkout: python -m papers.NAM
 import sys
 from pathlib import Path
 
-# For the package `guest`, the virtual machine in which placement and verbs run.
+# Makes the package `guest` importable. It runs the virtual machines of placement and verbs.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "vm"))

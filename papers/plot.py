@@ -22,7 +22,7 @@ PANELS: Mapping[str, Panels] = {"async_sgd": of_async_sgd, "layer_drop": of_laye
 
 
 def plot_records(text: str, path: Path) -> None:
-    """Write the figure of lines of JSON. Raises ValueError if there is nothing to show."""
+    """Draw records, one JSON object a line. Raises ValueError if there is nothing to show."""
     panels, columns = of_accuracy([json.loads(line) for line in text.splitlines()])
     if not panels:
         raise ValueError("nothing to plot: the records have no curves")

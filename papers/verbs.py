@@ -1,7 +1,7 @@
 """The memory box over RDMA, in a virtual machine that has soft-RoCE: python -m papers.verbs
 
-QEMU emulates the machine, and its processor does the work of an adapter. The speeds compare only
-with perftest's tools on the same machine.
+QEMU emulates the machine, and its processor does the work of an adapter. Compare the speeds only
+with the speeds of perftest's tools on the same machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Section accuracy: the price of asynchrony in accuracy, at the same number of samples."""
+"""Section accuracy: the loss of accuracy by asynchrony, at an equal number of samples."""
 
 import importlib.util
 from collections.abc import Iterator, Sequence

@@ -38,7 +38,7 @@ class Learner:
         self._digits = Digits(self._rank, world, _BATCH)
 
     def start(self, options: dict[str, Any] | None, epochs: int, seed: int) -> None:
-        """Train for some epochs.
+        """Make a model, and prepare its training for `epochs` epochs.
 
         options: arguments of a parameter server ("kind": the class, unless it is ParameterServer;
             "drop": arguments of LayerDrop); None: DistributedDataParallel
@@ -67,7 +67,7 @@ class Learner:
             self._schedule.step()
 
     def finish(self) -> float:
-        """Return the percentage of the images not trained on that the model recognises."""
+        """End the training. Return the percentage of the test images that the model recognises."""
         if self._server is not None:
             self._server.pull()
             dist.barrier()  # after it, all workers have sent their changes

@@ -18,7 +18,7 @@ _WRITES = 2  # in flight: more writes share the connections, and all end late
 
 
 def plain(shared: Segment, buffer: Segment, gradients: Array, weights: Array) -> Exchange:
-    """Make the paper's exchange. Each step begins when the step before has ended."""
+    """Make the paper's exchange: write, accumulate and read, one after the other."""
 
     def exchange() -> None:
         buffer.write(source=gradients)
@@ -31,8 +31,8 @@ def plain(shared: Segment, buffer: Segment, gradients: Array, weights: Array) ->
 def zero_copy(shared: Segment, buffer: Segment, gradients: Array, weights: Array) -> Exchange:
     """Make an exchange of gradients that were computed in `buffer`.
 
-    The box adds a chunk while the worker copies the sum of the chunk before. REQUIRES: the
-    transport shm.
+    The box adds the gradients of a chunk while the worker copies the weights of the chunk before.
+    REQUIRES: the transport shm.
     """
     local = weights.view(np.uint8)
 

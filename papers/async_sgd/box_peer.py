@@ -1,11 +1,12 @@
-"""A server that is a box, and workers that have a gradient buffer there, as large as the weights.
+"""A server that is a box, and its workers. Each worker has a buffer for its gradients in the box.
 
 All servers have these methods:
 
 - prepare() allocates the weights, which are zeros, and returns arguments of the workers' prepare()
-- serve() answers a number of exchanges
-- rest() ends the work that serve() left running, when all workers have ended their exchanges
-- check() compares the weights
+- serve() answers the given number of exchanges
+- rest() ends the work that serve() left running; it is called when all workers have ended their
+  exchanges
+- check() compares the weights with the expected sum
 - release() frees all memory
 """
 

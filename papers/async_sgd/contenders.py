@@ -111,7 +111,10 @@ def _rpc(plan: Plan, workers: int, place: Place) -> Iterator[Participants]:
 
 
 def _over_box(name: str, about: str, way: str, transport: str, copies: int) -> Contender:
-    """Make a contender over the box. copies: of the model, for each worker."""
+    """Make a contender over the box.
+
+    copies: the memory that each worker needs, in multiples of the model's size.
+    """
     return Contender(
         name,
         f"a box: {about}",

@@ -1,4 +1,4 @@
-"""The emulation of one section: its models and numbers of workers, with alternating contenders."""
+"""Runs one section: for each model and number of workers, the contenders alternate."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -28,8 +28,8 @@ Samples = dict[str, list[float]]
 class Emulation:
     """Alternates the contenders on one model after another.
 
-    Their participants live from start() to the end of the context. Only the running contender has
-    memory for the model.
+    The participants of all contenders live from start() to the end of the `with` block. Only the
+    running contender has memory for the model.
     """
 
     def __init__(self, section: str, plan: Plan, findings: Findings) -> None:
@@ -103,7 +103,7 @@ class Emulation:
                     )
 
     def _turn(self, participants: Participants, model: Model, workers: int) -> tuple[Samples, bool]:
-        """Return the samples of a turn, and False if the contender is too slow for another turn."""
+        """Run a turn. Return its samples, and False if the contender is too slow for another."""
         with participants.at_work(model, workers) as turn:
             together = turn.first()
             turn.check()

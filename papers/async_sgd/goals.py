@@ -13,11 +13,11 @@ Goal = Callable[[Sequence[Row]], Verdict | None]
 LINK = "link"
 """The contender that is the bound."""
 
-_AT_THE_BOUND = 0.8  # from this share of the measured time on, the bound counts as reached
+_AT_THE_BOUND = 0.8  # the bound counts as reached if it is at least this share of the time
 
 
 def not_hidden_ms(found: Measurement) -> float:
-    """Return the exposed communication in the scenario "parallel".
+    """Return the exposed communication in the scenario "parallel": iteration less computation.
 
     Exposed communication below a hundredth of the computation counts as 0, because waking a thread
     takes as long.
@@ -28,9 +28,9 @@ def not_hidden_ms(found: Measurement) -> float:
 
 
 def faster(rival: str, subject: str, least: float | None = None) -> Goal:
-    """Compare the rival's time with the subject's, by the mean ratio of all rows.
+    """Make a goal for the rival's time divided by the subject's, as a mean over all rows.
 
-    least: the ratio to reach; None: the ratio is reported and not judged
+    least: the ratio to reach; None: the ratio is shown, but not judged
     """
     return _ratio(rival, subject, least, "", lambda row: True)
 
@@ -46,9 +46,9 @@ def faster_where_the_link_is_the_bound(rival: str, subject: str, least: float) -
 
 
 def better_hidden(rival: str, subject: str, least: float) -> Goal:
-    """Judge the exposed communication of all rows together.
+    """Make a goal for the exposed communication, summed over all rows.
 
-    The subject must have `least` times less than the rival, or none.
+    The rival must have at least `least` times as much as the subject, unless the subject has none.
     """
 
     def look(rows: Sequence[Row]) -> Verdict | None:

@@ -48,7 +48,7 @@ def check_multiple(weights: Array, factor: int) -> None:
 
 
 def check_between(weights: Array, least: int, most: int) -> None:
-    """Raise RuntimeError if a weight is outside of these two multiples.
+    """Raise RuntimeError if a weight is not between two multiples of worker 0's gradients.
 
     Checks at most _MOST_BLOCKS blocks, spread over the array.
     """

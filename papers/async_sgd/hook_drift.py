@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def drift(name: str, steps: int, uneven: bool, resync_every: int | None) -> float:
-    """Train, and return the largest distance. uneven: odd ranks take half as many steps."""
+    """Train, and return the largest distance. uneven: odd ranks take only half of the steps."""
     torch.manual_seed(11)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
     ddp = DistributedDataParallel(model, broadcast_buffers=False)

@@ -18,9 +18,10 @@ unlink_segments(world)
 
 
 class _Afterwards:
-    """Calls MPI periodically in a rank that is done, from go_on() to rest().
+    """Calls MPI periodically from go_on() to rest(), in a rank that has ended its exchanges.
 
-    MPI may transfer a sent message only while the sender is in a call of MPI.
+    The calls are needed because MPI may transfer a sent message only while the sender is in a call
+    of MPI.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """MPI_Send and MPI_Recv by ranks that sleep until their turn.
 
-A worker asks the server for a turn. Both poll for the other's message, and sleep between the polls.
-Only calls that transfer gradients or weights wait in MPI's busy loop.
+A worker asks the server for a turn. Server and worker poll for each other's messages, and sleep
+between the polls. Only calls that transfer gradients or weights wait in MPI's busy loop.
 """
 
 import time

@@ -31,7 +31,10 @@ class Participants:
 
     @contextmanager
     def at_work(self, model: Model, count: int) -> Iterator["Turn"]:
-        """Yield a turn of the first `count` workers. At its end they free the model's memory."""
+        """Allocate the model's memory, and yield a turn of the first `count` workers.
+
+        Server and workers free the memory at the end of the `with` block.
+        """
         size = model.bytes
         answer = self._server.ask("prepare", size=size, workers=count, **self._server_options)
         workers = self._workers[:count]
@@ -54,7 +57,7 @@ class Turn:
         self._pushes = 0
 
     def first(self) -> float:
-        """Make one exchange of all workers, which touches all memory, and check the weights' range.
+        """Make one exchange with each worker, which touches all memory. Check the weights' range.
 
         Returns the seconds of the slowest worker.
         """
@@ -66,7 +69,7 @@ class Turn:
         return max(one for (one,) in times)
 
     def run(self, scenario: str, iterations: int) -> list[float]:
-        """Return the seconds of each iteration, mean of all workers.
+        """Return the seconds of each iteration, as the mean over all workers.
 
         The workers' starts are spread over the time of one computation, as they are in workers that
         never wait for one another.

@@ -14,18 +14,19 @@ TRANSPORTS = ("shm", "tcp")
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice of measurements. Raises ValueError if one is impossible.
+    """A choice of measurements. Raises ValueError if a measurement is impossible.
 
     models, contenders: names; None: each section's own choice.
     workers: numbers of workers.
     rounds: turns of each contender.
-    iterations: number that counts in a turn; one uncounted iteration comes first, to fill queues.
+    iterations: number of counted iterations in a turn. One uncounted iteration comes first, to fill
+    queues.
     seconds: longest time of the iterations in a scenario. A slower contender has one turn, with one
     counted iteration.
     lanes: number of connections of tcp.
-    threads: number of threads that accumulate on the box.
+    threads: number of the box's threads that accumulate.
     megabits: rate of the slow link, each way, in Mbit/s.
-    shrink: divisor of sizes and of times of computation.
+    shrink: number by which the models' sizes and times of computation are divided.
     """
 
     sections: Sequence[str]

@@ -1,7 +1,8 @@
 """Plots in the form of the paper's Figs. 6 to 9.
 
 There is a column for each model, and bars for each number of workers. The sections node and link
-each have a row for each measured scenario: communication alone, or iterations that overlap it.
+each have a row for each measured scenario: communication alone, or iterations whose communication
+overlaps computation.
 """
 
 from benchmarks.panels import Panel

@@ -33,7 +33,7 @@ class _Member:
         options = rpc.TensorPipeRpcBackendOptions(
             init_method=f"file://{store_file}",
             rpc_timeout=_FOR_EVER,
-            # By default, TensorPipe would copy between the processes, even across namespaces.
+            # TensorPipe's default copies directly between processes, without the link.
             _transports=["uv"] if over_link else None,
             _channels=["basic"] if over_link else None,
         )

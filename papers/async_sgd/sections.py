@@ -64,7 +64,7 @@ def _link(plan: Plan, findings: Findings) -> None:
 
 
 def _bounds(plan: Plan, model: Model, workers: int) -> dict[str, float]:
-    """Return the least milliseconds of each scenario.
+    """Return, by scenario, the least milliseconds that the link's rate allows.
 
     In every iteration the link carries all gradients one way and all weights the other way.
     """
@@ -110,7 +110,7 @@ def _table(scenario: str, about: str, found: Sequence[Measurement]) -> Renderabl
 
 
 def _entry(row: Row, found: Measurement) -> str:
-    """Format the median and, of communication alone, minimum and mean."""
+    """Format the median, and exposed communication (parallel) or minimum and mean (sequential)."""
     time = format_time(found.median * 1e3)
     if found.of["scenario"] == "parallel":
         over = not_hidden_ms(found)

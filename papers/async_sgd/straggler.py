@@ -39,7 +39,7 @@ _Turn = Callable[[Sequence[Peer]], list[float]]
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    """Alternate the contenders. A sample is one turn: a fast worker's steps per second."""
+    """Alternate the contenders. A sample is a fast worker's steps per second in one turn."""
     steps = max(_STEPS // plan.shrink, _TIMES)
     token = secrets.token_hex(16)
     with (
@@ -88,8 +88,9 @@ def of_turns(
 ) -> Iterator[Measurement]:
     """Make the measurements of a contender from its speeds in each turn.
 
-    "share" is the median ratio of two speeds: with the slow worker (held_up) and without it
-    (alone). Each ratio is of one turn, because the machine's speed differs from turn to turn.
+    "share" is a median over the rounds. In each round, the speed with the slow worker (held_up) is
+    divided by the speed without it (alone). Both speeds are of the same round, because the
+    machine's speed differs from round to round.
     """
     share = statistics.median(b / a for a, b in zip(alone, held_up, strict=True))
     for case, speeds, values in ((ALONE, alone, {}), (HELD_UP, held_up, {"share": share})):

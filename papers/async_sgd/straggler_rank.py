@@ -39,7 +39,7 @@ class Trainee:
     ) -> float:  # fmt: skip
         """Train over a box.
 
-        workers: number that wait for one another before the first step.
+        workers: number of workers, which wait for one another before the first step.
         compute: seconds of sleep in a step.
         """
         model, optimizer = _model()

@@ -63,7 +63,7 @@ def sequential(exchange: Exchange, compute: float, iterations: int) -> list[floa
 
 
 def parallel(exchange: Exchange, compute: float, iterations: int) -> list[float]:
-    """Exchange in a thread for one iteration while the next one computes.
+    """Exchange in a thread: the exchange of an iteration runs while the next iteration computes.
 
     The threads synchronise by a Future's mutex and condition. Returns the seconds of each
     iteration: the longer of computation and communication (Eq. 1). The first iteration waits for no

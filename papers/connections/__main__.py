@@ -4,8 +4,8 @@
 
 It also varies the number of threads on one connection. The box and a native program with the
 threads (benchmarks/native/box_threads.cpp) are on this machine. Every thread has its own segment.
-In a window all threads repeat one operation, and wait for each. The windows of different numbers of
-connections and threads alternate.
+In a window of time, all threads repeat one operation, and each waits for its result. The windows of
+different numbers of connections and threads alternate.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice of measurements. Raises ValueError if one is impossible.
+    """A choice of measurements. Raises ValueError if a measurement is impossible.
 
     counts: numbers of connections, and of threads on one connection.
     sizes: bytes of an operation.
     rounds: windows of each count; counts alternate.
-    window: length in milliseconds.
+    window: length of a window in milliseconds.
     """
 
     counts: Sequence[int] = (1, 2, 4, 6, 8)
@@ -100,7 +100,7 @@ def summary(windows: Sequence[Sequence[Thread]], size: int) -> dict[str, float]:
     - GB/s of all threads together, median of the windows
     - microseconds of an operation, over all threads and windows; the 99th percentile is the median
       of the threads' percentiles
-    - the slowest thread's mean over the fastest thread's
+    - the slowest thread's mean divided by the fastest thread's mean, median of the windows
     """
     everyone = [thread for window in windows for thread in window]
     operations = sum(thread.operations for thread in everyone)
@@ -121,7 +121,7 @@ def summary(windows: Sequence[Sequence[Thread]], size: int) -> dict[str, float]:
 
 
 def each_thread(windows: Sequence[Sequence[Thread]]) -> dict[str, list[float]]:
-    """Return the microseconds of an operation of each thread, medians of the windows."""
+    """Return, for each thread, the microseconds of an operation, as medians over the windows."""
     return {
         f"{name}_us": [
             statistics.median(getattr(thread, name) for thread in own)
@@ -133,7 +133,11 @@ def each_thread(windows: Sequence[Sequence[Thread]]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True)
 class ThreadSet:
-    """Threads on connections to the box. kind: CONNECTIONS or THREADS."""
+    """Threads on connections to the box.
+
+    kind: CONNECTIONS: `count` connections with a thread each. THREADS: `count` threads on one
+    connection.
+    """
 
     kind: str
     count: int
@@ -196,7 +200,7 @@ def _aggregation(plan: Plan, ours: BoxProcess, transport: str, size: int) -> Ite
 
 
 def measure(plan: Plan) -> Result:
-    """Measure. Raises Unavailable if the native programs are missing, and PeerFailed."""
+    """Measure. Raises Unavailable if the native programs are missing, PeerFailed if one fails."""
     memory = 2 * max(plan.counts) * max(*plan.sizes, MESSAGES * _MOST_PACKED) + 64 * MIB
     with box(BoxPlan([]), memory=memory) as ours:
         found = list(_measured(plan, ours))
@@ -251,7 +255,7 @@ def connections(
     ] = False,
     json: Json = None,
 ) -> None:
-    """Time reads and writes of a memory box, by many threads, and of many messages.
+    """Time reads and writes of a memory box by many threads, and writes of many messages.
 
     The exit status never depends on a time. Everything takes two minutes.
     """

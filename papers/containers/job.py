@@ -24,7 +24,7 @@ def results_of(division: Division, ranks: int, module: str, plan: Mapping[str, A
 
     Raises RuntimeError with the ranks' output if a rank fails, or if the ranks do not end in time.
     """
-    # The ranks' sockets are here too, and the path of a socket has at most 107 bytes.
+    # In /tmp, because the ranks' sockets are here too: a socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="hbmcomm-", dir="/tmp") as name:
         folder = Path(name)
         file = folder / "plan.json"

@@ -1,7 +1,7 @@
 """Ranks of one group, divided over containers that podman runs on this machine.
 
-A container has the host's root file system, without keeping changes to it. It has its own /dev/shm,
-namespaces and seccomp filter. All containers share one directory.
+A container uses the host's root file system, and its changes to it are discarded. It has its own
+/dev/shm, namespaces and seccomp filter. All containers share one directory.
 
 REQUIRES: root, podman and runc.
 """
@@ -26,8 +26,8 @@ _HOST_ROOT = ("--rootfs", "/:O")  # writes go to an overlay
 
 OUTPUT = "output"
 
-# Arguments: the first rank, the number of ranks, a file for the status of a failed rank (0: none
-# failed), then the ranks' command.
+# A shell script that runs ranks. Its arguments: the first rank, the number of ranks, a file, then
+# the ranks' command. The script writes the status of a failed rank to the file (0: none failed).
 _RANKS = """
 first=$1 count=$2 ended=$3
 shift 3
@@ -46,7 +46,8 @@ _REMOVAL = 60  # seconds
 class Part:
     """The ranks of one container, or the ranks on the host.
 
-    A file reports their end: podman may run for minutes after its container has ended.
+    A file reports the end of the ranks, because podman may run for minutes after its container has
+    ended.
     """
 
     def __init__(
@@ -81,9 +82,10 @@ class Part:
 class Division:
     """A division of a group's ranks.
 
-    containers: number of containers, which have equal parts in the order of the ranks; 0: none.
-    meeting: the containers share HBMCOMM_SOCKET_DIR and have no network, so they form one node.
-        Otherwise they have podman's bridge, and each is a node.
+    containers: number of containers; each has the same number of consecutive ranks. 0: no
+    containers.
+    meeting: True: the containers share HBMCOMM_SOCKET_DIR and have no network, so they form one
+        node. False: they have podman's bridge, and each container is a node.
     """
 
     containers: int
@@ -117,7 +119,9 @@ def started(
     folder: Path,
     environment: Mapping[str, str],
 ) -> Iterator[list[Part]]:
-    """Start `ranks` ranks: `command`, with RANK, LOCAL_RANK, WORLD_SIZE and `environment`.
+    """Start `ranks` ranks.
+
+    Each rank runs `command` with RANK, LOCAL_RANK, WORLD_SIZE and `environment` in its environment.
 
     Yields the ranks of each container. The end of the block kills all ranks, and removes the
     containers.

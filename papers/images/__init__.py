@@ -1,1 +1,1 @@
-"""Images a second that a small convolutional net learns, over ranks: Panda 2019."""
+"""The images a second that a small convolutional net learns, by number of ranks: Panda 2019."""

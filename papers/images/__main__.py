@@ -1,10 +1,10 @@
-"""Images a second that a small convolutional net learns under DistributedDataParallel, over ranks.
+"""The images a second that a small net learns with DistributedDataParallel, by number of ranks.
 
     python -m papers.images --help
 
 A sample is a step, on its slowest rank. On the host, hbm, Gloo and the bound alternate in the same
-processes. The bound is steps without communication. Containers have no network; there hbm and the
-bound alternate.
+processes. The bound is steps without communication. Containers have no network, so in containers
+only hbm and the bound alternate.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def network() -> nn.Module:
 
 
 class Training:
-    """A training over a backend, or one whose ranks exchange nothing."""
+    """A training over a backend, or, for the contender ALONE, without communication."""
 
     def __init__(self, contender: str) -> None:
         self._exchanges = contender != ALONE

@@ -3,15 +3,15 @@
     python -m papers.layer_drop.accuracy --task convolutions --optimizer AdamW --seeds 5
 
 It compares plain training, low_rank_hook with its defaults, and PyTorch's PowerSGD at the largest
-rank that sends no more bytes than the hook. All contenders have the same first weights and order of
-data for a seed. With `--contenders bfloat16` the hook sends bfloat16: twice as many numbers in the
-same bytes.
+rank that sends no more bytes than the hook. For each seed, all contenders start with the same
+weights, and get the data in the same order. With `--contenders bfloat16` the hook sends bfloat16:
+twice as many numbers in the same bytes.
 
 One process emulates 4 ranks (learning.py). With `--megabits 100` there are 4 ranks on two hosts:
-network namespaces joined by a link of that rate. This needs root. It also measures the time until a
-contender is as good as plain training at its end. With `--more-steps` contenders train longer than
-plain training, to find when they are as good. `python -m papers.plot` draws the records that
-`--json` writes.
+network namespaces joined by a link of that rate. This needs root. The program then also measures
+the time until a contender is as good as plain training at its end. With `--more-steps` contenders
+train longer than plain training, to find when they are as good. `python -m papers.plot` draws the
+records that `--json` writes.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _statistics(samples: Sequence[float]) -> dict[str, float]:
 
 
 def _times(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
-    """Return the times of a contender's curve, and the time to plain training's final quality."""
+    """Return the times of the evaluations, and when the quality came near plain's final quality."""
     aim = statistics.fmean(base.quality[-1] for base in plain)
     aim -= _NEAR["loss" if aim < 0 else "accuracy"]
     seconds, quality = _means([run.seconds for run in runs]), _means([run.quality for run in runs])
@@ -168,7 +168,7 @@ def _means(curves: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _show(table: Table, row: dict[str, Any], seeds: Sequence[float]) -> None:
-    """Add a line. seeds: qualities of plain training, or differences from it."""
+    """Add a line to the table. seeds: for each seed, plain's quality, or the difference from it."""
     error = f" ± {row['error']:.3f}" if row["error"] is not None else ""
     name, sign = row["contender"], ""
     if name != PLAIN:

@@ -42,7 +42,7 @@ class Contender:
 
 
 def dropping(ratio: float) -> Contender:
-    """Return the contender that sends a layer whole or not at all, with a budget of bytes."""
+    """Return the contender that drops whole layers, and sends 1 - `ratio` of all bytes."""
     return Contender(f"R = {ratio:g}", "layer_drop", {"ratio": ratio, "target": "bytes"})
 
 

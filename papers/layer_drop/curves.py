@@ -14,7 +14,7 @@ _WORST = 15.0  # points of accuracy below the best at which the axis ends
 
 
 def panels(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Panel], int]:
-    """Return the panels, by task, optimizer and link, and the number of columns."""
+    """Return panels for each task, optimizer and link, and the number of columns."""
     groups: dict[tuple[str, str, int | None], list[Mapping[str, Any]]] = {}
     for row in rows:
         if "quality_at" in row:

@@ -41,7 +41,7 @@ class _Found:
     """Measurements of one contender.
 
     seconds: time of each step, mean over the ranks.
-    crossed: bytes over the link, each way.
+    crossed: bytes over the link in one direction, mean of both directions.
     counted: the hook's own counters.
     """
 

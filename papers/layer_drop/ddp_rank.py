@@ -1,4 +1,4 @@
-"""A rank whose steps are DistributedDataParallel's communication, with a chosen hook."""
+"""A rank whose steps only communicate: DistributedDataParallel with a chosen hook."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Trainee:
         self._model = Synthetic(resnet50(width), self._rank)
 
     def prepare(self, hook: str, terms: dict[str, Any], gloo: bool, alone: bool = False) -> None:
-        """Make a model with a hook. alone: use a group of one rank, which does not communicate."""
+        """Make a model with a hook. alone: True uses a group of one rank, without communication."""
         group = self._alone if alone else self._gloo if gloo else self._world
         self._replica = DistributedDataParallel(
             self._model,
@@ -69,7 +69,7 @@ class Trainee:
         return None if self._state is None else self._state.summary()
 
     def ranks(self) -> dict[str, int]:
-        """Return the matrices' current ranks, by the names in the model."""
+        """Return the current rank of each matrix's approximation, by the parameter's name."""
         assert self._state is not None
         found: dict[str, int] = self._state.state_dict()["rule"]["ranks"]
         return {name.removeprefix("model."): rank for name, rank in found.items()}

@@ -1,11 +1,11 @@
-"""Simulates the ratio of the bytes that layer dropping sends:
+"""Simulates the share of the gradients that layer dropping sends:
 
     python -m papers.layer_drop.feedback
 
-It applies DropRule, the rule of the training, to ResNet-50's layers. The magnitudes of gradients
-are lognormal, with one distribution per layer. Accumulated gradients grow with the square root of
-their age, or partly in proportion to it. `shrinking` reduces gradients by 2.3 % a step. Figures are
-means of several models.
+The program applies DropRule, which also decides in trainings, to ResNet-50's layers. The magnitudes
+of gradients are lognormal, with one distribution per layer. Accumulated gradients grow with the
+square root of their age, or partly in proportion to it. In the rows "shrinking", gradients shrink
+by 2.3 % a step. Figures are means of several models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The compared communication hooks.
 
-DDP reads the annotations of hooks. They must not be strings, so this module has no __future__
-import.
+DDP reads the annotations of hooks, which must not be strings. So this module does not import
+annotations from __future__.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ _VANILLA = 2  # uncompressed first steps of PowerSGD; PyTorch's minimum
 def register(
     replica: DistributedDataParallel, hook: str, terms: dict[str, Any]
 ) -> hbmcomm.LayerDropState | hbmcomm.LowRankState | None:
-    """Register a hook, and return its state if it is one of hbm's with error feedback.
+    """Register a hook. Return its state if it is "layer_drop" or "low_rank", otherwise None.
 
     hook: "none", "layer_drop", "low_rank", "bf16" or "PowerSGD".
     terms: arguments of LayerDrop or LowRank.
@@ -50,5 +50,5 @@ def register(
 
 
 def _bfloat16(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Compress as PyTorch's bf16_compress_hook, which DDP refuses without a GPU, by its name."""
+    """Call PyTorch's bf16_compress_hook. Without a GPU, DDP refuses a hook of that name."""
     return default_hooks.bf16_compress_hook(group, bucket)

@@ -1,9 +1,9 @@
 """Trains a task with one of several ways to send gradients, and measures the model's quality.
 
 The processes of the default group emulate RANKS ranks. If there are fewer processes, each averages
-the gradients of several ranks' batches. That gives the same result as RANKS processes, because the
+the gradients of several ranks' batches. The result is the same as with RANKS processes: the
 approximations of the hook and of PowerSGD are linear in the ranks' gradients, and use a basis of
-the average. A test compares the two: tests/python/low_rank/test_low_rank.py.
+the average. tests/python/low_rank/test_low_rank.py checks that one rank stands for all.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Learned:
 def learn(
     task: Task, optimizer: str, contender: str, ratio: float, seed: int, steps: int, rate: float
 ) -> Iterator[Learned]:
-    """Train with one start and one order of data for each seed. Yield after each evaluation.
+    """Train, and yield after each evaluation. `seed` sets the first weights and the order of data.
 
     rate: the highest learning rate
     """
@@ -88,8 +88,8 @@ def learn(
 def backward(task: Task, ddp: DistributedDataParallel, inputs: Tensor, targets: Tensor) -> None:
     """Compute the gradients of this process's part of the batch.
 
-    A model with BatchNorm is computed rank by rank, so that its statistics are of one rank's batch.
-    As under DDP, the running statistics are of the group's first rank.
+    A model with BatchNorm is computed rank by rank, so that each computation has the statistics of
+    one rank's batch. As under DDP, the running statistics are of the group's first rank.
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     parts = RANKS // world if any(isinstance(one, _BatchNorm) for one in ddp.modules()) else 1
@@ -128,9 +128,9 @@ def _register(
         return lambda: state.summary()["sent_bytes"] / state.summary()["gradient_bytes"]
     if contender == "PowerSGD":
         parameters = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
-        # In each step the hook sends 1 - ratio of all gradients' bytes. Its first 1 / (1 - ratio)
-        # steps together send the part `ratio` of one step's gradients more. PowerSGD may send as
-        # many bytes in all.
+        # In each step, the hook sends 1 - ratio of all gradients' bytes. In its first 1/(1 - ratio)
+        # steps together, it also sends the part `ratio` of one step's gradients. PowerSGD may send
+        # as many bytes in all steps together. In its first _VANILLA steps, it sends all bytes.
         most = ((1 - ratio) * steps + ratio - _VANILLA) / max(steps - _VANILLA, 1)
         rank, share = power_sgd_rank([list(one.shape) for one in parameters], most)
         power = powerSGD_hook.PowerSGDState(
@@ -144,7 +144,7 @@ def _register(
 def power_sgd_rank(shapes: list[list[int]], share: float) -> tuple[int, float]:
     """Return a rank of PowerSGD, and the share of all elements that it sends in a step.
 
-    It is the largest rank, at least 1, with which PowerSGD sends at most `share`.
+    The rank is the largest with which PowerSGD sends at most `share` of all elements, or 1.
     """
 
     def sent(rank: int) -> float:

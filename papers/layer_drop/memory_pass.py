@@ -92,7 +92,7 @@ def _run(passes: Peer, who: str, samples: int, calls: int) -> list[float]:
 def _extra(plan: Plan, cores: int) -> tuple[dict[str, float], dict[str, int]]:
     """Return the milliseconds that each hook adds to a step of DDP in a group of one rank.
 
-    Also returns the final ranks of low rank's matrices.
+    Also returns, for the low-rank hook, the final rank of each matrix's approximation.
     """
     seconds: dict[Contender, list[float]] = {who: [] for who in (PLAIN, *_HOOKS)}
     with one_host("papers.layer_drop.ddp_rank", 1, width=plan.width, threads=cores) as host:

@@ -1,4 +1,4 @@
-"""A process that runs the pass over memory, and iterations of ResNet-50."""
+"""A process that times passes over memory (residuals += gradients), and ResNet-50's compute."""
 
 from __future__ import annotations
 
@@ -59,10 +59,12 @@ class Passes:
     def products(
         self, width: int, threads: int, ranks: Mapping[str, int], count: int
     ) -> dict[str, Any]:
-        """Compute only the four products of low rank in a step, with its functions, at given ranks.
+        """Time only the four matrix products of a step of the low-rank hook, with its functions.
 
-        The products of a matrix M are M R', Lᵀ M, M - L Rᵀ and L Rᵀ. Returns their `seconds`, and
-        the number of `operations`: multiplications and additions.
+        ranks: the rank of each matrix's approximation, by the parameter's name.
+
+        For a matrix M with the factors L and R, the products are M R, Lᵀ M, M - L Rᵀ and L Rᵀ.
+        Returns their `seconds`, and the number of `operations`: multiplications and additions.
         """
         torch.set_num_threads(threads)
         shapes = {name: one.shape for name, one in resnet50(width).named_parameters()}
@@ -86,7 +88,7 @@ class Passes:
         return {"seconds": seconds, "operations": 4 * 2 * of_one}
 
     def pace(self, threads: int, count: int) -> list[float]:
-        """Return the operations in a second of a large product, by oneDNN."""
+        """Return the operations per second of a large matrix product by oneDNN."""
         torch.set_num_threads(threads)
         one, other = torch.randn(2, _LARGE, _LARGE).unbind()
         given = one.to_mkldnn(), other.to_mkldnn()

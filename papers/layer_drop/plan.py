@@ -11,7 +11,7 @@ from torch_hbmcomm.bench.result import check_counts, check_names
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice of measurements. Raises ValueError if one is impossible.
+    """A choice of measurements. Raises ValueError if a measurement is impossible.
 
     ratios: R, the dropped shares of all gradients; 0 is always measured too.
     megabits: rates of the link, each way, in Mbit/s; None: unlimited.
@@ -63,8 +63,8 @@ class Plan:
                 raise ValueError(f"a link has at least 1 Mbit/s, not {rate}")
 
     def server_steps_of(self, terms: Mapping[str, Any] | None) -> int:
-        """Return the number of steps in which a ratio moves as many bytes as whole_steps without
-        dropping."""
+        """Return the number of steps with LayerDrop(`terms`) that send as many bytes as whole_steps
+        without dropping, at most server_steps."""
         kept = 1.0 if terms is None else 1 - float(terms["ratio"])
         return min(self.server_steps, round(self.whole_steps / kept))
 

@@ -2,7 +2,7 @@
 
 - the parts of an iteration's time, as in the paper's Figs. 9 and 14
 - the time that the hook adds to an iteration
-- loss and accuracy over steps and over time, as in its Figs. 5 to 8
+- loss and accuracy over steps and over time, as in the paper's Figs. 5 to 8
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ResNet-50 (He et al. 2016), with the stride in the 3x3 convolutions: 161 parameters."""
+"""ResNet-50 (He et al. 2016) with 161 parameter tensors. The 3x3 convolutions have the stride."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLASSES = 1000
 
 
 def resnet50(width: int = WIDTH) -> nn.Module:
-    """Make the net. width: channels of the first stage; the number of layers is the same."""
+    """Make the net. width: channels of the first stage; every width has the same layers."""
     stages: list[nn.Module] = []
     channels = width
     for number, blocks in enumerate(_BLOCKS):

@@ -1,10 +1,10 @@
-"""The measurements of the sections: a row for each contender, under a case, the title of a table.
+"""The measurements of the sections: a row for each contender and case. A case is a table's title.
 
-Values have their names in table.py. A hook that drops also has "steps", the steps that it counted,
+table.py lists the names of values. A hook that drops also has "steps", the steps that it counted,
 and "aim", the intended "counted_share". Samples are milliseconds of an iteration, or of a pass over
-memory. Curves are of the sections training (by epoch) and server-training (by evaluation), means
-over the seeds: "steps", "seconds", "loss" and "accuracy". A contender "paper: ..." has the figures
-of Lee et al. (2020).
+memory. The sections training and server-training have curves, with a point for each epoch or
+evaluation: "steps", "seconds", "loss" and "accuracy", means over the seeds. A contender "paper:
+..." has the figures of Lee et al. (2020).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Member:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_RATE, momentum=0.9)
 
     def prepare(self, terms: dict[str, Any] | None) -> None:
-        """Form a SyncParameterServer, on all ranks. terms: of LayerDrop; None: no drop."""
+        """Form a SyncParameterServer, on all ranks. terms: LayerDrop's arguments; None: no drop."""
         self._server = hbmcomm.SyncParameterServer(
             self._model,
             self._optimizer,
@@ -91,7 +91,7 @@ class Member:
         return clock.times
 
     def run(self, steps: int) -> list[tuple[float, float]]:
-        """Take steps, on a worker. Returns the times of each."""
+        """Take steps, on a worker. Returns the times of each step."""
         clock = Clock()
         for _ in range(steps):
             self._model().backward()

@@ -32,12 +32,12 @@ _LOOKS = 20
 
 
 def ours(ratio: float) -> str:
-    """Return the name of LayerDrop with its defaults."""
+    """Return the name of the contender with LayerDrop's defaults."""
     return f"R = {ratio:g}"
 
 
 def papers(ratio: float) -> str:
-    """Return the name of the paper's rule."""
+    """Return the name of the contender with the paper's rule."""
     return f"R = {ratio:g}, the paper's rule"
 
 
@@ -62,7 +62,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
 def _of_optimizer(
     hosts: Cluster, megabits: int | None, optimizer: str, plan: Plan, findings: Findings
 ) -> Iterator[Measurement]:
-    """Yield the row of each contender."""
+    """Train each contender with one optimizer, and yield its row."""
     case = f"{link(megabits)}, {optimizer}, steps: {plan.training_steps}"
     case += f", means of {plan.seeds} seeds" if plan.seeds > 1 else ", one seed"
     curves: dict[str, list[Curve]] = {}

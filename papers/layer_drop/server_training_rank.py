@@ -53,7 +53,7 @@ class Learner:
         self._server.serve(after_update=self._schedule.step)
 
     def learn(self, steps: int) -> tuple[float, float]:
-        """Take steps, on a worker. Returns their seconds, and the mean loss."""
+        """Take steps, on a worker. Returns the seconds of all steps together, and the mean loss."""
         losses = []
         start = time.perf_counter()
         for _ in range(steps):
@@ -68,7 +68,7 @@ class Learner:
         return time.perf_counter() - start, statistics.fmean(losses)
 
     def accuracy(self) -> float:
-        """Return the accuracy in % on test images, of the worker's model, which is the server's."""
+        """Return the worker's accuracy in % on test images. Its model equals the server's."""
         return self._task.quality(self._model)
 
     def close(self) -> None:

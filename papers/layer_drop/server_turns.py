@@ -23,7 +23,7 @@ Times = Sequence[tuple[float, float]]
 class Turn:
     """The outcome of a turn.
 
-    iterations: milliseconds of each, means of the workers.
+    iterations: milliseconds of each iteration, mean over the workers.
     worker, server: milliseconds of compute in an iteration.
     up, down: megabytes in an iteration, to the server and from it.
     """

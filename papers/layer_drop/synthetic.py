@@ -18,8 +18,8 @@ _IMAGES, _SIDE = 4, 64  # for the only real backward pass
 class Synthetic(nn.Module):
     """A module with the parameters of `model`, and synthetic gradients.
 
-    Their magnitudes come from one real backward pass. A gradient is the sum of a part that is equal
-    in all steps and on all ranks, and of noise.
+    The gradients' magnitudes come from one real backward pass. A gradient is the sum of a part that
+    is equal in all steps and on all ranks, and of noise.
 
     forward() has no argument and returns 0. backward() writes the gradients directly to .grad.
     """
@@ -58,7 +58,7 @@ class Synthetic(nn.Module):
 
 
 class _Layer(torch.autograd.Function):
-    """A layer whose gradient is complete before autograd reports it as ready."""
+    """A layer that writes its gradient before autograd reports this gradient as ready."""
 
     @staticmethod
     def forward(

@@ -21,7 +21,7 @@ class Column:
 
 
 def _milliseconds(value: float) -> str:
-    """Format a time, or a difference of two times; "none" for a difference that is not positive."""
+    """Format a time, or a difference of times. A difference that is not positive is "none"."""
     return format_time(value * 1e3) if value > 0 else "none"
 
 

@@ -1,4 +1,4 @@
-"""Tasks on data that PyPI packages or Python ship: models, batches, and measures of quality."""
+"""Tasks with data from PyPI packages or from Python: models, batches, and measures of quality."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Task(ABC):
 
     @abstractmethod
     def quality(self, model: nn.Module) -> float:
-        """Return a model's quality, accuracy in % or minus the loss. Higher is better."""
+        """Return a model's quality: accuracy in %, or the negated loss. Higher is better."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 class _Images(Task):
-    """Images of digits. Every tenth is for testing."""
+    """Images of digits. A random tenth of them is for testing."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

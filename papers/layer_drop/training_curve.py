@@ -30,7 +30,7 @@ class Curve:
         self.accuracy.append(accuracy)
 
     def until(self, accuracy: float) -> float | None:
-        """Return the seconds until `accuracy` is reached; None if it never is."""
+        """Return the seconds until `accuracy` is reached; None if it is never reached."""
         points = zip(self.seconds, self.accuracy, strict=True)
         return next((at for at, found in points if found >= accuracy), None)
 
@@ -55,7 +55,7 @@ def learned(
     plain: Sequence[Curve],
     more: Mapping[str, float] | None = None,
 ) -> Measurement:
-    """Make the row of a contender from curves by seed. Further seeds of `plain` are ignored."""
+    """Make the row of a contender. found, plain: a curve for each seed; `plain` may have more."""
     own, base = mean(found), mean(plain[: len(found)])
     values = {
         "iteration_ms": 1e3 * own.seconds[-1] / own.steps[-1],

@@ -1,7 +1,7 @@
 """The placement of memory in virtual machines that have HBM: python -m papers.placement --help
 
-QEMU emulates the machines. A page's node is real, but times would mean nothing, so none are
-measured.
+QEMU emulates the machines. The kernel reports the real node of each page. Times would mean nothing,
+so the benchmark measures no times.
 """
 
 from __future__ import annotations
