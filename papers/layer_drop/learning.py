@@ -1,9 +1,9 @@
 """Trains a task with one of several ways to send gradients, and measures the model's quality.
 
 The processes of the default group emulate RANKS ranks. If there are fewer processes, each averages
-the gradients of several ranks' batches. The result is the same as with RANKS processes: the
-approximations of the hook and of PowerSGD are linear in the ranks' gradients, and use a basis of
-the average. tests/python/low_rank/test_low_rank.py checks that one rank stands for all.
+the gradients of several ranks' batches. The result is the same as with RANKS processes. The reason
+is that the approximations of the hook and of PowerSGD are linear in the ranks' gradients, and use a
+basis of the average. tests/python/low_rank/test_low_rank.py checks that one rank stands for all.
 """
 
 from __future__ import annotations
