@@ -49,6 +49,7 @@ WAYS = {
     "lightly": (UNMODIFIED, NAMED),
     "lightning": (UNMODIFIED, NAMED),
     "metriclearning": (UNMODIFIED, NAMED),
+    "monai": (UNMODIFIED, NAMED),
     "optuna": (UNMODIFIED, NAMED),
     "pipelining": (UNMODIFIED, NAMED),
     "ray": (UNMODIFIED, NAMED),
