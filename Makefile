@@ -270,11 +270,14 @@ $(SITE_PACKAGES): pyproject.toml scripts/requirements.py | $(VENV)/bin/python
 # Makes an environment that extends .venv. DeepSpeed compiles an operator at its first use; doing it
 # here keeps it out of the tests.
 $(LIBRARY_PACKAGES): tests/libraries/requirements.txt tests/libraries/requirements_no_deps.txt \
-  tests/libraries/layer.py $(PACKAGES)
+  tests/libraries/requirements_torchrl.txt tests/libraries/layer.py $(PACKAGES)
 	$(VENV)/bin/python -m venv --clear $(LIBRARIES)
 	$(VENV)/bin/python tests/libraries/layer.py $(LIBRARIES)
 	$(LIBRARIES)/bin/pip --disable-pip-version-check --quiet install -r $<
 	$(LIBRARIES)/bin/pip --disable-pip-version-check --quiet install --no-deps -r $(word 2,$^)
+	$(VENV)/bin/python -m venv --clear $(LIBRARIES)/torchrl
+	$(VENV)/bin/python tests/libraries/layer.py $(LIBRARIES)/torchrl
+	$(LIBRARIES)/torchrl/bin/pip --disable-pip-version-check --quiet install -r $(word 3,$^)
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/$(LIBRARIES)/torch_extensions $(LIBRARIES)/bin/python -c \
 	  'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Op; Op().load(verbose=False)'
 	@touch $@

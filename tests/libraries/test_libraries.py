@@ -8,6 +8,7 @@ of the backend that reduced its gradients (programs/evidence.py). docs/libraries
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from functools import cache
 from importlib.metadata import version
@@ -19,6 +20,7 @@ import pytest
 import surroundings
 import torch
 from harness.jobs import Finished, run
+from harness.network import free_port
 
 surroundings.settle()
 # DeepSpeed keeps its compiled operators in this folder.
@@ -32,7 +34,10 @@ LIMIT = 240
 pytestmark = pytest.mark.timeout(2 * LIMIT + 60)
 
 # Libraries that start their ranks themselves. torchrun starts those of the others.
-STARTING_RANKS = {"fabric", "lightning", "ray"}
+STARTING_RANKS = {"fabric", "lightning", "ray", "torchrl"}
+
+# Interpreters of libraries that need other versions: requirements_NAME.txt.
+INTERPRETERS = {"torchrl": Path(sys.prefix, "torchrl", "bin", "python")}
 
 # Ways in which a program selects hbm.
 UNMODIFIED = "HBMCOMM_INSTEAD_OF=gloo"
@@ -59,6 +64,7 @@ WAYS = {
     "torchft": (UNMODIFIED,),
     "torchmetrics": (UNMODIFIED, NAMED),
     "torchrec": (UNMODIFIED, NAMED),
+    "torchrl": (UNMODIFIED, NAMED),
     "transformers": (UNMODIFIED, FORMED),
     "trl": (UNMODIFIED, FORMED),
 }
@@ -103,13 +109,14 @@ CASES = [
 
 def train(training: str, ranks: int, way: str | None, folder: Path) -> Finished:
     name, *rest = training.split()
-    command: list[str | Path] = [sys.executable]
+    command: list[str | Path] = [INTERPRETERS.get(name, sys.executable)]
     if name not in STARTING_RANKS:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += [HERE / "programs" / f"with_{name}.py", f"--folder={folder}", f"--ranks={ranks}"]
+    settings = {"TCP_PORT": str(free_port())}  # of torchrl's own rendezvous
     if way == UNMODIFIED:
-        return run([*command, *rest], LIMIT, HBMCOMM_INSTEAD_OF="gloo")
-    return run([*command, *rest, *([way] if way else [])], LIMIT)
+        return run([*command, *rest], LIMIT, HBMCOMM_INSTEAD_OF="gloo", **settings)
+    return run([*command, *rest, *([way] if way else [])], LIMIT, **settings)
 
 
 def evidence(
@@ -171,11 +178,19 @@ def test_libraries_refuse_the_name_as_documented(name: str, tmp_path: Path) -> N
     assert REFUSALS[name] in PAGE
 
 
+def installed(package: str, interpreter: Path | None) -> str:
+    if not interpreter:
+        return version(package)
+    query = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.check_output([interpreter, "-c", query], text=True).strip()
+
+
 def test_the_page_has_the_installed_versions() -> None:
     for file in HERE.glob("requirements*.txt"):
+        own = INTERPRETERS.get(file.stem.removeprefix("requirements_"))
         for line in file.read_text().splitlines():
             if not line.startswith("#"):
                 name, _, pinned = line.partition("==")
                 name = name.partition("[")[0]
-                assert version(name).partition("+")[0] == pinned
+                assert installed(name, own).partition("+")[0] == pinned
                 assert f"{name} {pinned}" in PAGE or name in UNNAMED, f"{name} {pinned}"
