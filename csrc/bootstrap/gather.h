@@ -48,9 +48,9 @@ std::string step_key(const Participant& participant, const std::string& step, in
 // Returns the key of a step's counter (bootstrap/agreement.h).
 std::string count_key(const Participant& participant, const std::string& step);
 
-// Removes the keys of every step except the first. The records of the first step stay, because a
-// rank counts by them how many groups it has formed in the store. REQUIRES: `steps` is recorded,
-// and no rank will read or write a key of a step again.
+// Removes the keys of every step except the first. The records of the first step stay: from them a
+// rank counts the group's earlier formations in the store. REQUIRES: `steps` is recorded, and no
+// rank will read or write a key of a step again.
 void remove_steps(const Participant& participant);
 
 // Throws Error(kTimeout) naming the ranks of `among` that have no record in the step.

@@ -96,10 +96,10 @@ struct Rendezvous {
 //
 // `store` is the group's own. Ranks may meet in it repeatedly: the n-th rendezvous of one rank is
 // also the n-th of every other rank. Calls met() of `watch` for this rank, and for each other rank
-// as it arrives. Each rank except rank 0 waits before it introduces itself. It waits until rank 0
-// has introduced itself, a few seconds at most (kFirstRankTimeout), and then until rank 0 would
-// notice its death. `members_in_job` are the ranks' numbers in the job; if empty, they equal the
-// ranks.
+// as it arrives. With a `watch`, each rank except rank 0 waits before it introduces itself. It
+// first waits until rank 0 has introduced itself, at most kFirstRankTimeout. If rank 0 has done so,
+// the rank then waits until rank 0 can detect the waiting rank's death, at most kWatchedTimeout.
+// `members_in_job` are the ranks' numbers in the job; if empty, they equal the ranks.
 //
 // Throws Error(kTimeout) naming the missing ranks. Throws Error(kMismatch) if fields differ that
 // must be equal, or another process has claimed this rank.

@@ -67,7 +67,8 @@ inline constexpr size_t kTimedPeerCopyBytes = 16 << 10;
 // Above: a larger value notices later that the scheduler has moved a rank.
 inline constexpr uint32_t kPeerCopiesPerTrial = 32;
 
-// The number of first copies of a timed size that are all timed, so that the choice is made early.
+// The number of copies of a timed size that are timed without a pause, so that the choice is made
+// early.
 // Unit: copies
 // Below: copies are timed, in pairs.
 // Above: from the value on, one pair in each kPeerCopiesPerTrial copies is timed.

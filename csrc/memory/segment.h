@@ -78,8 +78,8 @@ class SharedSegment {
     return offset < size() && bytes <= size() - offset;
   }
 
-  // Returns the offset of an address. REQUIRES: contains(address, 0), else the value is
-  // meaningless.
+  // Returns the offset of an address in the segment. For an address outside the segment the value
+  // is meaningless, and greater than size().
   uint64_t offset_of(const void* address) const noexcept {
     return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(base());
   }

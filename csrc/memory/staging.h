@@ -108,7 +108,8 @@ struct StagingStats {
 
 class StagingPool : public std::enable_shared_from_this<StagingPool> {
  public:
-  // The budget bounds reserved_bytes; with 0 every request overflows.
+  // The budget bounds reserved_bytes. With 0 every request is beyond the budget (see the top of the
+  // file).
   static std::shared_ptr<StagingPool> make(std::shared_ptr<Heap> heap, uint64_t budget_bytes);
   ~StagingPool();
   StagingPool(const StagingPool&) = delete;

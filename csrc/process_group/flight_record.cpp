@@ -51,8 +51,8 @@ std::string listed(const std::vector<int>& ranks) {
   return "[" + text + "]";
 }
 
-// Returns the file to which PyTorch's own flight recorder would write, so that the same command
-// reads this record.
+// Returns the file to which PyTorch's own flight recorder would write. So PyTorch's `fr_trace`
+// finds this record there.
 std::filesystem::path file_of(int rank) {
   for (const char* name : {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}) {
     if (const char* prefix = std::getenv(name)) return prefix + std::to_string(rank);

@@ -1,6 +1,7 @@
 // The failure log: a list in the store, by which the processes of a job tell one another of deaths
-// and failures. Each process appends entries, and reads the list to its end. A reader skips an
-// entry whose writer ended before it wrote the entry.
+// and failures. Each process appends entries, and reads the list to its end. A writer reserves a
+// number, then writes the entry under this number, and may die in between. So a reader that finds
+// no entry under a number asks again in kRoundsForFailureEntry rounds, then skips the number.
 //
 // Threads: one at a time.
 #pragma once

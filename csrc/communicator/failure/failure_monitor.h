@@ -82,8 +82,8 @@ class FailureMonitor {
   void all_met(MonitoredGroup& group);
 
   // Returns the names of the ranks in `ranks` whose process is known to have ended. Called while
-  // the group is being formed. The process of a rank that has not come yet is known if another
-  // group with the same job_store has a rank with the same global rank.
+  // the group is being formed. If a rank has not come yet, its process is found through another
+  // group with the same job_store that has the same global rank.
   std::vector<std::string> ended(const MonitoredGroup& group, const std::vector<int>& ranks);
 
   // Returns the names of all ended processes, of all groups that have not been removed.

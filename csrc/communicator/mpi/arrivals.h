@@ -31,8 +31,8 @@ class Arrivals {
   // opened as well. REQUIRES: called after MPI_Init.
   void collect() noexcept;
 
-  // Returns true once UCX is known to have a TCP connection. MPI connects with the first messages,
-  // unless it uses other transports.
+  // Returns true once UCX is known to have a TCP connection. MPI connects when it sends the first
+  // messages, unless it uses other transports.
   bool connected();
 
   // Sleeps until a connection has data to receive, at most until `until`. Returns Slept::kNoWakeup

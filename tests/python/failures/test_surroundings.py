@@ -205,7 +205,7 @@ def test_variables_that_mpi_cannot_follow(bare_pool: Pool, tmp_path: Path) -> No
 
 @pytest.mark.ranks(2)
 def test_variables_that_are_overridden(bare_pool: Pool, tmp_path: Path) -> None:
-    """Override variables that would make MPI_Init end the process, hang, or leave files behind."""
+    """hbm overrides variables that would make MPI_Init end the process, hang, or leave files."""
     harmful = {
         "UCX_TLS": "",
         "MPIR_CVAR_PMI_VERSION": "2",

@@ -48,9 +48,10 @@ class StoredSegment {
   std::atomic<bool> remove_{false};
 };
 
-// The request that created a segment. If the client sends the request again after a restart of the
-// box, the box finds the segment by its creator, and replies with it. Otherwise the box would
-// refuse the request, because the key exists. No `session`: the creator is unknown.
+// The request that created a segment. If the client repeats the request after a restart of the box,
+// the box finds the segment by its creator, and replies with it. Otherwise the box would execute
+// the request again, and refuse kCreate because the key exists. No `session`: the creator is
+// unknown.
 struct Creator {
   protocol::Id session;
   uint64_t number = 0;  // sequence number of the request

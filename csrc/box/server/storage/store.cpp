@@ -202,7 +202,8 @@ void Store::use_records(std::unique_ptr<Records> left) {
   }
 }
 
-// Continues the old catalogue, or writes a new one if the old one has other records than `live`.
+// Continues the old catalogue if it is not torn and has as many records as `live`. Otherwise writes
+// a new one. If the disk is full, continues the old one.
 void Store::use_catalogue(const Catalogue::Contents& left,
                           const std::vector<CatalogueEntry>& live) {
   if (left.torn || left.records != live.size()) {

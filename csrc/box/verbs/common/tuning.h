@@ -60,7 +60,8 @@ inline constexpr uint32_t kMessagesInFlight = 64;
 
 // Buffers of a client for the box's replies.
 // Unit: buffers
-// Below: a smaller value makes the box's device wait for a free buffer if a reply has more parts.
+// Below: with a smaller value the box's device waits more often for a free buffer, because each
+// reply, or each part of a long reply, takes one.
 // Above: a larger value takes more registered memory in each client.
 inline constexpr uint32_t kReplyBuffers = 32;
 
@@ -142,10 +143,10 @@ inline constexpr std::chrono::milliseconds kDrainPollPeriod{1};
 // queue is refused with kExhausted.
 inline constexpr uint32_t kExpectedQueuePairs = 4;
 
-// Messages with replies in flight to a client: a long reply takes several.
+// Messages in flight to one client that carry replies. A long reply takes several messages.
 // Unit: messages
 // Below: the box sends the next message.
-// Above: at the value, the message waits.
+// Above: at the value, the next message waits until an earlier one has completed.
 inline constexpr uint32_t kRepliesInFlight = 8;
 
 // Replies to one client that wait because the client does not take them.
