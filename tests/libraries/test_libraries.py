@@ -60,6 +60,7 @@ WAYS = {
     "ray": (UNMODIFIED, NAMED),
     "sentencetransformers": (UNMODIFIED, FORMED),
     "tensordict": (UNMODIFIED, NAMED),
+    "tensorparallel": (UNMODIFIED, FORMED),
     "timm": (UNMODIFIED, NAMED),
     "torchft": (UNMODIFIED,),
     "torchmetrics": (UNMODIFIED, NAMED),
