@@ -47,6 +47,7 @@ FORMED = "--group=hbm"  # the program forms the group: the library takes any gro
 WAYS = {
     "accelerate": (UNMODIFIED, FORMED),
     "deepspeed": (UNMODIFIED, NAMED),
+    "deepspeedinference": (UNMODIFIED, NAMED),
     "fabric": (UNMODIFIED, NAMED),
     "fairscale": (UNMODIFIED, NAMED),
     "geometric": (UNMODIFIED, NAMED),
@@ -69,12 +70,15 @@ WAYS = {
     "transformers": (UNMODIFIED, FORMED),
     "trl": (UNMODIFIED, FORMED),
 }
+WITH_ARGUMENTS = {"deepspeed", "deepspeedinference", "pipelining", "trl"}
 TRAININGS = [
-    *((name, 2) for name in WAYS if name not in {"deepspeed", "pipelining", "trl"}),
+    *((name, 2) for name in WAYS if name not in WITH_ARGUMENTS),
     ("accelerate", 4),
     ("deepspeed 1", 2),  # the stage of ZeRO
     ("deepspeed 2", 2),
     ("deepspeed 2", 4),
+    ("deepspeedinference group", 2),  # adds the activations, or DeepSpeed's own operator does
+    ("deepspeedinference operator", 2),
     ("pipelining gpipe", 2),  # the schedule
     ("pipelining 1f1b", 2),
     ("pipelining interleaved", 2),
