@@ -104,9 +104,20 @@ def library(training: str) -> str:
     return training.split()[0]
 
 
-# All cases of one library run in one process of pytest-xdist, to share the results over Gloo.
+NEEDS_AVX2 = pytest.mark.skipif(
+    "avx2" not in Path("/proc/cpuinfo").read_text(), reason="DeepSpeed's operator needs AVX2"
+)
+
+
+def marks(training: str) -> list[pytest.MarkDecorator]:
+    """All cases of one library run in one process of pytest-xdist, to share the results over
+    Gloo."""
+    group = pytest.mark.xdist_group(library(training))
+    return [group, NEEDS_AVX2] if training == "deepspeedinference operator" else [group]
+
+
 CASES = [
-    pytest.param(training, ranks, way, marks=pytest.mark.xdist_group(library(training)))
+    pytest.param(training, ranks, way, marks=marks(training))
     for training, ranks in TRAININGS
     for way in WAYS[library(training)]
 ]
