@@ -225,8 +225,8 @@ struct KeyFound {
 static_assert(sizeof(KeyFound) == 8);
 
 struct StatsQuery {
-  uint32_t first_client;   // number of the first client's row to return, from 0
-  uint32_t first_segment;  // number of the first segment's row to return, from 0
+  uint32_t first_client;   // the first row of the clients' table to return; rows count from 0
+  uint32_t first_segment;  // the first row of the segments' table to return; rows count from 0
 };
 static_assert(sizeof(StatsQuery) == 8);
 

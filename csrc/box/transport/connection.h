@@ -50,8 +50,8 @@ class Connection final : private protocol::FrameStream::Receiver {
 
   // flush() and receive() throw Error(kNetwork) when the box closes the connection or breaks the
   // protocol.
-  void flush();    // sends until the socket is full
-  bool receive();  // receives until the socket is empty; true: call again without polling
+  void flush();    // sends until all is sent or the socket is full
+  bool receive();  // receives a bounded number of bytes; true: call again without polling
 
   // Returns the events for poll().
   short events() const noexcept;
