@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 import surroundings
 import torch
+from harness import shm
 from harness.jobs import Finished, run
 from harness.network import free_port
 
 surroundings.settle()
+shm.isolate()  # DeepSpeed's operator leaves files in /dev/shm
 # DeepSpeed keeps its compiled operators in this folder.
 os.environ["TORCH_EXTENSIONS_DIR"] = str(Path(sys.prefix, "torch_extensions"))
 
