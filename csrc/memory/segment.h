@@ -79,7 +79,7 @@ class SharedSegment {
   }
 
   // Returns the offset of an address in the segment. For an address outside the segment the value
-  // is meaningless, and greater than size().
+  // is meaningless, and at least size().
   uint64_t offset_of(const void* address) const noexcept {
     return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(base());
   }

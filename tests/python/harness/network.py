@@ -72,15 +72,15 @@ def own_connections() -> list[tuple[int, int, bool]]:
     ]
 
 
-def await_no_listener(*others: int, limit: float = 60.0) -> list[int]:
-    """Wait until this process listens at no port except `others`. Returns the ports that are left.
+def await_no_listener(limit: float = 60.0) -> list[int]:
+    """Wait until this process listens at no TCP port. Returns the ports that are left.
 
     While a group is being formed, the failure monitor of a rank may listen for other ranks. Its
     thread stops listening soon after the group is formed. No schedule bounds this time.
     """
     deadline = time.monotonic() + limit
     while True:
-        left = [port for port, _, listens in own_connections() if listens and port not in others]
+        left = [port for port, _, listens in own_connections() if listens]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.01)
