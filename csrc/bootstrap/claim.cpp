@@ -1,6 +1,8 @@
 #include "bootstrap/claim.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +11,7 @@
 #include <sstream>
 
 #include "base/boot_id.h"
+#include "base/descriptor.h"
 #include "bootstrap/rendezvous.h"
 #include "bootstrap/tuning.h"
 
@@ -68,9 +71,14 @@ bool is_predecessor(const Claim& claim) {
   return !claim.job.empty() && claim.job == job_id() && (!is_visible(claim) || has_ended(claim));
 }
 
+// A process that has ended stays visible until its parent has waited for it. A pidfd shows its end
+// before.
 bool has_ended(const Claim& claim) {
   if (!is_visible(claim)) return false;
-  const bool gone = kill(static_cast<pid_t>(claim.pid), 0) != 0 && errno == ESRCH;
+  const Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, claim.pid, 0)));
+  pollfd end{pidfd.get(), POLLIN, 0};
+  const bool gone =
+      pidfd ? poll(&end, 1, 0) == 1 : kill(static_cast<pid_t>(claim.pid), 0) != 0 && errno == ESRCH;
   return gone || is_restarted(claim.started, start_of(claim.pid));
 }
 

@@ -33,9 +33,13 @@ class ProblemElsewhere : public Error {
       : Error(kind, text) {}
 };
 
-std::string list(const std::vector<int>& ranks) {
+std::string list(const Participant& participant, const std::vector<int>& ranks) {
   std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  for (const int rank : ranks) {
+    text += (text.empty() ? "" : ", ") + (participant.names.empty()
+                                              ? std::to_string(rank)
+                                              : participant.names[static_cast<size_t>(rank)]);
+  }
   return text;
 }
 
@@ -299,11 +303,10 @@ void throw_missing(const Participant& participant, const std::string& step,
                                          "was done (step: " +
                                          step + "); it is stopped, or has died");
   }
-  throw Error(ErrorKind::kTimeout, own + std::to_string(among.size() - absent.size()) + " of " +
-                                       std::to_string(among.size()) +
-                                       " ranks before the timeout (step: " + step +
-                                       "); missing ranks: " + list(absent) +
-                                       ". Did they start, and with the same world size?");
+  throw Error(ErrorKind::kTimeout,
+              own + std::to_string(among.size() - absent.size()) + " of " +
+                  std::to_string(among.size()) + " ranks before the timeout (step: " + step +
+                  "); missing ranks: " + list(participant, absent) + ". " + participant.advice);
 }
 
 std::vector<int> everyone(int size) {

@@ -33,6 +33,10 @@ struct Participant {
   std::string first_prefix = {};       // of the first step's keys; empty: `prefix`
   std::vector<uint64_t> members = {};  // each rank's number in the job; empty: its rank
 
+  // For the error that names missing ranks.
+  std::vector<std::string> names = {};  // of the ranks; empty: their numbers
+  std::string advice = "Did they start, and with the same world size?";
+
   // The steps that this rank has begun, for remove_steps(). Null: not recorded.
   std::shared_ptr<std::set<std::string>> steps = nullptr;
 

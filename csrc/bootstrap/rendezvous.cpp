@@ -254,6 +254,8 @@ std::string host_name() {
 
 std::string pid_namespace() { return inode_of("/proc/self/ns/pid"); }
 
+std::string network_namespace() { return inode_of("/proc/self/ns/net"); }
+
 std::string start_of(long pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
@@ -286,7 +288,7 @@ Member introduce(const std::string& version, uint64_t staging_bytes) {
   self.boot_id = boot_id();
   self.pid_namespace = pid_namespace();
   self.started = start_of(getpid());
-  self.network_namespace = inode_of("/proc/self/ns/net");
+  self.network_namespace = network_namespace();
   self.forced_node = environment("HBMCOMM_NODE_ID");
   return self;
 }

@@ -82,6 +82,9 @@ std::string host_name();
 // Returns the name of this process' PID namespace.
 std::string pid_namespace();
 
+// Returns the name of this process' network namespace.
+std::string network_namespace();
+
 // Returns this process' own record. Leaves the fields empty that communicator/connect/connect.cpp
 // and meet() set.
 Member introduce(const std::string& version, uint64_t staging_bytes);

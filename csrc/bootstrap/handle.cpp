@@ -1,0 +1,110 @@
+#include "bootstrap/handle.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <iomanip>
+#include <sstream>
+#include <tuple>
+
+#include "base/boot_id.h"
+#include "base/error.h"
+#include "bootstrap/rendezvous.h"
+
+namespace hbm::bootstrap {
+namespace {
+
+constexpr const char* kFormat = "hbm-handle-1";  // the first word of a handle's text
+
+}  // namespace
+
+std::string network_id() { return boot_id() + "/" + network_namespace(); }
+
+std::vector<std::string> machine_addresses() {
+  ifaddrs* found = nullptr;
+  if (getifaddrs(&found) != 0) return {};
+  std::vector<std::string> addresses;
+  for (const ifaddrs* each = found; each != nullptr; each = each->ifa_next) {
+    if (each->ifa_addr == nullptr || (each->ifa_flags & IFF_UP) == 0) continue;
+    if (each->ifa_addr->sa_family != AF_INET) continue;
+    std::array<char, INET_ADDRSTRLEN> address{};
+    inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(each->ifa_addr)->sin_addr, address.data(),
+              address.size());
+    addresses.emplace_back(address.data());
+  }
+  freeifaddrs(found);
+  return addresses;
+}
+
+Handle make_handle(int port) {
+  return {.id = random_id(),
+          .process = own_claim(),
+          .network = network_id(),
+          .port = port,
+          .addresses = machine_addresses()};
+}
+
+std::string encode(const Handle& handle) {
+  std::ostringstream text;
+  text << kFormat << ' ' << handle.id << ' ' << handle.port << ' ' << handle.network << ' '
+       << handle.addresses.size();
+  for (const std::string& address : handle.addresses) text << ' ' << address;
+  text << ' ' << encode(handle.process);
+  return text.str();
+}
+
+Handle decode_handle(const std::string& text) {
+  std::istringstream words(text);
+  std::string format;
+  Handle handle;
+  size_t addresses = 0;
+  words >> format >> handle.id >> handle.port >> handle.network >> addresses;
+  for (std::string address; handle.addresses.size() < addresses && words >> address;) {
+    handle.addresses.push_back(address);
+  }
+  std::string claim;
+  if (words && words.get() == ' ' && std::getline(words, claim)) {
+    handle.process = decode_claim(claim);
+  }
+  if (format != kFormat || handle.process.process.empty()) {
+    throw Error(ErrorKind::kInvalid,
+                "\"" + text +
+                    "\" is no handle of hbm: take the text that each process has got "
+                    "from get_reconfigure_handle()");
+  }
+  return handle;
+}
+
+Roster make_roster(const std::vector<std::string>& texts, bool ordered, const std::string& own) {
+  Roster roster;
+  for (const std::string& text : texts) roster.handles.push_back(decode_handle(text));
+  if (!ordered) {
+    std::ranges::sort(roster.handles, {}, [](const Handle& handle) {
+      return std::tie(handle.process.boot_id, handle.network, handle.id);
+    });
+  }
+  std::vector<std::string> ids;
+  for (const Handle& handle : roster.handles) {
+    if (std::ranges::find(ids, handle.id) != ids.end()) {
+      throw Error(ErrorKind::kInvalid, "the handle of " + process_name(handle.process) +
+                                           " is named twice; name each member once");
+    }
+    ids.push_back(handle.id);
+  }
+  const auto found = std::ranges::find(ids, own);
+  if (found == ids.end()) {
+    throw Error(ErrorKind::kInvalid,
+                "none of the " + std::to_string(ids.size()) +
+                    " handles is this process' present one; a handle is spent once its group is "
+                    "formed, so ask get_reconfigure_handle() for the next one");
+  }
+  roster.rank = static_cast<int>(found - ids.begin());
+  return roster;
+}
+
+}  // namespace hbm::bootstrap
