@@ -49,34 +49,57 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
     : BackendBase(rank, size),
       options_(std::move(options)),
       name_("group \"" + std::move(name) + "\""),
+      store_(store),
+      turnstile_(options_->enable_reconfigure),
       flight_record_(*this, global_ranks(*options_, size)),
       timeout_ms_(options_->timeout.count()) {
   log::set_rank(global_ranks(*options_, size)[static_cast<size_t>(rank)]);
   translated([&] {
-    connection_ = connect(store, progress::Clock::now() + options_->timeout);
-    queue_ = progress::OperationQueue::create(
-        progress::OperationQueue::Order::kOrdered, connection_.oversubscribed,
-        hooks([this](const std::exception_ptr& error) { collective_failed(error); }));
-    p2p_queue_ = progress::OperationQueue::create(
-        progress::OperationQueue::Order::kUnordered, connection_.oversubscribed,
-        hooks([this](const std::exception_ptr& error) { p2p_failed(error); }));
+    if (options_->enable_reconfigure) {
+      require_no_boxes();
+      reconfiguration_ = std::make_unique<Reconfiguration>();
+    } else {
+      take(connect(store, rank, size, options_->global_ranks_in_group,
+                   progress::Clock::now() + options_->timeout));
+    }
   });
   init();
 }
 
+void ProcessGroupHbm::take(communicator::connect::GroupConnection made) {
+  connection_ = std::move(made);
+  queue_ = progress::OperationQueue::create(
+      progress::OperationQueue::Order::kOrdered, connection_.oversubscribed,
+      hooks([this](const std::exception_ptr& error) { collective_failed(error); }));
+  p2p_queue_ = progress::OperationQueue::create(
+      progress::OperationQueue::Order::kUnordered, connection_.oversubscribed,
+      hooks([this](const std::exception_ptr& error) { p2p_failed(error); }));
+}
+
+// A box of rank 0's would end with that rank.
+void ProcessGroupHbm::require_no_boxes() const {
+  if (options_->parameter_server.empty()) return;
+  throw Error(ErrorKind::kInvalid,
+              name_ +
+                  " cannot have both enable_reconfigure=True and a parameter server (the option "
+                  "parameter_server, or HBMCOMM_PARAMETER_SERVER): make the parameter server "
+                  "in a group of its own");
+}
+
 communicator::connect::GroupConnection ProcessGroupHbm::connect(
-    const c10::intrusive_ptr<c10d::Store>& store, progress::Clock::time_point deadline) const {
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+    const std::vector<uint64_t>& members, progress::Clock::time_point deadline) const {
   const std::string& boxes = options_->parameter_server;
   const std::string kind = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
   const GroupStore keys = connect_store(store);
   try {
     return communicator::connect::connect({.store = keys.group,
                                            .job_store = keys.job,
-                                           .global_ranks = options_->global_ranks_in_group,
+                                           .global_ranks = members,
                                            .heartbeat = options_->heartbeat(),
                                            .server = keys.server,
-                                           .rank = rank_,
-                                           .size = size_,
+                                           .rank = rank,
+                                           .size = size,
                                            .group = name_,
                                            .deadline = deadline,
                                            .version = HBM_VERSION,
@@ -118,12 +141,14 @@ void ProcessGroupHbm::check_claims() {
   const std::string why = connection_.peers->claimed_twice();
   if (why.empty() || queue_->broken()) return;
   connection_.peers->report_failure(Error(ErrorKind::kAborted, why));
+  abort_hooks_.run(name_);
   queue_->abort(why);
   p2p_queue_->abort(why);
 }
 
 // A failed collective leaves the ranks at different steps, so all ranks must be notified.
 void ProcessGroupHbm::collective_failed(const std::exception_ptr& error) {
+  abort_hooks_.run(name_);
   try {
     std::rethrow_exception(error);
   } catch (const Error& ours) {
@@ -157,9 +182,11 @@ void ProcessGroupHbm::p2p_failed(const std::exception_ptr& error) {
     const bool known = ours.kind() == ErrorKind::kPeer && connection_.peers->group_failed();
     if (ours.kind() != ErrorKind::kMismatch && ours.kind() != ErrorKind::kDeath && !known) return;
     connection_.peers->report_failure(ours);
+    abort_hooks_.run(name_);
     queue_->abort(ours.what());
   } catch (const std::exception& other) {
     connection_.peers->report_failure(other);
+    abort_hooks_.run(name_);
     queue_->abort(other.what());
   }
 }
@@ -279,7 +306,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
       c10::make_intrusive<WorkHbm>(rank_, call.kind->type, title(call), call.inputs, call.outputs,
                                    p2p_queue_, transfer ? transfer->result() : nullptr);
   auto operation = make(work->source());
-  PreparedMessage message{call, std::move(staged), std::move(transfer), work, std::move(operation)};
+  PreparedMessage message{p2p_queue_,          call, std::move(staged),
+                          std::move(transfer), work, std::move(operation)};
   return coalescing() ? defer(std::move(message)) : begin(std::move(message));
 }
 
@@ -290,7 +318,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::begin(PreparedMessage message) {
         std::move(message.operation), message.transfer,
         sends ? SendOrder::Position(send_order_) : SendOrder::Position());
   }
-  return submit(p2p_queue_, message.call, std::move(message.work), std::move(message.staged),
+  return submit(message.queue, message.call, std::move(message.work), std::move(message.staged),
                 std::move(message.operation), 0, {});
 }
 
@@ -335,6 +363,8 @@ void ProcessGroupHbm::setTimeout(milliseconds timeout) {
 }
 
 c10d::ErrorType ProcessGroupHbm::getError() {
+  const auto use = turnstile_.enter(name_);
+  if (!queue_) return c10d::ErrorType::SUCCESS;
   const std::exception_ptr error = queue_->broken();
   if (!error) return c10d::ErrorType::SUCCESS;
   try {
@@ -351,16 +381,24 @@ c10d::ErrorType ProcessGroupHbm::getError() {
 }
 
 void ProcessGroupHbm::abort() {
-  if (queue_->in_forked_child()) return;
-  const std::string reason = name_ + " was aborted on rank " + std::to_string(rank_);
-  // A failed group has already notified the other ranks of the cause.
-  if (!queue_->broken()) connection_.peers->report_failure(Error(ErrorKind::kAborted, reason));
-  queue_->abort(reason);
-  p2p_queue_->abort(reason);
+  const auto use = turnstile_.enter(name_);
+  if (!queue_ || queue_->in_forked_child()) return;
+  retire("was aborted");
   close_resource(/*patient=*/false);
 }
 
+// Ends the group as it is: pending works fail, and ranks that wait for this one get an error.
+void ProcessGroupHbm::retire(const std::string& how) {
+  const std::string reason = name_ + " " + how + " on rank " + std::to_string(rank_);
+  // A failed group has already notified the other ranks of the cause.
+  if (!queue_->broken()) connection_.peers->report_failure(Error(ErrorKind::kAborted, reason));
+  abort_hooks_.run(name_);
+  queue_->abort(reason);
+  p2p_queue_->abort(reason);
+}
+
 void ProcessGroupHbm::shutdown() {
+  const auto use = turnstile_.enter(name_);
   if (!queue_ || queue_->in_forked_child() || shut_down_.exchange(true)) return;
   if (part()) remove_keys();
   const bool failed = queue_->broken() != nullptr;
@@ -426,14 +464,19 @@ at::Tensor ProcessGroupHbm::allocateTensor(long size, at::TensorOptions options)
 }
 
 at::Tensor ProcessGroupHbm::allocate(int64_t size, at::ScalarType type) {
-  return translated([&] { return tensor_in(connection_.segment, {size}, type); });
+  return translated([&] {
+    const auto use = enter();
+    return tensor_in(connection_.segment, {size}, type);
+  });
 }
 
 std::shared_ptr<c10::Allocator> ProcessGroupHbm::getMemAllocator() {
+  const auto use = enter();
   return segment_allocator(connection_.segment);
 }
 
 std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
+  const auto use = enter();
   const memory::SharedSegmentStats segment = connection_.segment->stats();
   const memory::StagingStats staging = connection_.staging->stats();
   const communicator::CommunicatorMemory communicator = connection_.communicator->memory();
@@ -453,6 +496,7 @@ std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
 
 std::vector<std::string> ProcessGroupHbm::gather_texts(
     const std::string& step, const std::function<std::string()>& own_text) {
+  const auto use = enter();
   bootstrap::Participant participant = connection_.rendezvous.participant;
   participant.deadline = progress::Clock::now() + std::chrono::milliseconds(timeout_ms_.load());
   return translated(
@@ -460,6 +504,7 @@ std::vector<std::string> ProcessGroupHbm::gather_texts(
 }
 
 std::vector<std::string> ProcessGroupHbm::networks() const {
+  const auto use = enter();
   std::vector<std::string> networks;
   for (const bootstrap::Member& member : connection_.rendezvous.members) {
     networks.push_back(member.boot_id + "/" + member.network_namespace + "/" + member.forced_node);
@@ -482,7 +527,7 @@ std::shared_ptr<GroupResource> ProcessGroupHbm::resource() const {
 
 // Does nothing in a forked child: the parent closes the resource.
 void ProcessGroupHbm::close_resource(bool patient) {
-  if (queue_->in_forked_child()) return;
+  if (!queue_ || queue_->in_forked_child()) return;
   std::unique_lock lock(resource_mutex_);
   const std::shared_ptr<GroupResource> resource = std::exchange(ended_, true) ? nullptr : resource_;
   lock.unlock();

@@ -26,14 +26,17 @@
 #include "base/error.h"
 #include "communicator/communicator.h"
 #include "communicator/connect/connect.h"
+#include "process_group/abort_hooks.h"
 #include "process_group/checks.h"
 #include "process_group/coalescing.h"
 #include "process_group/device_operation.h"
 #include "process_group/device_streams.h"
 #include "process_group/flight_record.h"
 #include "process_group/options.h"
+#include "process_group/reconfiguration.h"
 #include "process_group/staged_tensors.h"
 #include "process_group/torch_version.h"
+#include "process_group/turnstile.h"
 #include "process_group/types.h"
 #include "process_group/work.h"
 #include "progress/operation_queue.h"
@@ -162,6 +165,29 @@ class ProcessGroupHbm final : public BackendBase {
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
+  // process_group/reconfigure.cpp
+  //
+  // With enable_reconfigure the constructor connects no ranks. Each reconfigure() then forms the
+  // group in place, of the processes whose handles it names; until the first one, every operation
+  // throws. If the members do not meet, the group stays as it was. If a member fails after that,
+  // the call throws on every member, the group stays aborted, and another call may form it. Works
+  // in flight fail with Error(kAborted) once all members have met. Threads: a thread that is in a
+  // call of the group when reconfigure() ends its members gets an error.
+  bool supportsReconfigure() const override { return reconfiguration_ != nullptr; }
+  ReconfigureHandle get_reconfigure_handle() const override;
+  c10::intrusive_ptr<c10d::Work> reconfigure(const ReconfigureOptions& opts) override;
+  // Makes the group of the ranks that are not named, which all call it, through the store that this
+  // group was made with. Aborts this group then; before, if `shrink_flags` has SHRINK_ABORT.
+  bool supportsShrinking() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
+  // Each hook is called once when the group fails or is aborted on this rank, before pending works
+  // get their error; again after a reconfigure(). The thread that has found the failure calls it.
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(int64_t hook_id, AbortHook hook) override;
+  void unregisterAbortHook(int64_t hook_id) override;
+
   // The next functions are for resources of the group (torch_hbmcomm/group_boxes.py).
   //
   // Runs bootstrap::gather over the group's ranks, within its timeout. Use each step's name only
@@ -191,6 +217,7 @@ class ProcessGroupHbm final : public BackendBase {
   };
   // A message after its checks and before its begin.
   struct PreparedMessage {
+    std::shared_ptr<progress::OperationQueue> queue;
     Call call;
     StagedTensors staged;
     std::shared_ptr<DeviceTransfer> transfer;
@@ -220,6 +247,7 @@ class ProcessGroupHbm final : public BackendBase {
   c10::intrusive_ptr<c10d::Work> guarded(Call&& call) {
     if (auto refused = refused_in_batch(nullptr)) return refused;
     try {
+      const auto use = enter();
       return call();
     } catch (...) {
       const std::exception_ptr error = to_torch(std::current_exception());
@@ -307,8 +335,16 @@ class ProcessGroupHbm final : public BackendBase {
   c10::intrusive_ptr<GroupOptions> derived_options(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const;
   communicator::connect::GroupConnection connect(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      std::chrono::steady_clock::time_point deadline) const;
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+      const std::vector<uint64_t>& members, std::chrono::steady_clock::time_point deadline) const;
+  void take(communicator::connect::GroupConnection made);
+  void require_no_boxes() const;
+  void require_reconfigurable(const char* function) const;
+  void retire(const std::string& how);
+  void replace(communicator::connect::GroupConnection made, int rank, int size);
+  // Begins a call that uses the members below `turnstile_`. Throws Error(kInvalid) before the first
+  // reconfigure() of a group that needs one, and as Turnstile::enter().
+  Turnstile::Entry enter() const;
   progress::OperationQueue::Hooks hooks(
       std::function<void(const std::exception_ptr& error)> failed);
   // Returns the call as an entry of the flight record.
@@ -327,6 +363,14 @@ class ProcessGroupHbm final : public BackendBase {
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+
+  std::mutex reconfigure_mutex_;                      // held during reconfigure(); taken first
+  std::unique_ptr<Reconfiguration> reconfiguration_;  // null: the ranks stay the same
+  AbortHooks abort_hooks_;
+  // reconfigure() exchanges connection_, both queues and the counters while it is closed.
+  mutable Turnstile turnstile_;
+
   communicator::connect::GroupConnection connection_;
   FlightRecord flight_record_;
   std::shared_ptr<progress::OperationQueue> queue_;  // of collectives

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from torch_hbmcomm.low_rank import low_rank_hook as low_rank_hook
     from torch_hbmcomm.parameter_server import ParameterServer as ParameterServer
     from torch_hbmcomm.parameter_server import SyncParameterServer as SyncParameterServer
+    from torch_hbmcomm.reconfiguration import reconfigure as reconfigure
+    from torch_hbmcomm.reconfiguration import reconfigure_handle as reconfigure_handle
 
 __all__ = [
     "AsyncState",
@@ -54,6 +56,8 @@ __all__ = [
     "low_rank_hook",
     "memory",
     "monitored_barrier",
+    "reconfigure",
+    "reconfigure_handle",
     "smb",
     "split_group",
 ]
@@ -73,6 +77,8 @@ _HOMES = {
     "layer_drop_hook": "torch_hbmcomm.layer_drop",
     "low_rank_hook": "torch_hbmcomm.low_rank",
     "monitored_barrier": "torch_hbmcomm.groups",
+    "reconfigure": "torch_hbmcomm.reconfiguration",
+    "reconfigure_handle": "torch_hbmcomm.reconfiguration",
     "split_group": "torch_hbmcomm.groups",
 }
 

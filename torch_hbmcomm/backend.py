@@ -48,6 +48,8 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
         name=distributed_options.group_id,
         global_ranks=distributed_options.global_ranks_in_group,
         backend=name,
+        # Absent before PyTorch 2.14.
+        enable_reconfigure=getattr(distributed_options, "enable_reconfigure", False),
     )
     if backend.options.parameter_server:
         from torch_hbmcomm.group_boxes import provide

@@ -23,7 +23,9 @@ namespace hbm::bindings {
 
 using process_group::GroupOptions;
 using process_group::GroupResource;
+using process_group::NextGroup;
 using process_group::ProcessGroupHbm;
+using process_group::Reconfiguration;
 using process_group::translated;
 
 // Python's reference to an object of c10d. Releases the GIL while it destroys the object, as c10d's
@@ -90,7 +92,7 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
                                          const c10::intrusive_ptr<GroupOptions>& options,
                                          const std::string& name,
                                          const std::vector<uint64_t>& global_ranks,
-                                         const std::string& backend) {
+                                         const std::string& backend, bool enable_reconfigure) {
   const std::string group = "group \"" + name + "\"";
   std::vector<uint64_t> members = global_ranks;
   if (global_ranks.empty()) {  // the default group
@@ -116,6 +118,7 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
   own->timeout = timeout;
   own->group_name = name;
   own->global_ranks_in_group = members;
+  own->enable_reconfigure = enable_reconfigure;
   try {
     return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, own, name);
   } catch (const std::system_error& error) {  // no thread could be started
@@ -184,6 +187,35 @@ std::vector<std::string> gather_texts(ProcessGroupHbm& group, const std::string&
     if (raised) std::rethrow_exception(raised);
     throw;
   }
+}
+
+NextGroup meet(Reconfiguration& reconfiguration, const std::vector<std::string>& handles,
+               bool ordered, int64_t uuid, std::chrono::milliseconds timeout) {
+  return translated([&] {
+    return reconfiguration.meet(handles, ordered, uuid, "the default group",
+                                std::chrono::steady_clock::now() + timeout);
+  });
+}
+
+// Registers a Python function. The thread that calls or drops it may not hold the GIL.
+void register_abort_hook(ProcessGroupHbm& group, int64_t id, py::function hook) {
+  const std::shared_ptr<py::function> held(new py::function(std::move(hook)),
+                                           [](py::function* owned) {
+                                             const py::gil_scoped_acquire locked;
+                                             delete owned;
+                                           });
+  const py::gil_scoped_release unlocked;
+  translated([&] {
+    group.registerAbortHook(id, [held] {
+      const py::gil_scoped_acquire locked;
+      try {
+        (*held)();
+      } catch (const py::error_already_set& error) {
+        // The exception belongs to Python and is dropped here, where this thread holds the GIL.
+        throw Error(ErrorKind::kUnavailable, error.what());
+      }
+    });
+  });
 }
 
 py::dict build_info() {
@@ -265,13 +297,39 @@ void register_process_group(py::module_& m) {
   if (!py::hasattr(group, "get_error")) {
     group.def("get_error", &ProcessGroupHbm::getError, Unlocked());
   }
+  if (!py::hasattr(group, "register_abort_hook")) {
+    group.def("register_abort_hook", &register_abort_hook, py::arg("hook_id"), py::arg("hook"))
+        .def("unregister_abort_hook", &ProcessGroupHbm::unregisterAbortHook, py::arg("hook_id"),
+             Unlocked());
+  }
   if (!py::hasattr(group, "memory_stats")) {
     group.def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked());
   }
 
   m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
         py::arg("options"), py::arg("name"), py::arg("global_ranks"), py::arg("backend"),
-        Unlocked());
+        py::arg("enable_reconfigure"), Unlocked());
+
+  py::class_<Reconfiguration>(m, "Reconfiguration")
+      .def(py::init<>())
+      .def(
+          "handle", [](Reconfiguration& self) { return translated([&] { return self.handle(); }); },
+          Unlocked())
+      .def("meet", &meet, py::arg("handles"), py::arg("ordered"), py::arg("uuid"),
+           py::arg("timeout"), Unlocked())
+      .def(
+          "conclude",
+          [](Reconfiguration& self, const NextGroup& next) {
+            translated([&] { self.conclude(next); });
+          },
+          py::arg("next"), Unlocked());
+  py::class_<NextGroup>(m, "NextGroup")
+      .def_property_readonly("store", [](const NextGroup& self) { return self.store; })
+      .def_property_readonly("rank", &NextGroup::rank)
+      .def_property_readonly("size", &NextGroup::size)
+      .def(
+          "fail", [](const NextGroup& self, const std::string& why) { self.meeting->fail(why); },
+          py::arg("why"), Unlocked());
 
   m.def("set_mpi_search_path", &communicator::mpi::set_search_path, py::arg("directories"));
   m.def("set_mpi_trial_program", &communicator::mpi::set_trial_program, py::arg("program"));

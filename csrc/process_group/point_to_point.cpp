@@ -93,6 +93,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptio
 
 void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   translated([&] {
+    const auto use = enter();
     uint64_t number = 0;
     {
       const std::lock_guard lock(issue_mutex_);

@@ -7,12 +7,18 @@
 #include <c10/util/Exception.h>
 #include <torch/headeronly/version.h>
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <unordered_map>
+#include <unordered_set>
+#include <variant>
+#include <vector>
 
 static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
               "torch_hbmcomm needs PyTorch 2.11 or later");
@@ -49,11 +55,26 @@ bool capturing(const Guard& guard, const c10::Stream& stream) {
   return false;
 }
 
+#if TORCH_VERSION_MINOR >= 14
+using c10d::AbortHook;
+using c10d::ReconfigureHandle;
+using c10d::ReconfigureOptions;
+#else
+using AbortHook = std::function<void()>;
+using ReconfigureHandle = std::string;
+struct ReconfigureOptions {
+  int64_t uuid = 0;
+  std::variant<std::unordered_set<ReconfigureHandle>, std::vector<ReconfigureHandle>> handles;
+  std::optional<std::chrono::milliseconds> timeout;
+};
+#endif
+
 // The options of a backend. c10d clones them for groups derived from other groups.
 struct OptionsBase : c10d::Backend::Options {
   using Options::Options;
 #if TORCH_VERSION_MINOR < 14
   virtual c10::intrusive_ptr<c10d::Backend::Options> clone() const = 0;
+  bool enable_reconfigure = false;
 #endif
 };
 
@@ -67,7 +88,24 @@ class BackendBase : public c10d::Backend {
 #if TORCH_VERSION_MINOR < 14
   virtual c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor& output, at::Tensor& input,
                                                        const c10d::GatherOptions& opts) = 0;
+  virtual void registerAbortHook(int64_t hook_id, AbortHook hook) = 0;
+  virtual void unregisterAbortHook(int64_t hook_id) = 0;
+  virtual bool supportsReconfigure() const = 0;
+  virtual ReconfigureHandle get_reconfigure_handle() const = 0;
+  virtual c10::intrusive_ptr<c10d::Work> reconfigure(const ReconfigureOptions& opts) = 0;
 #endif
+#if TORCH_VERSION_MINOR < 15
+  virtual bool supportsAbortHooks() const = 0;
+#endif
+
+ protected:
+  // Changes this rank's number and the group's size. REQUIRES: supportsReconfigure().
+  void set_membership([[maybe_unused]] int rank, [[maybe_unused]] int size) {
+#if TORCH_VERSION_MINOR >= 14
+    rank_ = rank;
+    size_ = size;
+#endif
+  }
 };
 
 }  // namespace hbm::process_group

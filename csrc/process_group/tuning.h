@@ -121,4 +121,20 @@ inline constexpr std::chrono::milliseconds kKeyRemovalTimeout{200};
 // Measure: `pytest tests/python/failures/test_deaths_at_monitored_barrier.py`
 inline constexpr std::chrono::seconds kVerdictTimeout{10};
 
+// -- Reconfiguration
+
+// The interval at which reconfigure() checks whether other threads have left their calls of the
+// group.
+// Below: the check may take processor time from these threads.
+// Above: reconfigure() may return later by this time, if another thread is in a call.
+// Measure: `pytest tests/python/failures/test_reconfigure.py -k test_works_in_flight_fail`
+inline constexpr std::chrono::milliseconds kTurnstileCheckPeriod{1};
+
+// The time for which a process serves the store of its handle after the group of that handle is
+// formed, also if the members form the next group meanwhile.
+// Below: members of the earlier group that still ask the store print PyTorch's warning.
+// Above: a process that reconfigures often has more stores at the same time.
+// Measure: `pytest tests/python/failures/test_reconfigure.py -k test_nothing_grows`
+inline constexpr std::chrono::seconds kServedStoreTime{5};
+
 }  // namespace hbm::process_group

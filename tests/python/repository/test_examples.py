@@ -32,10 +32,11 @@ SAYS = {
     "allreduce_check.py": r"OK: 3 allreduces of 64 MiB on 2 ranks over hbm",
     "async_parameter_server.py": r"OK: [\d.]+% of the test images recognised",
     "low_rank.py": r"OK: [\d.]+% of the bytes were sent \(10% requested\)",
+    "heal.py": r"rank 1 \(pid \d+ on \S+\) has died\nOK: 3 workers finished step 30",
     "two_nodes.sh": r"OK: 2 nodes summed 3 x 16 MiB over the link",
     "numpy_mpi4py.py": r"are on NUMA node \d+\n(?s:.*)OK: all results are right",
 }
-QUICK = {"ddp_digits.py"}
+QUICK = {"ddp_digits.py", "heal.py"}
 
 
 def here(command: str) -> list[str]:

@@ -112,19 +112,6 @@ PROGRAMS: dict[str, list[Script | None]] = {
             device=accelerator.NAME,
         )
     ],
-    "docs/failures.md": [
-        Script(
-            GROUP
-            + """
-def train():
-    if rank == 1:
-        dist.group.WORLD.abort()
-    dist.all_reduce(torch.ones(8))
-fresh, new_rank, survivors = f"file://{folder}/fresh", rank, 2
-""",
-            after=SUM,
-        )
-    ],
     "docs/from-mpi.md": [None],  # under mpiexec, below
     "docs/from-parameter-server.md": [
         Script(
@@ -172,6 +159,36 @@ loader = once_all_have_joined()
         Script("import torch.distributed as dist", after=SUM),
     ],
     "docs/quickstart.md": [None],  # under torchrun, below
+    "docs/when-processes-die.md": [
+        # Both ranks abort their first group at step 2, and form the next one of the same members.
+        Script(
+            """
+import os, pathlib, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import torch_hbmcomm as hbmcomm
+STEPS, rank, total = 5, int(os.environ["RANK"]), torch.zeros(8)
+def next_members(handle):
+    own = pathlib.Path(folder, f"{uuid + 1}.{rank}")
+    own.with_suffix(".draft").write_text(handle)
+    own.with_suffix(".draft").rename(own)
+    files = [own.with_suffix(f".{each}") for each in range(2)]
+    while not all(file.exists() for file in files):
+        time.sleep(0.001)
+    return uuid + 1, [file.read_text() for file in files]
+def broadcast_state():
+    dist.broadcast(total, 0)
+def compute(step):
+    if (uuid, step) == (1, 2):
+        dist.group.WORLD.abort()
+    return torch.ones(8)
+def apply(gradients):
+    total.add_(gradients)
+""",
+            after="assert uuid == 2 and (total == 2 * STEPS).all()",
+        )
+    ],
 }
 
 

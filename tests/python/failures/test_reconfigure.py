@@ -1,0 +1,318 @@
+"""Groups whose members change: survivors and newcomers form the next group."""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import beyond_gloo
+from harness.members import (
+    LIMIT,
+    WAYS,
+    Member,
+    Members,
+    all_call,
+    all_reduce,
+    assert_joined,
+    assert_right,
+    handle,
+    reconfigure,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
+
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+def assert_all_name(errors: list[Any], *parts: str) -> None:
+    for error in errors:
+        assert isinstance(error, RuntimeError), error
+        assert any(part in str(error) for part in parts), error
+
+
+@ways
+@pytest.mark.parametrize("victim", [0, 1])
+def test_survivors_and_a_newcomer_form_the_next_group(way: str, victim: int) -> None:
+    with Members(way) as members:
+        first = members.start("aaa")
+        assert_joined(first, 1)
+        first[victim].kill()
+        living = [member for member in first if member is not first[victim]]
+        for error in all_call(living, all_reduce):
+            assert f"(pid {first[victim].pid} on" in str(error) and "has died" in str(error)
+        assert_joined([*living, *members.start("a")], 2)
+
+
+@ways
+def test_members_come_and_go(way: str) -> None:
+    with Members(way) as members:
+        a, b, c, d = members.start("aaaa")
+        assert_joined([a, b], 1)
+        assert_joined([c, d], 1)
+        assert_joined([a, b, c, d], 2)  # two groups become one
+        assert_joined([d, b, a, c], 3)  # another order
+        assert_joined([d, b, a, c], 4)  # the same members
+        assert_joined([a, c], 5)
+        assert_joined([b], 5)
+        assert_joined([b, d, a], 6)
+
+
+@ways
+def test_survivors_of_two_nodes_form_the_next_group(way: str) -> None:
+    with Members(way) as members:
+        first = members.start("aabb")
+        assert_joined(first, 1)
+        first[1].kill()
+        living = [first[0], first[2], first[3]]
+        assert_all_name(all_call(living, all_reduce), "has died")
+        assert_joined(living, 2)
+        first[0].kill()  # it serves the group's store
+        living = living[1:]
+        assert_all_name(all_call(living, all_reduce), "has died", "the store is gone")
+        assert_joined(living, 3)
+
+
+@ways
+def test_a_set_of_handles_has_one_order(way: str) -> None:
+    with Members(way) as members:
+        all_members = members.start("aaaa")
+        handles = {member.call(handle) for member in all_members}
+        found = all_call(all_members, reconfigure, 1, handles)
+        assert sorted(found) == [(rank, 4) for rank in range(4)]
+        assert_right(all_members)
+
+
+def check_left_as_it_was(first: list[Member], errors: list[Any], *parts: str) -> None:
+    assert_all_name(errors, *parts)
+    assert_right(first)
+
+
+@ways
+def test_a_refused_attempt_leaves_the_group_as_it_was(way: str) -> None:
+    with Members(way) as members:
+        first = members.start("aa")
+        assert_joined(first, 1)
+        handles = [member.call(handle) for member in first]
+        stranger = members.start("a")[0].call(handle)
+        refusals: list[tuple[list[str], str]] = [
+            ([], "none of the 0 handles is this process' present one"),
+            ([stranger], "none of the 1 handles is this process' present one"),
+            ([*handles, handles[0]], "is named twice"),
+            ([*handles, "gloo:0:1:0:host:42"], "is no handle of hbm"),
+        ]
+        for uuid, (named, text) in enumerate(refusals, 2):
+            check_left_as_it_was(first, all_call(first, reconfigure, uuid, named), text)
+        check_left_as_it_was(
+            first, all_call(first, reconfigure, 1, handles), "uuid 1 was already used"
+        )
+        # Members with different handles.
+        first[0].begin(reconfigure, 10, handles)
+        first[1].begin(reconfigure, 10, [*handles, stranger])
+        check_left_as_it_was(first, [member.end() for member in first], "different handles")
+        assert_joined(first, 11)
+
+
+@ways
+def test_a_late_member_is_named(way: str) -> None:
+    with Members(way) as members:
+        first = members.start("aa")
+        late = members.start("a")[0]
+        handles = [member.call(handle) for member in [*first, late]]
+        errors = all_call(first, reconfigure, 1, handles, 1.0)
+        assert_all_name(errors, f"missing ranks: 2 (pid {late.pid} on")
+        assert_joined([*first, late], 2)
+
+
+@ways
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_member_that_dies_before_the_meeting_is_named(way: str, victim: int) -> None:
+    with Members(way) as members:
+        first = members.start("aaa")
+        handles = [member.call(handle) for member in first]
+        first[victim].kill()
+        living = [member for member in first if member is not first[victim]]
+        name = f"rank {victim} (pid {first[victim].pid} on"
+        for error in all_call(living, reconfigure, 1, handles):
+            assert name in str(error) and "has died" in str(error)
+        assert_joined(living, 2)
+
+
+@ways
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_member_that_dies_in_the_meeting_is_named(way: str, victim: int) -> None:
+    with Members(way) as members:
+        first = members.start("aaa")
+        late = members.start("a")[0]  # the others wait for it
+        handles = [member.call(handle) for member in [*first, late]]
+        for member in first:
+            member.begin(reconfigure, 1, handles)
+        first[victim].kill()
+        living = [member for member in first if member is not first[victim]]
+        errors = [member.end() for member in living]
+        assert_all_name(errors, f"rank {victim} (pid {first[victim].pid} on", "the store")
+        assert_joined([*living, late], 2)
+
+
+def differing(uuid: int, handles: list[str], bad: bool) -> tuple[int, int]:
+    """Reconfigure; with `bad`, fail after the meeting."""
+    if bad:
+        os.environ["HBMCOMM_BIND"] = "wrong"
+    try:
+        return reconfigure(uuid, handles)
+    finally:
+        os.environ.pop("HBMCOMM_BIND", None)
+
+
+@ways
+def test_a_member_that_fails_after_the_meeting_fails_all(way: str) -> None:
+    with Members(way) as members:
+        first = members.start("aaa")
+        assert_joined(first, 1)
+        handles = [member.call(handle) for member in first]
+        for member in first:
+            member.begin(differing, 2, handles, member is first[1])
+        errors = [member.end() for member in first]
+        assert_all_name(errors, 'bind mode "wrong"')
+        # No group is left, or an aborted one, until the next attempt.
+        for error in all_call(first, all_reduce):
+            assert isinstance(error, RuntimeError)
+        assert_joined(first, 3)
+
+
+def start_work(count: int) -> None:
+    _Pending.work = dist.all_reduce(torch.ones(count), async_op=True)
+
+
+class _Pending:
+    work: Any = None
+
+
+def end_work() -> str:
+    try:
+        _Pending.work.wait()
+    except RuntimeError as error:
+        return str(error)
+    return "done"
+
+
+@ways
+def test_works_in_flight_fail(way: str) -> None:
+    """Rank 1 has begun an all_reduce that rank 0 never calls."""
+    with Members(way) as members:
+        first = members.start("aa")
+        assert_joined(first, 1)
+        first[1].call(start_work, 100_000)
+        assert_joined(first, 2)
+        text = first[1].call(end_work)
+        assert "was reconfigured on rank" in text or "was aborted on rank" in text, text
+        assert_right(first)
+
+
+@ways
+def test_a_member_that_is_left_out_gets_an_error(way: str) -> None:
+    with Members(way) as members:
+        first = members.start("aaa")
+        assert_joined(first, 1)
+        first[2].begin(all_reduce)
+        assert_joined(first[:2], 2)
+        error = str(first[2].end())
+        assert "was reconfigured on rank" in error or "was aborted on rank" in error, error
+        assert_joined([first[2], first[0], first[1]], 3)
+
+
+def resources() -> tuple[int, int, int]:
+    """Return the numbers of descriptors, threads and files in /dev/shm."""
+    handle()  # ends the stores of earlier groups
+    return (
+        len(os.listdir("/proc/self/fd")),
+        len(os.listdir("/proc/self/task")),
+        len(list(Path("/dev/shm").iterdir())),
+    )
+
+
+def print_into(file: Path) -> None:
+    """Send what this process prints as errors, in any language, to this file."""
+    os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), 2)
+
+
+def settle_below(bounds: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Wait until this process has fewer resources than these, at most for a minute."""
+    deadline = time.monotonic() + LIMIT
+    found = resources()
+    while any(map(operator.ge, found, bounds)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        found = resources()
+    return found
+
+
+@ways
+def test_nothing_grows(way: str, tmp_path: Path) -> None:
+    """A resource that each group leaves behind would be left as often as groups are formed."""
+    groups = 16
+    with Members(way) as members:
+        first = members.start("aab")
+        for number, member in enumerate(first):
+            member.call(print_into, tmp_path / str(number))
+        for uuid in range(1, 4):
+            assert_joined(first, uuid)
+        before = [member.call(resources) for member in first]
+        for uuid in range(4, 4 + groups):
+            assert_joined(first, uuid)
+        for member, counts in zip(first, before, strict=True):
+            bounds = tuple(count + groups for count in counts)
+            found = member.call(settle_below, bounds)
+            assert all(map(operator.lt, found, bounds)), (before, found)
+        all_call(first, dist.destroy_process_group)
+    for printed in tmp_path.iterdir():
+        assert "TCPStore" not in printed.read_text()
+
+
+def train() -> list[float]:
+    """Train with DDP over the group, and in a subgroup. Returns the sums of the weights."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2, dtype=torch.float64)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    for step in range(3):
+        optimizer.zero_grad()
+        ddp(torch.full((1, 4), rank + step + 1.0, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+    part = dist.new_group(list(range(size - 1)))
+    data = torch.ones(5)
+    if rank < size - 1:
+        dist.all_reduce(data, group=part)
+    return [float(data[0]), *(float(p.detach().sum()) for p in model.parameters())]
+
+
+def reference(size: int) -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    for step in range(3):
+        optimizer.zero_grad()
+        for rank in range(size):
+            out = model(torch.full((1, 4), rank + step + 1.0, dtype=torch.float64)).sum()
+            (out / size).backward()
+        optimizer.step()
+    return [float(p.detach().sum()) for p in model.parameters()]
+
+
+def test_ddp_and_subgroups_over_the_next_group() -> None:
+    with Members("again") as members:
+        first = members.start("aaa")
+        assert_joined(first, 1)
+        first[0].kill()
+        assert_all_name(all_call(first[1:], all_reduce), "has died")
+        living = [*first[1:], *members.start("aa")]
+        assert_joined(living, 2)
+        for rank, found in enumerate(all_call(living, train)):
+            assert found[0] == (3.0 if rank < 3 else 1.0)
+            assert found[1:] == pytest.approx(reference(4), rel=1e-12)

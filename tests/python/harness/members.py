@@ -1,0 +1,189 @@
+"""Processes that form groups of changing members.
+
+Each member is forked from the pools' warm process, and does what the test asks over a pipe. `way`
+names how it reconfigures: "again" by torch_hbmcomm.reconfigure, "in place" by PyTorch's
+torch.distributed._reconfigure, which PyTorch has from 2.14 on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+import torch_hbmcomm
+from harness.pool import processes
+
+LIMIT = 60.0  # seconds within which a member must answer
+WAYS = ["again", "in place"] if hasattr(dist, "_reconfigure") else ["again"]
+
+
+class Member:
+    """A process of the test's."""
+
+    def __init__(self, way: str, node: str, timeout: float) -> None:
+        self._pipe, theirs = processes.Pipe()
+        self.process: BaseProcess = processes.Process(
+            target=_live, args=(theirs, way, node, timedelta(seconds=timeout))
+        )
+        self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def begin(self, act: Callable[..., Any], *arguments: Any) -> None:
+        """Have the member call act(*arguments)."""
+        self._pipe.send((act, arguments))
+
+    def end(self) -> Any:
+        """Return the result of the last call. An exception is returned, not raised."""
+        assert self._pipe.poll(LIMIT), f"member {self.pid} said nothing in {LIMIT} s"
+        return self._pipe.recv()
+
+    def call(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        self.begin(act, *arguments)
+        return self.end()
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+class Members:
+    """All processes of a test. A context manager: its end kills those that still run."""
+
+    def __init__(self, way: str, timeout: float = LIMIT) -> None:
+        self._way = way
+        self._timeout = timeout
+        self._all: list[Member] = []
+
+    def __enter__(self) -> Members:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for member in self._all:
+            member.close()
+
+    def start(self, nodes: str) -> list[Member]:
+        """Start a member on each of these nodes: one letter for each."""
+        made = [Member(self._way, node, self._timeout) for node in nodes]
+        self._all += made
+        return made
+
+
+def all_call(members: Sequence[Member], act: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Have all members call act(*arguments) together. Returns their results."""
+    for member in members:
+        member.begin(act, *arguments)
+    return [member.end() for member in members]
+
+
+def join(members: Sequence[Member], uuid: int) -> list[Any]:
+    """Have the members form a group, in this order. Returns (rank, size) of each, or its error."""
+    handles = [member.call(handle) for member in members]
+    return all_call(members, reconfigure, uuid, handles)
+
+
+def assert_joined(members: Sequence[Member], uuid: int) -> None:
+    """Have the members form a group, and check the group."""
+    count = len(members)
+    assert join(members, uuid) == [(rank, count) for rank in range(count)]
+    assert_right(members)
+
+
+def assert_right(members: Sequence[Member]) -> None:
+    """Check collectives and messages of the members' group."""
+    assert all_call(members, exercise) == ["right"] * len(members)
+
+
+def _live(pipe: Connection, way: str, node: str, timeout: timedelta) -> None:
+    os.environ["HBMCOMM_NODE_ID"] = node
+    torch.set_num_threads(1)
+    _Settings.way, _Settings.timeout = way, timeout
+    if way == "in place":
+        dist.init_process_group(  # type: ignore[call-arg]
+            "hbm", store=HashStore(), rank=0, world_size=1, timeout=timeout, enable_reconfigure=True
+        )
+    with suppress(EOFError):
+        while True:
+            act, arguments = pipe.recv()
+            try:
+                pipe.send(act(*arguments))
+            except Exception as error:  # the test looks at it
+                pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+class _Settings:
+    way = ""
+    timeout = timedelta()
+
+
+# The functions that members call.
+
+
+def handle() -> str:
+    if _Settings.way == "again":
+        return torch_hbmcomm.reconfigure_handle()
+    text: str = dist._get_reconfigure_handle()  # type: ignore[attr-defined]
+    return text
+
+
+def reconfigure(
+    uuid: int, handles: Sequence[str] | Collection[str], timeout: float | None = None
+) -> tuple[int, int]:
+    limit = _Settings.timeout if timeout is None else timedelta(seconds=timeout)
+    if _Settings.way == "again":
+        torch_hbmcomm.reconfigure(uuid, handles, limit)  # type: ignore[arg-type]
+    else:
+        dist._reconfigure(uuid, handles, timeout=limit).wait()  # type: ignore[attr-defined]
+    return dist.get_rank(), dist.get_world_size()
+
+
+def exercise() -> str:
+    """Call collectives and exchange messages with every rank. Check the results."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (1, 3, 70_000):
+        data = torch.arange(count, dtype=torch.float64) + rank
+        dist.all_reduce(data)
+        assert torch.equal(
+            data, torch.arange(count, dtype=torch.float64) * size + size * (size - 1) / 2
+        )
+        shared = torch.full((count,), float(rank))
+        dist.broadcast(shared, size - 1)
+        assert (shared == size - 1).all()
+        parts = [torch.empty(count) for _ in range(size)]
+        dist.all_gather(parts, torch.full((count,), float(rank)))
+        assert all((part == r).all() for r, part in enumerate(parts))
+        works = []
+        received = {r: torch.empty(count) for r in range(size) if r != rank}
+        for r, into in received.items():
+            works.append(dist.irecv(into, r))
+            works.append(dist.isend(torch.full((count,), 100.0 * rank + r), r))
+        for work in works:
+            assert work is not None
+            work.wait()
+        assert all((data == 100 * r + rank).all() for r, data in received.items())
+    return "right"
+
+
+def all_reduce(count: int = 1000) -> float:
+    data = torch.ones(count)
+    dist.all_reduce(data)
+    return float(data[0])

@@ -1,0 +1,94 @@
+"""Forms the default group again, when processes have died or others join.
+
+Each process takes a handle, the program passes the handles on, and every member of the next group
+calls reconfigure() with the same handles. It works on every release of PyTorch, and for every group
+of init_process_group("hbm"). PyTorch 2.14 and later also have torch.distributed._reconfigure, which
+keeps the ProcessGroup object; docs/failures.md compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.constants import default_pg_timeout
+
+from torch_hbmcomm.native import load
+
+
+@cache
+def _reconfiguration() -> Any:
+    return load().Reconfiguration()
+
+
+def reconfigure_handle() -> str:
+    """Return this process' handle for the next group, one line of text.
+
+    The handle has all that other processes need to meet this one, on this machine or another. Pass
+    it on to them, for example through a file or a socket. A handle serves for one group. Once
+    reconfigure() has formed a group with it, this function returns another handle.
+
+    Keep handles from strangers: a process that has a handle can disturb the meeting of its members.
+
+    Raises:
+        RuntimeError: this process cannot serve the store in which the members meet
+    """
+    handle: str = _reconfiguration().handle()
+    return handle
+
+
+def reconfigure(
+    uuid: int,
+    handles: Sequence[str] | AbstractSet[str],
+    timeout: timedelta = default_pg_timeout,
+    pg_options: Any = None,
+) -> None:
+    """Form the default group of the processes whose handles are given. All of them call it.
+
+    Once all members have met, it aborts every group of this process, and calls
+    init_process_group("hbm") for the members. So works in flight fail, and the program makes its
+    other groups, its DDP models and its meshes again. If the members do not meet, the groups stay
+    as they were. If a member fails later, the call raises on all members, no group is left, and
+    another call with another uuid may form it.
+
+    Args:
+        uuid: the number of this attempt, equal on all members. A process uses each number once.
+        handles: the members' handles, one of them this process' present one (reconfigure_handle).
+            In a list each member's rank is its index. In a set hbm chooses the order: the ranks of
+            one machine have consecutive numbers.
+        timeout: the time limit of this call, and of the operations of the new group
+        pg_options: torch_hbmcomm.Options for the new group. None: as the environment variables say
+
+    Raises:
+        ValueError: a text that is no handle, a handle that is named twice, handles without this
+            process' present one, or a uuid that this process has used
+        DistBackendError: a member has died, has failed, or has not come before the timeout, or the
+            members came with different handles. The error names that member.
+        DistNetworkError: the first member cannot be reached
+    """
+    reconfiguration = _reconfiguration()
+    following = reconfiguration.meet(list(handles), isinstance(handles, Sequence), uuid, timeout)
+    try:
+        if dist.is_initialized():
+            distributed_c10d._abort_process_group()
+        dist.init_process_group(
+            "hbm",
+            store=following.store,
+            rank=following.rank,
+            world_size=following.size,
+            timeout=timeout,
+            pg_options=pg_options,
+        )
+    except BaseException as error:
+        following.fail(f"rank {following.rank} cannot form the group: {error}")
+        raise
+    try:
+        reconfiguration.conclude(following)
+    except BaseException:
+        distributed_c10d._abort_process_group()
+        raise
