@@ -7,11 +7,15 @@ of the backend that reduced its gradients (programs/evidence.py). docs/libraries
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +24,7 @@ import pytest
 import surroundings
 import torch
 from harness import shm
-from harness.jobs import Finished, run
+from harness.jobs import Finished, environment, run
 from harness.network import free_port
 
 surroundings.settle()
@@ -100,6 +104,9 @@ REFUSALS = {
 }
 # Packages that the page does not name: torch, and one that torchrec imports.
 UNNAMED = {"pyre-extensions", "torch"}
+
+
+Line = dict[str, Any]  # of programs/torchft_replica.py
 
 
 def library(training: str) -> str:
@@ -184,6 +191,106 @@ def test_torchft_continues_after_a_death(tmp_path: Path) -> None:
     numbers = found["ProcessGroupHbm"]["numbers"]
     assert numbers["committed"] == 19  # of 20 steps: all but the step in which the other rank died
     torch.testing.assert_close(numbers, found["ProcessGroupGloo"]["numbers"], rtol=0, atol=0)
+
+
+# The group that dies, and the commits after which it does: every ten steps of the optimizer.
+TORCHFT_DEATHS = {
+    "ddp": {10: 1, 20: 0, 30: 1},
+    "diloco": {5: 1, 10: 0, 15: 1},
+    "localsgd": {5: 1, 10: 0, 15: 1},
+    "manager": {10: 1, 20: 0, 30: 1},
+}
+
+
+def restart_torchft_replicas(method: str, instead_of: str, folder: Path) -> list[list[Line]]:
+    """Train with two replica groups. Start each group again after its deaths.
+
+    A quorum needs two groups, so the live group waits for the restarted one. So the numbers are
+    the same in every run. Returns the lines of programs/torchft_replica.py, for each group.
+    """
+    from torchft.coordination import LighthouseServer
+
+    deaths = TORCHFT_DEATHS[method]
+    steps = max(deaths) + min(deaths)
+    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2)
+    variables = environment(
+        TORCHFT_LIGHTHOUSE=lighthouse.address(), HBMCOMM_INSTEAD_OF=instead_of, OMP_NUM_THREADS="1"
+    )
+    with ExitStack() as stack:
+        stack.callback(lighthouse.shutdown)
+
+        def start(replica: int, after: int) -> subprocess.Popen[bytes]:
+            ends = [step for step, victim in deaths.items() if victim == replica and step > after]
+            own = [method, str(replica), str(steps), str(min(ends, default=-1))]
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, HERE / "programs" / "torchft_replica.py", folder, *own],
+                    env=variables,
+                    stdout=stack.enter_context(open(folder / f"output{replica}", "ab")),
+                    stderr=subprocess.STDOUT,
+                )
+            )
+            stack.callback(process.kill)
+            return process
+
+        def output() -> str:
+            return "\n".join(file.read_text() for file in folder.glob("output*"))
+
+        running = [start(replica, -1) for replica in range(2)]
+        for step, victim in deaths.items():
+            assert running[victim].wait(LIMIT) == -signal.SIGKILL, output()
+            running[victim] = start(victim, step)
+        for process in running:
+            assert process.wait(LIMIT) == 0, output()
+        assert "[hbm" not in output(), output()
+    texts = [(folder / f"replica{replica}.jsonl").read_text() for replica in range(2)]
+    return [[json.loads(line) for line in text.splitlines()] for text in texts]
+
+
+@pytest.mark.xdist_group("torchft")
+@pytest.mark.timeout(6 * LIMIT)
+@pytest.mark.parametrize("method", TORCHFT_DEATHS)
+def test_torchft_replicas_recover_from_each_other(method: str, tmp_path: Path) -> None:
+    deaths = TORCHFT_DEATHS[method]
+    committed: dict[str, list[list[tuple[Any, ...]]]] = {}
+    for backend, instead_of in (("ProcessGroupGloo", ""), ("ProcessGroupHbm", "gloo")):
+        folder = tmp_path / backend
+        folder.mkdir()
+        lines = restart_torchft_replicas(method, instead_of, folder)
+        committed[backend] = [
+            [(line["step"], line["loss"], line["after"]) for line in own if line["committed"]]
+            for own in lines
+        ]
+    # `lines` is now of hbm.
+    weights = {step: digest for own in committed["ProcessGroupHbm"] for step, _, digest in own}
+    for replica, own in enumerate(lines):
+        assert {line["backend"] for line in own} == {"ProcessGroupHbm"}
+        # Each group has every step once. So no count goes back, and a restarted group goes on from
+        # the commits of the other.
+        assert [step for step, _, _ in committed["ProcessGroupHbm"][replica]] == list(
+            range(1, max(weights) + 1)
+        )
+        # Both groups have the same bits after each commit, also after the first of a restarted one.
+        assert all(line["after"] == weights[line["step"]] for line in own if line["committed"])
+        failed = [line["step"] for line in own if not line["committed"]]
+        survived = [step for step, victim in deaths.items() if victim != replica]
+        assert failed == ([] if method == "ddp" else survived)  # with ddp none dies in a step
+        for previous, line in pairwise(own):
+            if previous["process"] == line["process"] and previous["step"] > 0:
+                if method == "localsgd":  # does not undo the steps since the last commit
+                    assert line["before"] == previous["after"]
+                else:
+                    assert line["before"] == weights[previous["step"]]
+    assert committed["ProcessGroupHbm"] == committed["ProcessGroupGloo"]
+
+
+@pytest.mark.xdist_group("torchft")
+def test_torchft_aborts_a_pending_operation() -> None:
+    program = HERE / "programs" / "torchft_abort.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    finished = run([*torchrun, "--nproc-per-node=2", program], LIMIT, HBMCOMM_INSTEAD_OF="gloo")
+    assert finished.code == 0, finished.output
+    assert 'was cancelled: group "" was aborted on rank 0' in finished.output, finished.output
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -20,7 +19,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import beyond_gloo, jobs
-from harness.network import free_port
 from harness.pool import processes
 from torch.distributed.distributed_c10d import _get_default_group
 
@@ -140,55 +138,6 @@ def test_survivors_form_another_group_over_mpi(
 ) -> None:
     """MPI's world still has the dead rank; the new group's communicator does not need it."""
     check_survivors(tmp_path, layout, victims)
-
-
-# -- torchrun ------------------------------------------------------------------------------------
-
-
-def elastic(nodes: str, *options: str) -> list[str | Path]:
-    return [jobs.BIN / "torchrun", f"--nnodes={nodes}", "--nproc-per-node=2", *options, TRAINING]
-
-
-@pytest.mark.full
-def test_torchrun_restarts_and_training_resumes(tmp_path: Path) -> None:
-    steps = 10
-    options = ("--standalone", "--max-restarts=1")
-    finished = jobs.run([*elastic("1", *options), tmp_path, str(steps), "1"], LIMIT * 2)
-    assert finished.code == 0, finished.output
-    for rank in range(2):
-        line = rf"rank {rank} of 2: weight {steps} after {steps} steps, from step (\d+)"
-        resumed = re.search(line, finished.output)
-        assert resumed, finished.output
-        assert int(resumed[1]) == steps // 2
-
-
-@pytest.mark.full
-def test_elastic_membership(tmp_path: Path) -> None:
-    """The second of two nodes leaves for good; the first continues alone."""
-    steps = 300
-    point = f"127.0.0.1:{free_port()}"
-
-    def agent(host: str) -> list[str | Path]:
-        waits = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
-        rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint={point}", "--rdzv-id=job")
-        options = (*rendezvous, f"--rdzv-conf=is_host={host},{waits}", "--max-restarts=3")
-        return [*elastic("1:2", *options), tmp_path, str(steps), "-1"]
-
-    with jobs.Job(agent("true"), HBMCOMM_NODE_ID="a") as first:
-        with jobs.Job(agent("false"), HBMCOMM_NODE_ID="b"):
-            deadline = time.monotonic() + LIMIT
-            while not list(tmp_path.glob("began*-4")):
-                assert time.monotonic() < deadline, "the two nodes do not train together"
-                time.sleep(0.05)
-        for worker in tmp_path.glob("pid*-b"):  # the workers outlive their agent
-            pid = int(worker.name.removeprefix("pid").removesuffix("-b"))
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        finished = first.finish(LIMIT * 2)
-    assert finished.code == 0, finished.output
-    for rank in range(2):
-        line = rf"rank {rank} of 2: weight {steps} after {steps} steps, from step [1-9]"
-        assert re.search(line, finished.output), finished.output
 
 
 # -- signals and exit codes ----------------------------------------------------------------------

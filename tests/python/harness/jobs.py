@@ -59,6 +59,13 @@ class Job:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the signal to the command, but not to the processes that it started."""
+        self._process.send_signal(number)
+
     def finish(self, limit: float = 120) -> Finished:
         """Wait for the command's end. Raises AssertionError, with the output, after `limit` s."""
         try:

@@ -1,0 +1,179 @@
+"""torchrun restarts the workers of a training, or their number changes, on a busy machine.
+
+The training is tests/python/harness/recovering.py: every rank checks the sum of each step. torchrun
+would restart a rank that fails this check, so the rank also leaves a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+import torch
+from harness import beyond_gloo, jobs
+from harness.network import free_port
+
+LIMIT = 240.0  # seconds, for what takes some ten on an idle machine
+pytestmark = [
+    beyond_gloo,
+    pytest.mark.full,
+    pytest.mark.timeout(3 * LIMIT),
+    pytest.mark.usefixtures("busy", "nothing_left"),
+]
+
+TRAINING = Path(jobs.JOB_SCRIPT).with_name("recovering.py")
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(1000000))"
+WORKERS = 2  # of each agent
+WITHOUT_END = 10**6  # steps
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Keep a processor busy during the test."""
+    with subprocess.Popen([sys.executable, "-c", BUSY]) as process:
+        yield
+        process.kill()
+
+
+def command(folder: Path, nodes: str, steps: int, kills: str, *options: str) -> list[str | Path]:
+    where = (f"--nnodes={nodes}", f"--nproc-per-node={WORKERS}")
+    return [jobs.BIN / "torchrun", *where, *options, TRAINING, folder, str(steps), kills]
+
+
+def meeting() -> Callable[[bool], tuple[str, ...]]:
+    """Return a function that gives the options of an agent, which may be the store's host.
+
+    An agent that is silent for ten seconds counts as lost.
+    """
+    point = f"127.0.0.1:{free_port()}"
+    waits = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"
+
+    def options(host: bool) -> tuple[str, ...]:
+        where = ("--rdzv-backend=c10d", f"--rdzv-endpoint={point}", "--rdzv-id=job")
+        return (*where, f"--rdzv-conf=is_host={str(host).lower()},{waits}")
+
+    return options
+
+
+def sizes(folder: Path) -> list[int]:
+    """Return the number of ranks of each step in the checkpoint."""
+    saved = folder / "checkpoint"
+    found: list[int] = torch.load(saved)[1] if saved.exists() else []
+    return found
+
+
+def await_steps(folder: Path, count: int, ranks: int, *agents: jobs.Job) -> None:
+    """Wait until the last `count` steps of the checkpoint had `ranks` ranks."""
+    deadline = time.monotonic() + LIMIT
+    while sizes(folder)[-count:] != [ranks] * count:
+        if time.monotonic() > deadline or any(agent.ended() for agent in agents):
+            (folder / "enough").touch()
+            outputs = [agent.finish(30).output for agent in agents]
+            raise AssertionError("\n".join([f"{ranks} ranks do not train together", *outputs]))
+        time.sleep(0.05)
+
+
+def assert_resumed(finished: jobs.Finished, ranks: int, folder: Path) -> int:
+    """Assert that the last ranks ended well. Returns the step from which they resumed."""
+    assert finished.code == 0, finished.output
+    wrong = [file.read_text() for file in folder.glob("wrong*")]
+    assert not wrong, wrong
+    steps = len(sizes(folder))
+    line = rf"rank \d of {ranks}: weight {steps} after {steps} steps, from step (\d+)"
+    found = [int(step) for step in re.findall(line, finished.output)]
+    assert len(found) == WORKERS, finished.output
+    assert len(set(found)) == 1
+    return found[0]
+
+
+def processes(folder: Path) -> dict[int, str]:
+    """Return the living processes that have the folder in their command line: agents, workers."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            text = (entry / "cmdline").read_text()  # empty for a process that has ended
+            if str(folder) in text and int(entry.name) != os.getpid():
+                found[int(entry.name)] = text.replace("\0", " ")
+    return found
+
+
+def assert_no_process_left(folder: Path) -> None:
+    deadline = time.monotonic() + LIMIT / 4  # a process that was signalled may take a moment to end
+    while (left := processes(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Yield an empty directory. If the test fails, end the agents and the workers that use it."""
+    yield tmp_path
+    for process in processes(tmp_path):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+def test_all_workers_restart_from_the_checkpoint(agents: int, folder: Path) -> None:
+    """A worker is killed, and later rank 0. With two agents the ranks use MPI."""
+    steps, kills = 20, f"7:{WORKERS * agents - 1},14:0"
+    options = meeting()
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                jobs.Job(
+                    command(
+                        folder, str(agents), steps, kills,
+                        *options(number == 0), f"--max-restarts={2 * agents}",
+                    ),
+                    HBMCOMM_NODE_ID=str(number),
+                )
+            )
+            for number in range(agents)
+        ]  # fmt: skip
+        finished = [job.finish(LIMIT) for job in running]
+        for one in finished:
+            assert assert_resumed(one, WORKERS * agents, folder) >= 14
+        assert_no_process_left(folder)
+    assert sizes(folder) == [WORKERS * agents] * steps
+
+
+@pytest.mark.parametrize(
+    "end", [signal.SIGTERM, signal.SIGKILL], ids=["agent ended", "machine lost"]
+)
+def test_a_second_node_comes_and_goes(end: signal.Signals, folder: Path) -> None:
+    """The second agent is ended, or its machine is lost: its agent and its workers are killed."""
+    options = meeting()
+
+    def agent(node: str) -> jobs.Job:
+        own = (*options(node == "a"), "--max-restarts=3")
+        return jobs.Job(command(folder, "1:2", WITHOUT_END, "", *own), HBMCOMM_NODE_ID=node)
+
+    with agent("a") as first:
+        await_steps(folder, 3, WORKERS, first)
+        with agent("b") as second:
+            await_steps(folder, 3, 2 * WORKERS, first, second)
+            second.signal(end)
+            if end == signal.SIGKILL:
+                for worker in folder.glob("pid*-b"):
+                    with suppress(ProcessLookupError):
+                        os.kill(int(worker.name[3:-2]), end)
+            assert second.finish(LIMIT).code != 0
+        await_steps(folder, 3, WORKERS, first)
+        (folder / "enough").touch()
+        resumed = assert_resumed(first.finish(LIMIT), WORKERS, folder)
+        assert_no_process_left(folder)
+    # The number of ranks changed twice, and no step is missing.
+    found = sizes(folder)
+    grown, shrunk = found.index(2 * WORKERS), resumed
+    assert found == (
+        [WORKERS] * grown + [2 * WORKERS] * (shrunk - grown) + [WORKERS] * (len(found) - shrunk)
+    )
