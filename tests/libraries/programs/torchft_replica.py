@@ -6,10 +6,10 @@ The group has one rank. METHOD says what averages over the groups: "manager" (th
 allreduce of each gradient), "ddp", "localsgd" or "diloco". A step is one commit: with the last two
 methods it has INNER steps of the optimizer. The training ends after STEPS commits.
 
-After DEATH commits the process kills itself in the next step: with "ddp" before it asks for the
-quorum, else when the quorum includes this group and the other group waits for it. (If an allreduce
-fails, the assertion of torchft's DDP (0.2.0) ends the other process too, also over Gloo.) A
-negative DEATH never comes.
+After DEATH commits the process kills itself in the next step, when the quorum includes this group
+and the other group waits for it. With "ddp" it kills itself before it asks for the quorum: if an
+allreduce fails, the assertion of torchft's DDP (0.2.0) ends the other process too, also over Gloo.
+A negative DEATH never comes.
 
 Each step appends a line to FOLDER/replica*.jsonl, as a dict:
 
@@ -17,7 +17,7 @@ Each step appends a line to FOLDER/replica*.jsonl, as a dict:
     participating: this group's data counted in this step
     committed: the optimizer stepped
     step: commits so far, after this step
-    loss: of the step's last batch
+    loss: the loss of the step's last batch
     before, after: digests of the weights before and after the step
     backend: the class of the backend
 """

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import torch
 from harness import beyond_gloo, jobs
 from harness.network import free_port
 
-LIMIT = 240.0  # seconds, for what takes some ten on an idle machine
+LIMIT = 240.0  # seconds, for a wait of some ten on an idle machine
 pytestmark = [
     beyond_gloo,
     pytest.mark.full,
@@ -43,24 +43,32 @@ def busy() -> Iterator[None]:
         process.kill()
 
 
-def command(folder: Path, nodes: str, steps: int, kills: str, *options: str) -> list[str | Path]:
-    where = (f"--nnodes={nodes}", f"--nproc-per-node={WORKERS}")
-    return [jobs.BIN / "torchrun", *where, *options, TRAINING, folder, str(steps), kills]
-
-
-def meeting() -> Callable[[bool], tuple[str, ...]]:
-    """Return a function that gives the options of an agent, which may be the store's host.
+class Agents:
+    """Starts agents of one job, which meet on this machine.
 
     An agent that is silent for ten seconds counts as lost.
     """
-    point = f"127.0.0.1:{free_port()}"
-    waits = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"
 
-    def options(host: bool) -> tuple[str, ...]:
-        where = ("--rdzv-backend=c10d", f"--rdzv-endpoint={point}", "--rdzv-id=job")
-        return (*where, f"--rdzv-conf=is_host={str(host).lower()},{waits}")
+    def __init__(self, folder: Path, nodes: str, steps: int, kills: str, restarts: int) -> None:
+        self._point = f"127.0.0.1:{free_port()}"
+        self._options = (f"--nnodes={nodes}", f"--max-restarts={restarts}")
+        self._training = (TRAINING, folder, str(steps), kills)
 
-    return options
+    def start(self, node: str) -> jobs.Job:
+        """Start an agent with ranks on a node of their own. Node "a" serves the agents' store."""
+        waits = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"
+        rendezvous = (
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self._point}",
+            "--rdzv-id=job",
+            f"--rdzv-conf=is_host={str(node == 'a').lower()},{waits}",
+            f"--nproc-per-node={WORKERS}",
+        )
+        return jobs.Job(
+            [jobs.BIN / "torchrun", *rendezvous, *self._options, *self._training],
+            HBMCOMM_NODE_ID=node,
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # docs/running.md has the reason
+        )
 
 
 def sizes(folder: Path) -> list[int]:
@@ -98,7 +106,7 @@ def processes(folder: Path) -> dict[int, str]:
     """Return the living processes that have the folder in their command line: agents, workers."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             text = (entry / "cmdline").read_text()  # empty for a process that has ended
             if str(folder) in text and int(entry.name) != os.getpid():
                 found[int(entry.name)] = text.replace("\0", " ")
@@ -121,29 +129,17 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             os.kill(process, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("agents", [1, 2])
-def test_all_workers_restart_from_the_checkpoint(agents: int, folder: Path) -> None:
+@pytest.mark.parametrize("nodes", ["a", "ab"], ids=["one agent", "two agents"])
+def test_all_workers_restart_from_the_checkpoint(nodes: str, folder: Path) -> None:
     """A worker is killed, and later rank 0. With two agents the ranks use MPI."""
-    steps, kills = 20, f"7:{WORKERS * agents - 1},14:0"
-    options = meeting()
+    steps, ranks = 20, WORKERS * len(nodes)
+    agents = Agents(folder, str(len(nodes)), steps, f"7:{ranks - 1},14:0", 2 * len(nodes))
     with ExitStack() as stack:
-        running = [
-            stack.enter_context(
-                jobs.Job(
-                    command(
-                        folder, str(agents), steps, kills,
-                        *options(number == 0), f"--max-restarts={2 * agents}",
-                    ),
-                    HBMCOMM_NODE_ID=str(number),
-                )
-            )
-            for number in range(agents)
-        ]  # fmt: skip
-        finished = [job.finish(LIMIT) for job in running]
-        for one in finished:
-            assert assert_resumed(one, WORKERS * agents, folder) >= 14
+        running = [stack.enter_context(agents.start(node)) for node in nodes]
+        for job in running:
+            assert assert_resumed(job.finish(LIMIT), ranks, folder) >= 14
         assert_no_process_left(folder)
-    assert sizes(folder) == [WORKERS * agents] * steps
+    assert sizes(folder) == [ranks] * steps
 
 
 @pytest.mark.parametrize(
@@ -151,15 +147,10 @@ def test_all_workers_restart_from_the_checkpoint(agents: int, folder: Path) -> N
 )
 def test_a_second_node_comes_and_goes(end: signal.Signals, folder: Path) -> None:
     """The second agent is ended, or its machine is lost: its agent and its workers are killed."""
-    options = meeting()
-
-    def agent(node: str) -> jobs.Job:
-        own = (*options(node == "a"), "--max-restarts=3")
-        return jobs.Job(command(folder, "1:2", WITHOUT_END, "", *own), HBMCOMM_NODE_ID=node)
-
-    with agent("a") as first:
+    agents = Agents(folder, "1:2", WITHOUT_END, "", 3)
+    with agents.start("a") as first:
         await_steps(folder, 3, WORKERS, first)
-        with agent("b") as second:
+        with agents.start("b") as second:
             await_steps(folder, 3, 2 * WORKERS, first, second)
             second.signal(end)
             if end == signal.SIGKILL:

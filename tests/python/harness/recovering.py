@@ -12,7 +12,7 @@ once.
 
 The last line of each rank is "rank R of N: weight W after S steps, from step F". If a sum is wrong,
 the rank leaves a file wrong* before it fails, because torchrun would restart it. Each process
-leaves a file pid* whose name has its id and its node, if it has one.
+leaves a file pid*, named after its id and HBMCOMM_NODE_ID.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main(folder: Path, steps: int, kills: str) -> None:
         if rank == 0:
             torch.save((weight, sizes), folder / "half")
             os.replace(folder / "half", saved)
-        dist.broadcast(enough, 0)  # the others wait for the checkpoint
+        dist.broadcast(enough, 0)  # all ranks wait for the checkpoint
         if enough:
             break
     line = f"rank {rank} of {size}: weight {weight.unique().item():.0f} after {len(sizes)} steps"
