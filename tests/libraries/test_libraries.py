@@ -265,8 +265,8 @@ def test_torchft_replicas_recover_from_each_other(method: str, tmp_path: Path) -
     weights = {step: digest for own in committed["ProcessGroupHbm"] for step, _, digest in own}
     for replica, own in enumerate(lines):
         assert {line["backend"] for line in own} == {"ProcessGroupHbm"}
-        # Each group has every step once. So no count goes back, and a restarted group continues from
-        # the commits of the other.
+        # Each group has every step once. So no count goes back, and a restarted group continues
+        # from the commits of the other.
         assert [step for step, _, _ in committed["ProcessGroupHbm"][replica]] == list(
             range(1, max(weights) + 1)
         )

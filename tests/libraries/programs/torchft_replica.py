@@ -42,7 +42,7 @@ from torch.nn.utils import parameters_to_vector
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 from torchft.local_sgd import DiLoCo, LocalSGD
 
-TIMEOUT = timedelta(seconds=120)  # above the time in which a killed group starts again
+TIMEOUT = timedelta(seconds=600)  # above the time in which a killed group starts again
 INNER = 2
 BATCH = 32
 METHODS = ("ddp", "diloco", "localsgd", "manager")

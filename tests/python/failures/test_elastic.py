@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -162,9 +163,7 @@ def test_a_second_node_comes_and_goes(end: signal.Signals, folder: Path) -> None
         (folder / "enough").touch()
         resumed = assert_resumed(first.finish(LIMIT), WORKERS, folder)
         assert_no_process_left(folder)
-    # The number of ranks changed twice, and no step is missing.
-    found = sizes(folder)
-    grown, shrunk = found.index(2 * WORKERS), resumed
-    assert found == (
-        [WORKERS] * grown + [2 * WORKERS] * (shrunk - grown) + [WORKERS] * (len(found) - shrunk)
-    )
+    # The number of ranks changed twice, and the last ranks resumed after the second change.
+    runs = [(ranks, len(list(steps))) for ranks, steps in groupby(sizes(folder))]
+    assert [ranks for ranks, _ in runs] == [WORKERS, 2 * WORKERS, WORKERS]
+    assert resumed >= runs[0][1] + runs[1][1]
