@@ -76,6 +76,9 @@ def reconfigure(
     try:
         if dist.is_initialized():
             distributed_c10d._abort_process_group()
+        # PyTorch names groups by this count, and the name is part of the keys in the store. A call
+        # that has failed leaves the count above that of a newcomer.
+        distributed_c10d._world.group_count = 0
         dist.init_process_group(
             "hbm",
             store=following.store,

@@ -183,7 +183,8 @@ def test_a_member_that_fails_after_the_meeting_fails_all(way: str) -> None:
         # No group is left, or an aborted one, until the next attempt.
         for error in all_call(first, all_reduce):
             assert isinstance(error, RuntimeError)
-        assert_joined(first, 3)
+        # A newcomer forms a group with members whose attempt has failed.
+        assert_joined([*first, *members.start("a")], 3)
 
 
 def start_work(count: int) -> None:

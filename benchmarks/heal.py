@@ -1,0 +1,240 @@
+"""Measures the time from the death of a rank to the next group, over hbm and Gloo.
+
+    python -m benchmarks.heal --json heal.json
+
+A sample comes from one job: the benchmark kills the last rank (SIGKILL) while all ranks repeat a
+small all_reduce. The survivors and a waiting newcomer then form the next group of the same size.
+The sample is the time from the kill to the last rank's first right all_reduce of that group. The
+benchmark passes the handles on, through pipes.
+
+The contenders alternate:
+
+    again     torch_hbmcomm.reconfigure
+    in place  torch.distributed._reconfigure over hbm (PyTorch 2.14 and later)
+    gloo      the same over Gloo, whose members need a store that lives
+
+A layout names each rank's node, by HBMCOMM_NODE_ID: "aabb" is two nodes of two ranks, on this
+machine. Gloo ignores the layout. On two nodes no newcomer joins, and the group has a rank less.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import RenderableType
+from torch._C._distributed_c10d import TCPStore
+
+import torch_hbmcomm
+from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.report import Json, check_file, fail, finish, names
+from torch_hbmcomm.bench.result import (
+    Result,
+    check_counts,
+    check_names,
+    describe_machine,
+    sampled,
+)
+
+_LIMIT = 60.0  # seconds, for every step of a job
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+IN_PLACE = hasattr(dist, "_reconfigure")
+CONTENDERS = {"again": "torch_hbmcomm.reconfigure"} | (
+    {"in place": "dist._reconfigure over hbm", "gloo": "dist._reconfigure over Gloo"}
+    if IN_PLACE
+    else {}
+)
+
+
+@dataclass(frozen=True)
+class HealPlan:
+    """A choice of measurements.
+
+    Raises ValueError for an unknown contender, a layout of fewer than two ranks, or no round.
+    """
+
+    layouts: Sequence[str]
+    contenders: Sequence[str]
+    rounds: int
+
+    def __post_init__(self) -> None:
+        check_names("contender", self.contenders, CONTENDERS)
+        check_counts(self, {"rounds": 1})
+        if short := [layout for layout in self.layouts if len(layout) < 2]:
+            raise ValueError(f"layout {short[0]!r} has fewer than two ranks")
+
+
+def _member(pipe: Connection, number: int, contender: str, node: str, port: int) -> None:
+    """Form the groups that the benchmark asks for. The answer to each is the time of its first
+    all_reduce, and later that of its failure."""
+    os.environ["HBMCOMM_NODE_ID"] = node
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=_LIMIT)
+    if contender != "again":
+        options: dict[str, Any] = {"enable_reconfigure": True}
+        dist.init_process_group(
+            "gloo" if contender == "gloo" else "hbm",
+            store=TCPStore("127.0.0.1", port, wait_for_workers=False),
+            rank=number,
+            world_size=64,
+            timeout=limit,
+            **options,
+        )
+    pipe.send("ready")
+    with suppress(EOFError):
+        while True:
+            uuid, count = pipe.recv()
+            pipe.send(_handle(contender))
+            handles = pipe.recv()
+            _reconfigure(contender, uuid, handles, limit)
+            data = torch.ones(1)
+            dist.all_reduce(data)
+            if data.item() != count:
+                raise RuntimeError(f"the sum of {count} ranks is {data.item()}")
+            pipe.send(time.monotonic())
+            with suppress(RuntimeError):
+                while True:
+                    dist.all_reduce(data)
+            pipe.send("failed")
+
+
+def _handle(contender: str) -> str:
+    if contender == "again":
+        return torch_hbmcomm.reconfigure_handle()
+    text: str = dist._get_reconfigure_handle()  # type: ignore[attr-defined]
+    return text
+
+
+def _reconfigure(contender: str, uuid: int, handles: list[str], limit: timedelta) -> None:
+    if contender == "again":
+        torch_hbmcomm.reconfigure(uuid, handles, limit)
+    else:
+        dist._reconfigure(uuid, handles, timeout=limit).wait()  # type: ignore[attr-defined]
+
+
+def _form(uuid: int, pipes: list[Connection]) -> float:
+    """Have the members form a group. Returns the time of its last first all_reduce."""
+    for pipe in pipes:
+        pipe.send((uuid, len(pipes)))
+    handles = [_hear(pipe) for pipe in pipes]
+    for pipe in pipes:
+        pipe.send(handles)
+    return max(float(_hear(pipe)) for pipe in pipes)
+
+
+def _hear(pipe: Connection) -> Any:
+    if not pipe.poll(_LIMIT):
+        raise RuntimeError(f"a member sent nothing for {_LIMIT:.0f} s")
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise RuntimeError("a member ended") from None
+
+
+def _seconds(contender: str, layout: str) -> float:
+    """Return the seconds from a death to the last first all_reduce of the next group."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["torch", "torch.distributed", "torch_hbmcomm"])
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    one_node = len(set(layout)) == 1
+    nodes = layout + layout[-1] * one_node
+    members, pipes = [], []
+    try:
+        for number, node in enumerate(nodes):
+            ours, theirs = processes.Pipe()
+            member = processes.Process(
+                target=_member, args=(theirs, number, contender, node, store.port)
+            )
+            member.start()
+            theirs.close()
+            members.append(member)
+            pipes.append(ours)
+        for pipe in pipes:
+            _hear(pipe)
+        size = len(layout)
+        _form(1, pipes[:size])
+        killed = time.monotonic()
+        members[size - 1].kill()
+        for pipe in pipes[: size - 1]:
+            _hear(pipe)  # "failed"
+        return _form(2, pipes[: size - 1] + pipes[size:]) - killed
+    finally:
+        for member in members:
+            member.kill()
+            member.join()
+
+
+def run(plan: HealPlan) -> Result:
+    """Run all jobs. Raises RuntimeError if a member ends or hangs."""
+    found = []
+    for layout in plan.layouts:
+        samples: dict[str, list[float]] = {name: [] for name in plan.contenders}
+        for _ in range(plan.rounds):
+            for name, taken in samples.items():
+                taken.append(_seconds(name, layout) * 1e6)
+        found += [sampled({"layout": layout}, name, taken) for name, taken in samples.items()]
+    return Result(
+        benchmark="heal",
+        machine=describe_machine(),
+        plan={"rounds": plan.rounds},
+        contenders={name: CONTENDERS[name] for name in plan.contenders},
+        unavailable={},
+        measurements=found,
+    )
+
+
+def render(result: Result) -> RenderableType:
+    """Return a table of the times."""
+    first = next(iter(result.contenders))
+    headings = {"layout": lambda one: str(one.of["layout"])}
+    title = "From a rank's death to the first right all_reduce of the next group"
+    return report.group(
+        [
+            report.compared(
+                title,
+                result.measurements,
+                headings,
+                lambda row, one: report.compared_with(one, row[first], reference=True),
+            )
+        ],
+        result,
+    )
+
+
+@app.command()
+def main(
+    layouts: Annotated[str, typer.Option(help="Each rank's node, as in aaaa,aabb.")] = (
+        "aa,aaaa,aaaaaaaa,aabb"
+    ),
+    contenders: Annotated[str, typer.Option(help="To measure.")] = ",".join(CONTENDERS),
+    rounds: Annotated[int, typer.Option(help="Jobs of each contender.")] = 7,
+    json: Json = None,
+) -> None:
+    """Measure the time from a death to the next group, over hbm and Gloo.
+
+    The exit status never depends on a time.
+    """
+    check_file(json)
+    try:
+        plan = HealPlan(layouts=names(layouts), contenders=names(contenders), rounds=rounds)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        result = run(plan)
+    except RuntimeError as error:
+        fail(str(error))
+    finish(render(result), result, json)
+
+
+if __name__ == "__main__":
+    app()
