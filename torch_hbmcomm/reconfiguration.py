@@ -65,10 +65,11 @@ def reconfigure(
         pg_options: torch_hbmcomm.Options for the new group. None: as the environment variables say
 
     Raises:
-        ValueError: a text that is no handle, a handle that is named twice, handles without this
-            process' present one, or a uuid that this process has used
-        DistBackendError: a member has died, has failed, or has not come before the timeout, or the
-            members came with different handles. The error names that member.
+        ValueError: a text that is no handle, a handle that is named twice, or handles without this
+            process' present one
+        DistBackendError: a member has used the uuid before, has died, has failed, or has not come
+            before the timeout; or the members came with different handles. The error names that
+            member.
         DistNetworkError: the first member cannot be reached
     """
     reconfiguration = _reconfiguration()

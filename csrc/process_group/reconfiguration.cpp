@@ -35,7 +35,7 @@ NextGroup Reconfiguration::meet(const std::vector<std::string>& handles, bool or
     const std::string why = "uuid " + std::to_string(uuid) + " was already used for " + group +
                             "; each attempt needs another one, equal on all members";
     next.meeting->fail(why);
-    throw Error(ErrorKind::kInvalid, why);
+    throw Error(ErrorKind::kUnavailable, why);
   }
   next.meeting->meet();
   return next;

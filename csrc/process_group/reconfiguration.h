@@ -41,7 +41,7 @@ class Reconfiguration {
 
   // Returns when all members of the next group have come. `handles`, `ordered`: as for
   // bootstrap::make_roster(). `uuid` numbers the attempt. `group`: as errors name it. Throws
-  // Error(kInvalid) if `uuid` was used before, and as make_roster(), open_store() and
+  // Error(kUnavailable) if `uuid` was used before, and as make_roster(), open_store() and
   // bootstrap::Meeting::meet().
   NextGroup meet(const std::vector<std::string>& handles, bool ordered, int64_t uuid,
                  const std::string& group, bootstrap::KeyValue::Deadline deadline);

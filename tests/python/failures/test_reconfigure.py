@@ -125,8 +125,9 @@ def test_a_late_member_is_named(way: str) -> None:
         first = members.start("aa")
         late = members.start("a")[0]
         handles = [member.call(handle) for member in [*first, late]]
-        errors = all_call(first, reconfigure, 1, handles, 1.0)
-        assert_all_name(errors, f"missing ranks: 2 (pid {late.pid} on")
+        errors = all_call(first, reconfigure, 1, handles, 5.0)
+        # On a busy machine rank 0 may not answer rank 1 in time.
+        assert_all_name(errors, f"2 (pid {late.pid} on", "did not answer before the timeout")
         assert_joined([*first, late], 2)
 
 
