@@ -131,18 +131,19 @@ def main() -> int:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     console = Console(quiet=bool(rank), highlight=False)
-    with Live(get_renderable=board.table, console=console, auto_refresh=not rank):
-        with hbmcomm.ParameterServer(
+    with (
+        Live(get_renderable=board.table, console=console, auto_refresh=not rank),
+        hbmcomm.ParameterServer(
             model,
             optimizer,
             box=None if args.box is None else box,  # None: the box of the process group
             staleness=args.staleness,
             rule=args.rule,
-        ) as ps:
-            train(ps, model, optimizer, train_set, NAP if rank == args.slow else 0, board)
-            ps.pull()
-        if args.box is None:
-            dist.barrier()
+        ) as ps,
+    ):
+        train(ps, model, optimizer, train_set, NAP if rank == args.slow else 0, board)
+        ps.finish(wait=True)  # all other workers have finished too, or have died
+        ps.pull()
     found = accuracy(model, test_set)
     if args.box is None:
         dist.destroy_process_group()

@@ -25,9 +25,10 @@ class Options:
             processors: the usable processors divided by the ranks of this machine. Results have the
             same bits for any number. None: HBMCOMM_REDUCE_THREADS, else 1.
         parameter_server: the group's memory boxes, which smb.all_of(group) returns. "auto": rank 0
-            serves a box while the group lives, of HBMCOMM_BOX_MEMORY bytes (default: half of the
-            machine's memory). "smb://host:port[,host:port...]" or "smb+unix:///path": boxes that
-            run already. "": no box. None: HBMCOMM_PARAMETER_SERVER, else "". Every rank names the
+            starts a process that serves a box of HBMCOMM_BOX_MEMORY bytes (default: half of the
+            machine's memory) until the last rank has left or died.
+            "smb://host:port[,host:port...]" or "smb+unix:///path": boxes that run already. "": no
+            box. None: HBMCOMM_PARAMETER_SERVER, else "". Every rank names the
             same boxes in the same order, or "auto". A wrong value, or a box that cannot be reached,
             is an error on every rank when the group is formed.
         heartbeat_timeout: seconds, at least 3, after which another machine that does not answer

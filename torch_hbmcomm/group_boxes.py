@@ -1,7 +1,8 @@
 """The memory boxes of a process group, as Options(parameter_server=...) requests.
 
-With "auto", rank 0 serves a box in its own process for as long as the group lives. Only the ranks
-of the group know the box's token. Otherwise every rank connects to boxes that run already.
+With "auto", rank 0 starts a process that serves a box until the last rank has left or died. Only
+the ranks of the group know the box's token. Otherwise every rank connects to boxes that run
+already.
 """
 
 from __future__ import annotations
@@ -11,28 +12,29 @@ import os
 import re
 import secrets
 import socket
-import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
 from torch_hbmcomm import machine
+from torch_hbmcomm.box_process import BoxProcess
 from torch_hbmcomm.native import load
-from torch_hbmcomm.smb import Box, BoxError, BoxUnreachable, Server, connect
-from torch_hbmcomm.smb.values import bytes_of
+from torch_hbmcomm.smb import Box, BoxError, BoxUnreachable, connect
+from torch_hbmcomm.smb.values import bytes_of, seal_option
 
 _C = load()
 
 _AUTO = "auto"
 _CLOSE_TIMEOUT = 5.0  # seconds for operations in flight when the group ends
-_BACK_SOON = 2000  # milliseconds: a client that is idle for longer, without a connection, is gone
+_LEASE = 30.0  # seconds after which the box ends the session of a silent client
+_RECONNECT = 60.0  # seconds without a connection after which operations raise BoxUnreachable
 _SILENCE = 5.0  # seconds that rank 0 waits for other ranks to leave the box before it warns
 
 
 @dataclass(frozen=True)
 class _Invitation:
-    """The token and the addresses of rank 0's box.
+    """The token and the addresses of the group's box, and its process as text.
 
     An address in `far` may lead a rank to another machine, because different networks may use the
     same address. The rank then tries the next address.
@@ -41,46 +43,56 @@ class _Invitation:
     token: str
     near: list[str]  # for ranks that share rank 0's loopback
     far: list[str]
+    process: str
 
 
 class GroupBoxes:
-    """This rank's clients of the group's boxes. With "auto", rank 0's object also has the box."""
+    """This rank's clients of the group's boxes. With "auto", rank 0's object has also started the
+    box's process."""
 
     def __init__(self, timeout: timedelta) -> None:
         self.boxes: list[Box] = []
         self.closed = False
-        self._server: Server | None = None
-        self._clients: set[str] = set()  # on rank 0: the ranks' sessions in its box
+        self._process: BoxProcess | None = None
         self._timeout = timeout.total_seconds()
 
     def serve(self, policy: Any, everywhere: bool) -> _Invitation:
-        """Start the box. Other machines can reach it only if `everywhere`."""
-        self._server = Server(
+        """Start the box's process. Other machines can reach the box only if `everywhere`."""
+        token = secrets.token_hex(32)
+        self._process = BoxProcess(
             listen="0.0.0.0:0" if everywhere else "127.0.0.1:0",
             memory=_memory(),
             policy=policy,
-            token=secrets.token_hex(32),
+            token=token,
+            seal=seal_option(None),
+            lease=_LEASE,
         )
-        port = self._server.url.rpartition(":")[2]
+        port = self._process.ready(self._timeout)[0].rpartition(":")[2]
         hosts = [*machine.addresses(), socket.gethostname()] if everywhere else []
         return _Invitation(
-            self._server.token,
+            token,
             [f"smb://127.0.0.1:{port}"],
             [f"smb://{host}:{port}" for host in hosts],
+            f"process {self._process.pid} on {socket.gethostname()}",
         )
 
     def accept(self, invitation: _Invitation, near: bool) -> None:
-        """Connect to rank 0's box. Raises BoxUnreachable with the failure at each address.
+        """Connect to the group's box. Raises BoxUnreachable with the failure at each address.
 
         near: True: this rank shares rank 0's loopback
         """
         failures = []
         for url in invitation.near if near else invitation.far:
             try:
-                self.boxes.append(connect(url, invitation.token, timeout=self._timeout))
-                return
+                box = connect(
+                    url, invitation.token, reconnect_timeout=_RECONNECT, timeout=self._timeout
+                )
             except BoxError as error:
                 failures.append(str(error))
+                continue
+            box.process = invitation.process
+            self.boxes.append(box)
+            return
         raise BoxUnreachable("the box of rank 0 is out of reach: " + "; ".join(failures))
 
     def connect(self, wanted: str) -> None:
@@ -94,54 +106,41 @@ class GroupBoxes:
                     f"{error}"
                 ) from error
 
-    def remember_clients(self) -> None:
-        """On rank 0, remember the sessions of all ranks in its box: close() waits for their end.
-        Call it once all ranks have connected."""
-        if self._server is not None:
-            self._clients = {row["session"] for row in self._server.stats()["client_table"]}
-
     def close(self, patient: bool) -> None:
-        """Close the clients and the box; the group calls it once, when it has ended.
+        """Close the clients; the group calls it once, when it has ended.
 
-        patient: True: wait for operations in flight, and on rank 0 until the other ranks leave the
-            box
+        patient: True: wait for operations in flight, and on rank 0 until the other ranks have left
+            the box
         """
         self.closed = True
         with ExitStack() as steps:  # calls the last callback first
-            if self._server is not None:
-                steps.callback(self._server.close)
-                if patient:
-                    steps.callback(self._wait_for_clients, self._server)
+            if self._process is not None:
+                steps.callback(self._process.close)
+                if patient and self._process.pid:
+                    steps.callback(self._wait_for_end, self._process)
+                steps.callback(self._process.leave)
             for box in self.boxes:
                 steps.callback(box.close, _CLOSE_TIMEOUT if patient else 0.0)
 
-    def _wait_for_clients(self, server: Server) -> None:
+    def _wait_for_end(self, process: BoxProcess) -> None:
         """Wait until every other rank has left the box or died, but at most for the group's
-        timeout. The wait is needed because other ranks may use the box long after rank 0 has called
-        destroy_process_group."""
-        start = time.monotonic()
-        warned = False
-        while left := self._clients_left(server):
-            waited = time.monotonic() - start
-            if waited >= self._timeout:
-                _C.warn(
-                    f"the memory box of the group ends while {left} ranks use it: they have not "
-                    f"called destroy_process_group within {waited:.0f} s, the group's timeout"
-                )
+        timeout. Without the wait, the end of rank 0 might end its container or its job, and the box
+        with it, while other ranks use the box."""
+        silence = min(_SILENCE, self._timeout)
+        if process.wait(silence):
+            return
+        left = self._timeout - silence
+        if left > 0:
+            _C.warn(
+                f"destroy_process_group waits for the ranks that use the memory box of the group "
+                f"({process.clients} now), for {left:.0f} s at most"
+            )
+            if process.wait(left):
                 return
-            if waited >= _SILENCE and not warned:
-                warned = True
-                _C.warn(
-                    f"destroy_process_group waits for {left} ranks that use the memory box of this "
-                    f"one, for {self._timeout - waited:.0f} s at most"
-                )
-            time.sleep(0.01)
-
-    def _clients_left(self, server: Server) -> int:
-        return sum(
-            row["session"] in self._clients
-            and (row["connections"] > 0 or row["idle_ms"] < _BACK_SOON)
-            for row in server.stats()["client_table"]
+        _C.warn(
+            f"the memory box of the group serves {process.clients} ranks, which have not called "
+            f"destroy_process_group within {self._timeout:.0f} s, the group's timeout: the box "
+            "goes on in its own process until they leave"
         )
 
 
@@ -162,15 +161,14 @@ def provide(backend: Any, timeout: timedelta) -> None:
         backend.gather_texts(
             "memory boxes reached", lambda: _join(backend, boxes, wanted, invitation)
         )
-        boxes.remember_clients()
     except BaseException:
         backend.shutdown()
         raise
 
 
 def _agree(backend: Any, boxes: GroupBoxes, wanted: str) -> _Invitation | None:
-    """Exchange the options of the ranks. Returns rank 0's invitation to its box, or None if the
-    group uses boxes that run already."""
+    """Exchange the options of the ranks. Returns rank 0's invitation to the group's box, or None
+    if the group uses boxes that run already."""
 
     def offer() -> str:
         invitation = None

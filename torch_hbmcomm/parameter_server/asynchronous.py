@@ -255,17 +255,26 @@ class ParameterServer:
             self._replica.take(shard)
         self._exchange.push(sent, scales)
 
-    def finish(self) -> None:
+    def finish(self, wait: bool = False) -> None:
         """Send all unsent changes, and end this worker's training. Call it after the last step.
 
         Other workers no longer wait for this one (`staleness`). pull() and state_dict() still work.
+
+        wait: True: return when every other worker has called finish() or close(), or has died. The
+            wait needs the boxes alone, not the process group. A worker that dies is waited for
+            until its lease ends. Raises TimeoutError, which names the workers that still train,
+            after the constructor's `timeout`; pull() still works after it.
         """
         self._check("finish()")
-        self._shared.find()
-        with self._broken_by_errors():
-            self._send_all()
-            self._job.membership.retire()
-        self._ended = _FINISHED
+        if self._ended != _FINISHED:
+            self._shared.find()
+            with self._broken_by_errors():
+                self._send_all()
+                self._job.membership.retire()
+            self._ended = _FINISHED
+        if wait:
+            with self._naming_process():
+                self._job.membership.wait_retired()
 
     def pull(self) -> None:
         """Send all unsent changes, and copy the box's weights into the model, without rounding.
@@ -393,10 +402,25 @@ class ParameterServer:
     @contextmanager
     def _broken_by_errors(self) -> Iterator[None]:
         try:
-            yield
+            with self._naming_process():
+                yield
         except BaseException:
             self._ended = _FAILED
             raise
+
+    @contextmanager
+    def _naming_process(self) -> Iterator[None]:
+        """Name the process of a group's box in BoxUnreachable."""
+        try:
+            yield
+        except smb.BoxUnreachable as error:
+            process = self._job.process
+            if not process:
+                raise
+            raise smb.BoxUnreachable(
+                f"{error}. The group's box is {process}, without a store: if this process has "
+                "ended, the weights are lost, and the job must start again from a checkpoint"
+            ) from error
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -415,7 +439,14 @@ class ParameterServer:
             manifest = self._layout.manifest(self._config.manifest_terms)
             return manifest, f"{name}/{secrets.token_hex(8)}"
 
-        manifests = together(group, attempt, "a ParameterServer")
+        try:
+            manifests = together(group, attempt, "a ParameterServer")
+        except dist.DistBackendError as error:
+            raise dist.DistBackendError(
+                f"the ranks of the group cannot agree on a ParameterServer: {error}. If its box "
+                "still serves, the live ranks can go on without the group: pass "
+                "box=hbmcomm.smb.all_of(group), a name, and workers=, their number"
+            ) from error
         first, name = manifests[0]
         for rank, (manifest, _) in enumerate(manifests):
             if why := manifest_mismatch(first, manifest):

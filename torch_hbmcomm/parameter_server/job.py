@@ -20,6 +20,7 @@ class AsyncJob:
 
     leads: True: this worker must write the first weights, and then call publish()
     versions: the version counters of `layers` layers; None: no layer is dropped
+    process: the process of the first box, if a process group has started it; else ""
 
     Raises:
         ValueError: the model or the config differs between workers
@@ -40,6 +41,7 @@ class AsyncJob:
         segments = JobSegments(
             boxes, name, layout.weights_bytes, layout.delta_bytes, temporary=not config.keep
         )
+        self.process = boxes[0].process
         with ExitStack() as leaving:
             with segments.naming_needs(0):
                 self.membership = MembershipTable(

@@ -152,11 +152,17 @@ class MembershipTable:
 
     def wait_pushed(self, least: int) -> None:
         """Wait until every active worker has pushed `least` times; dead workers do not count."""
-        self._wait(WorkerCell.PUSHED, least)
+        if least > 0:
+            self._wait_while(lambda entry: entry.pushed < least, f"exchange {least}")
 
     def wait_pulled(self, least: int) -> None:
         """Wait until every active worker has pulled `least` times."""
-        self._wait(WorkerCell.PULLED, least)
+        if least > 0:
+            self._wait_while(lambda entry: entry.pulled < least, f"exchange {least}")
+
+    def wait_retired(self) -> None:
+        """Wait until no other worker is active: each has retired, left or died."""
+        self._wait_while(lambda entry: entry.index != self.index, "the end")
 
     def active(self) -> list[WorkerEntry]:
         """Return the active workers. A dead worker is among them until a worker has noticed its
@@ -255,23 +261,21 @@ class MembershipTable:
         width = _ENTRY_BYTES // _CELL
         return [WorkerEntry(at // width, *cells[at : at + 3]) for at in range(0, len(cells), width)]
 
-    def _wait(self, cell: WorkerCell, least: int) -> None:
-        if least <= 0:
-            return
+    def _wait_while(self, lags: Callable[[WorkerEntry], bool], event: str) -> None:
+        """Wait until no active worker lags; dead workers do not count.
+
+        event: the name of the awaited event of a lagging worker, for the warning and the error
+        """
         lagging: list[int] = []
 
         def what() -> str:
             names = ", ".join(f"{index} ({self._who(index)})" for index in lagging)
-            return f"exchange {least} of workers {names}"
+            return f"{event} of workers {names}"
 
         self._fence()
         check_at = time.monotonic() + _CHECK_SECONDS
         for _ in self._waiting(what):
-            lagging = [
-                entry.index
-                for entry in self.active()
-                if (entry.pushed if cell == WorkerCell.PUSHED else entry.pulled) < least
-            ]
+            lagging = [entry.index for entry in self.active() if lags(entry)]
             if not lagging:
                 self._fence()
                 return

@@ -84,6 +84,8 @@ class Box(Closeable):
     def __init__(self, native: _smb.Client, url: str) -> None:
         self._native = native
         self.url = url
+        self.process = ""
+        """The process of a box that a process group has started, as text; "" for other boxes."""
         close_at_exit(self)
 
     def __repr__(self) -> str:

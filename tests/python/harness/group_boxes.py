@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
@@ -35,3 +38,30 @@ def count_together(context: Context, box: smb.Box, group: dist.ProcessGroup | No
     assert cell.fetch_add(0, 0) == ranks * (ranks + 1) // 2
     dist.barrier(group)
     cell.free()
+
+
+def box_servers(sockets: Path) -> list[int]:
+    """Return the processes that serve boxes with a socket in the directory `sockets`."""
+    here = f"HBMCOMM_SOCKET_DIR={sockets}".encode()
+    return [
+        int(process.name)
+        for process in Path("/proc").iterdir()
+        if process.name.isdecimal()
+        and b"box_server.py" in _content(process / "cmdline")
+        and here in _content(process / "environ").split(b"\0")
+    ]
+
+
+def await_no_box(sockets: Path) -> None:
+    """Wait until no process serves a box with a socket in the directory, and it has no socket."""
+    deadline = time.monotonic() + SOON
+    while left := [*box_servers(sockets), *os.listdir(sockets)]:
+        assert time.monotonic() < deadline, f"left: {left}"
+        time.sleep(0.01)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # the process has ended
+        return b""

@@ -124,6 +124,20 @@ def test_the_living_are_waited_for_and_named(boxes: Boxes) -> None:
         assert len(first.active()) == 2
 
 
+def test_the_end_of_the_living_is_waited_for(boxes: Boxes) -> None:
+    with connect(boxes) as one, connect(boxes) as other:
+        first, second = begin(one), join(other, timeout=0.3)
+        second.activate()
+        with connect(boxes) as third:
+            join(third).activate()
+        second.retire()
+        with pytest.raises(TimeoutError, match=r"worker 1 of 'job' .* the end of workers 0 \("):
+            second.wait_retired()
+        first.wait_retired()
+        first.retire()
+        second.wait_retired()
+
+
 @pytest.mark.parametrize("joins", [15, pytest.param(40, marks=pytest.mark.full)])
 def test_workers_do_not_pass_a_joining_one(boxes: Boxes, joins: int) -> None:
     """Two workers each write to the table, then read it. At least one of them sees both entries."""

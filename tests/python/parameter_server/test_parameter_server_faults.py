@@ -15,7 +15,7 @@ import pytest
 import torch
 from harness import seeds
 from harness.box_process import TOKEN, BoxProcess
-from harness.ps_models import assert_equal
+from harness.ps_models import Cells, assert_equal
 from harness.ps_process import AgentsWorker, ForkedWorker, Task, WorkerProcess
 from harness.ps_task import alone, assert_near, backward, network, sgd, weights
 from harness.ps_workers import Boxes, parameter_server, together
@@ -295,6 +295,30 @@ def test_steps_after_the_last_one(boxes: Boxes) -> None:
         ps.close()
         with pytest.raises(RuntimeError, match=r"pull\(\) after close\(\)"):
             ps.pull()
+
+
+def test_finish_waits_for_the_other_workers(boxes: Boxes) -> None:
+    """The workers take different numbers of steps. All get the sum of all steps."""
+    steps = [3, 40]
+
+    def train(worker: int, _: threading.Barrier) -> list[int]:
+        model = Cells(len(steps))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with (
+            boxes.connected() as connections,
+            ParameterServer(
+                model, optimizer, box=connections, rule=Downpour("sum"), workers=len(steps)
+            ) as ps,
+        ):
+            for _ in range(steps[worker]):
+                model.add_one(worker)
+                ps.step()
+            ps.finish(wait=True)
+            ps.pull()
+            ps.finish(wait=True)
+            return model.seen()
+
+    assert together(len(steps), train) == [steps] * len(steps)
 
 
 def test_a_second_checkpoint(boxes: Boxes) -> None:
