@@ -19,12 +19,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool, RankFailure, beyond_gloo, seeds
+from harness import pool as pools
 from harness.box_process import ROOT
 from harness.events import await_rank, tell
 from harness.group_boxes import SOON, TIMEOUT, await_no_box, box_servers, form
 from harness.jobs import BIN, Job
 from harness.network import free_port
-from harness.pool import DIED
 from harness.ps_models import Cells
 
 import torch_hbmcomm as hbmcomm
@@ -38,8 +38,9 @@ LEASE = 4.0  # seconds
 
 
 @pytest.fixture
-def mortal_pool(socket_folder: Path) -> Iterator[Pool]:
+def mortal_pool(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """Yield a bare pool whose ranks may die. All boxes of its groups must end by themselves."""
+    monkeypatch.setattr(pools, "GRACE_SECONDS", pools.LIMIT_SECONDS)  # live ranks still train
     pool = Pool(RANKS, bare=True, environment={"HBMCOMM_SOCKET_DIR": str(socket_folder)})
     yield pool
     pool.kill()
@@ -50,7 +51,7 @@ def run_mortal(pool: Pool, function: Callable[..., Any], *arguments: Any, dead: 
     """Run the function on all ranks. The ranks `dead` die, and all others succeed."""
     with pytest.raises(RankFailure) as raised:
         pool.run(function, *arguments)
-    assert raised.value.kinds == dict.fromkeys(dead, DIED), raised.value
+    assert raised.value.kinds == dict.fromkeys(dead, pools.DIED), raised.value
 
 
 def form_with_store_on_rank_0(context: Context, port: int, layout: str) -> None:
@@ -173,7 +174,7 @@ def test_training_under_an_agent_for_each_worker(socket_folder: Path) -> None:
             stack.enter_context(Job([*command, f"--node-rank={rank}", *program], **extra))
             for rank in range(agents)
         ]
-        first, second = [job.finish() for job in jobs]
+        first, second = [job.finish(limit=300) for job in jobs]
     assert first.code != 0
     assert second.code == 0, second.output
     assert "rank 1 sees [10, 30]" in second.output, second.output
