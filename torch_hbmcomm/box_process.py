@@ -62,8 +62,9 @@ class BoxProcess:
             starter = os.pidfd_open(os.getpid())
         except OSError:  # a sandbox forbids it; then the end of the pipe shows this process' death
             starter = -1
-        package = Path(__file__).resolve().parent
-        program = [sys.executable, "-I", "-S", package / "box_server.py", package, str(starter)]
+        package = str(Path(__file__).resolve().parent)
+        server = f"{package}/box_server.py"
+        program = [sys.executable, "-I", "-S", server, package, str(starter)]
         wrong = unknown(settings(os.environ))  # this process has warned of them
         try:
             with subprocess.Popen(

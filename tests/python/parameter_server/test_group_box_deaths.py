@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import secrets
 import signal
 import sys
 import threading
@@ -96,7 +98,7 @@ def train_until_rank_0_dies(
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     ps = ParameterServer(model, optimizer, rule=Downpour("sum"), **options)
     with open(results / f"{context.rank}.steps", "w", buffering=1) as report:
-        for step in range(steps):
+        for step in itertools.count() if context.rank == 0 else range(steps):
             if context.rank == 0 and step == doomed:
                 delay = seeds.generator(context.seed).initial_seed() % 20 / 1000
                 threading.Timer(delay, kill_self).start()
@@ -106,7 +108,6 @@ def train_until_rank_0_dies(
             ps.step()
             print("step", file=report)
             time.sleep(0.005)
-    assert context.rank > 0
     ps.finish(wait=True)
     ps.pull()
     state = ps.state_dict()
@@ -157,7 +158,7 @@ def test_training_outlives_rank_0(
 def test_training_under_an_agent_for_each_worker(socket_folder: Path) -> None:
     """The agent of rank 0 ends, and with it the c10d store. The other agents end with 0."""
     agents = 2
-    command = [
+    command: list[str | Path] = [
         BIN / "torchrun",
         f"--nnodes={agents}",
         "--nproc-per-node=1",
@@ -240,8 +241,9 @@ def leave_first(context: Context) -> None:
     dist.barrier()
     if context.rank == 0:
         group_boxes._SILENCE = 0.0
-        boxes = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-        boxes.resource._timeout = 0.1  # of the wait in destroy_process_group()
+        group = dist.distributed_c10d._get_default_group()
+        backend: Any = group._get_backend(torch.device("cpu"))
+        backend.resource._timeout = 0.1  # of the wait in destroy_process_group()
         dist.destroy_process_group()
         tell(context, "left")
         os._exit(1)
@@ -294,12 +296,15 @@ def test_error_names_a_box_that_was_killed(
 
 def look_at_the_process(context: Context) -> None:
     tokens = []
-    make = group_boxes.secrets.token_hex
-    group_boxes.secrets.token_hex = lambda size: tokens.append(make(size)) or tokens[-1]  # type: ignore[func-returns-value]
-    try:
+    make = secrets.token_hex
+
+    def remembered(size: int) -> str:
+        tokens.append(make(size))
+        return tokens[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "token_hex", remembered)
         form(context, "auto")
-    finally:
-        group_boxes.secrets.token_hex = make
     (server,) = box_servers(sockets())
     assert os.getsid(server) not in (os.getsid(0), server), "no terminal's signals reach it"
     status = Path(f"/proc/{server}/status").read_text()

@@ -301,7 +301,7 @@ def test_finish_waits_for_the_other_workers(boxes: Boxes) -> None:
     """The workers take different numbers of steps. All get the sum of all steps."""
     steps = [3, 40]
 
-    def train(worker: int, _: threading.Barrier) -> list[int]:
+    def train(worker: int, barrier: threading.Barrier) -> list[int]:
         model = Cells(len(steps))
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         with (
