@@ -94,4 +94,13 @@ inline constexpr std::chrono::minutes kLongestSocketStart{1};
 // test_too_few_descriptors_are_named`
 inline constexpr int kFewDescriptorsLeft = 8;
 
+// The most sockets that a forked child closes, so that they do not stay open after the death of its
+// parent.
+// Unit: sockets
+// Below: up to and including the value, the child closes all sockets.
+// Above: the child keeps the other sockets.
+// Measure: `pytest tests/python/failures/test_deaths.py -k
+// test_child_does_not_hide_a_death_on_another_node`
+inline constexpr size_t kDescriptorsClosedInChildren = 4096;
+
 }  // namespace hbm

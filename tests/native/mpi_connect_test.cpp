@@ -143,26 +143,19 @@ TEST(MpiState, NodesAreNumberedByFirstAppearance) {
 }
 
 TEST(MpiState, AllOrNoRanksShareAWorld) {
-  EXPECT_FALSE(share_a_world({standing(), standing()}, "group g"));
-  EXPECT_TRUE(share_a_world({standing(2, 3, "a"), standing(0, 3, "a")}, "group g"));
+  EXPECT_EQ(common_world({standing(), standing()}), CommonWorld::kNone);
+  EXPECT_EQ(common_world({standing(2, 3, "a"), standing(0, 3, "a")}), CommonWorld::kOne);
 }
 
-TEST(MpiState, OtherRanksAreRefused) {
+TEST(MpiState, OtherRanksAreApart) {
   const std::vector<std::vector<MpiState>> groups = {
       {standing(0, 2, "a"), standing()},           // one rank initialised MPI, one did not
+      {standing(), standing(0, 2, "a")},           // the same in the other order
       {standing(0, 1, "a"), standing(0, 1, "b")},  // two worlds
       {standing(0, 2, "a"), standing(1, 3, "a")},  // two sizes
       {standing(0, 1, ""), standing(0, 1, "")},    // the same rank twice: each has its own world
   };
-  for (const auto& ranks : groups) {
-    expect_error(ErrorKind::kUnavailable, {"group g", "do not share an MPI world", "rank 1: "},
-                 [&] { share_a_world(ranks, "group g"); });
-  }
-}
-
-TEST(MpiState, RanksMissingInTheWorldAreNamed) {
-  expect_error(ErrorKind::kUnavailable, {"started without the ranks [1, 2])", "rank 1: no MPI yet"},
-               [] { share_a_world({standing(0, 1, "a"), standing(), standing()}, "group g"); });
+  for (const auto& ranks : groups) EXPECT_EQ(common_world(ranks), CommonWorld::kApart);
 }
 
 }  // namespace

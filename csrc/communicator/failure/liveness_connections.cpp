@@ -1,22 +1,17 @@
 #include "communicator/failure/liveness_connections.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cerrno>
-#include <mutex>
 #include <sstream>
 #include <string_view>
 #include <utility>
 
+#include "base/close_in_children.h"
+#include "base/tcp.h"
 #include "communicator/failure/tuning.h"
 
 namespace hbm::communicator::failure {
@@ -27,58 +22,6 @@ using std::chrono::milliseconds;
 constexpr std::string_view kHello = "hbm link ";
 constexpr std::string_view kReply = "hbm link up";
 constexpr size_t kIdLength = 32;
-
-// The descriptors of the connections and of the listener. A forked child closes them.
-class Inheritance {
- public:
-  static void add(int descriptor) {
-    static std::once_flag once;
-    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, &close_all); });
-    for (auto& entry : entries()) {
-      int none = -1;
-      if (entry.compare_exchange_strong(none, descriptor)) return;
-    }
-  }
-  static void remove(int descriptor) {
-    for (auto& entry : entries()) {
-      int ours = descriptor;
-      if (entry.compare_exchange_strong(ours, -1)) return;
-    }
-  }
-
- private:
-  using Entries = std::array<std::atomic<int>, kConnectionsClosedInChildren>;
-  static Entries& entries() {
-    static Entries* const all = [] {
-      auto* const made = new Entries;
-      for (auto& entry : *made) entry.store(-1);
-      return made;
-    }();
-    return *all;
-  }
-  static void close_all() {
-    for (auto& entry : entries()) {
-      const int descriptor = entry.exchange(-1);
-      if (descriptor >= 0) ::close(descriptor);
-    }
-  }
-};
-
-std::string addresses() {
-  ifaddrs* found = nullptr;
-  if (getifaddrs(&found) != 0) return {};
-  std::string text;
-  for (const ifaddrs* each = found; each != nullptr; each = each->ifa_next) {
-    if (each->ifa_addr == nullptr || (each->ifa_flags & IFF_UP) == 0) continue;
-    if (each->ifa_addr->sa_family != AF_INET) continue;
-    std::array<char, INET_ADDRSTRLEN> address{};
-    inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(each->ifa_addr)->sin_addr, address.data(),
-              address.size());
-    text += std::string(" ") + address.data();
-  }
-  freeifaddrs(found);
-  return text;
-}
 
 // Makes the kernel probe the other machine every second, until that machine has been silent for a
 // day.
@@ -126,26 +69,19 @@ LivenessConnections::~LivenessConnections() {
 }
 
 void LivenessConnections::stop_listening() {
-  if (listener_) Inheritance::remove(listener_.get());
+  if (listener_) keep_in_children(listener_.get());
   listener_ = Descriptor();
   where_.clear();
 }
 
 std::string LivenessConnections::listen() {
   if (listener_) return where_;
-  Descriptor made(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_in any{};
-  any.sin_family = AF_INET;
-  any.sin_addr.s_addr = htonl(INADDR_ANY);
-  socklen_t length = sizeof(any);
-  if (!made || bind(made.get(), reinterpret_cast<sockaddr*>(&any), length) != 0 ||
-      ::listen(made.get(), SOMAXCONN) != 0 ||
-      getsockname(made.get(), reinterpret_cast<sockaddr*>(&any), &length) != 0) {
-    return {};
-  }
+  uint16_t port = 0;
+  Descriptor made = listen_on_all_addresses(port);
+  if (!made) return {};
   listener_ = std::move(made);
-  Inheritance::add(listener_.get());
-  return where_ = std::to_string(ntohs(any.sin_port)) + addresses();
+  close_in_children(listener_.get());
+  return where_ = std::to_string(port) + machine_addresses();
 }
 
 void LivenessConnections::call(const std::string& process, const std::string& where, bool near) {
@@ -163,17 +99,10 @@ bool LivenessConnections::try_next_address(LivenessConnection& connection) {
     const std::string address = connection.addresses.front();
     connection.addresses.erase(connection.addresses.begin());
     close(connection);
-    Descriptor made(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(connection.port);
-    inet_pton(AF_INET, address.c_str(), &to.sin_addr);
-    if (!made || (::connect(made.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0 &&
-                  errno != EINPROGRESS)) {
-      continue;
-    }
+    Descriptor made = start_to_connect(address, connection.port);
+    if (!made) continue;
     connection.socket = std::move(made);
-    Inheritance::add(connection.socket.get());
+    close_in_children(connection.socket.get());
     connection.step = Step::kConnecting;
     connection.until = Clock::now() + kAddressConnectTimeout;
     return true;
@@ -183,7 +112,7 @@ bool LivenessConnections::try_next_address(LivenessConnection& connection) {
 }
 
 void LivenessConnections::close(LivenessConnection& connection) {
-  if (connection.socket) Inheritance::remove(connection.socket.get());
+  if (connection.socket) keep_in_children(connection.socket.get());
   connection.socket = Descriptor();
   connection.step = Step::kClosed;
 }
@@ -236,10 +165,8 @@ void LivenessConnections::advance(LivenessConnection& connection) {
   switch (connection.step) {
     case Step::kConnecting:
       if (ready(socket, POLLOUT)) {
-        int failure = 0;
-        socklen_t length = sizeof failure;
-        getsockopt(socket, SOL_SOCKET, SO_ERROR, &failure, &length);
-        if (failure == 0 && send_all(socket, std::string(kHello) + connection.process + self_)) {
+        if (connection_error(socket) == 0 &&
+            send_all(socket, std::string(kHello) + connection.process + self_)) {
           connection.step = Step::kGreeted;
           connection.until = Clock::now() + kHelloReplyTimeout;
         } else {
@@ -297,7 +224,7 @@ void LivenessConnections::accept_callers() {
         connections_,
         [](const LivenessConnection& connection) { return connection.step == Step::kAccepted; });
     if (static_cast<size_t>(strangers) >= kMostUnknownCallers) continue;
-    Inheritance::add(caller.get());
+    close_in_children(caller.get());
     connections_.push_back(
         {Step::kAccepted, {}, std::move(caller), {}, 0, Clock::now() + kHelloTimeout});
     advance(connections_.back());  // a caller that has identified itself does not count as unknown

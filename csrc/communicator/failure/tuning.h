@@ -118,15 +118,6 @@ inline constexpr std::chrono::milliseconds kAcceptPause{200};
 // Measure: `python -m benchmarks.scaling`
 inline constexpr size_t kMostUnknownCallers = 64;
 
-// The most connections that a forked child closes, so that they do not stay open after the death of
-// its parent.
-// Unit: connections
-// Below: up to and including the value, the child closes all connections.
-// Above: the child keeps the other connections.
-// Measure: `pytest tests/python/failures/test_deaths.py -k
-// test_child_does_not_hide_a_death_on_another_node`
-inline constexpr size_t kConnectionsClosedInChildren = 4096;
-
 // The period in which the kernel probes the other end of a connection.
 // Unit: s
 // Below: a smaller value sends more packets.

@@ -6,12 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <system_error>
 #include <utility>
 
+#include "base/error.h"
 #include "communicator/mpi/tuning.h"
 
 namespace hbm::communicator::mpi {
@@ -61,6 +64,12 @@ bool has_connection(int poll) {
 
 Arrivals::Arrivals() {
   for (const auto& [descriptor, target] : open_descriptors()) before_.push_back(descriptor);
+}
+
+Arrivals::Arrivals(int poll) : polls_{fcntl(poll, F_DUPFD_CLOEXEC, 0)}, connected_(true) {
+  if (polls_.front() >= 0) return;
+  throw Error(ErrorKind::kUnavailable,
+              std::string("a rank cannot duplicate a descriptor: ") + std::strerror(errno));
 }
 
 Arrivals::~Arrivals() {

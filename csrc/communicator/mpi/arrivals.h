@@ -2,12 +2,14 @@
 // deadline comes, but UCX collects its connections in epoll descriptors. Such a descriptor is
 // readable while a connection has data to receive, or has room again for data to send.
 //
+// TCP links (tcp/links.h) have such a descriptor too.
+//
 // This class reads nothing from these descriptors and does not change them. The descriptors become
 // readable for messages over TCP. Messages through shared memory, and messages that another thread
-// has received already by polling MPI, do not make them readable. If MPI has opened a device, such
+// has received already by polling, do not make them readable. If MPI has opened a device, such
 // as an RDMA card, messages may bypass TCP: collect() then uses no descriptor.
 //
-// Threads: one thread calls the constructor and collect(), before other threads use the object. Any
+// Threads: one thread calls a constructor and collect(), before other threads use the object. Any
 // thread may call connected() and sleep().
 #pragma once
 
@@ -23,6 +25,9 @@ class Arrivals {
  public:
   // Records the open descriptors of this process. REQUIRES: called before MPI_Init.
   Arrivals();
+  // Duplicates an epoll descriptor that watches TCP connections. Throws Error(kUnavailable) if this
+  // process can open no more descriptors. REQUIRES: collect() is not called.
+  explicit Arrivals(int poll);
   ~Arrivals();
   Arrivals(const Arrivals&) = delete;
   Arrivals& operator=(const Arrivals&) = delete;
@@ -41,7 +46,7 @@ class Arrivals {
 
  private:
   std::vector<int> before_;  // open before MPI_Init; empty: could not be listed
-  std::vector<int> polls_;   // duplicates of UCX's epoll descriptors, in case UCX closes its own
+  std::vector<int> polls_;   // duplicates of epoll descriptors, in case their owner closes its own
   // Loads and stores of these two are relaxed, because they guard no other data.
   std::atomic<bool> connected_{false};
   std::atomic<std::chrono::steady_clock::rep> next_check_{0};

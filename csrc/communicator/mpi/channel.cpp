@@ -36,37 +36,46 @@ std::list<OrphanedRequests>& orphaned() {
 
 bool at_rest(OrphanedRequests& each) {
   if (each.communicator->in_child()) return false;
-  const Api& mpi = each.communicator->mpi();
+  const Carrier& carrier = each.communicator->carrier();
   bool all = true;
   for (Request& request : each.requests) {
-    if (request && !mpi.test_ended(request)) all = false;
+    if (request && !carrier.test_ended(request)) all = false;
   }
   return all;
 }
 
 }  // namespace
 
-Comm::Comm(const Api& mpi, CommHandle comm)
-    : mpi_(mpi), comm_(comm), user_tags_((mpi.highest_tag(comm) - 2 * kTagRanges) / 2) {}
+Comm::Comm(std::shared_ptr<const Carrier> carrier, CommHandle comm)
+    : carrier_(std::move(carrier)),
+      comm_(comm),
+      user_tags_((carrier_->highest_tag(comm) - 2 * kTagRanges) / 2) {}
 
 Comm::~Comm() {
-  if (!leaked_ && !fork_.in_child() && !mpi_.finalised()) mpi_.free(comm_);
+  if (!leaked_ && !fork_.in_child() && !carrier_->finalised()) carrier_->free(comm_);
 }
 
 Request Comm::isend(const void* data, size_t bytes, int peer, int tag) {
-  return mpi_.isend(data, bytes, peer, tag, comm_);
+  return carrier_->isend(data, bytes, peer, tag, comm_);
 }
 
 Request Comm::irecv(void* data, size_t bytes, int peer, int tag) {
-  return mpi_.irecv(data, bytes, peer, tag, comm_);
+  return carrier_->irecv(data, bytes, peer, tag, comm_);
 }
 
 Request Comm::irecv_any(void* data, size_t bytes, int tag, int& peer) {
-  return mpi_.irecv_any(data, bytes, tag, comm_, peer);
+  return carrier_->irecv_any(data, bytes, tag, comm_, peer);
 }
 
 void Comm::cancel_receive(Request request) noexcept {
-  if (request && !fork_.in_child()) mpi_.cancel(request);
+  if (request && !fork_.in_child()) carrier_->cancel(request);
+}
+
+void Comm::withdraw(const std::vector<Request>& requests) noexcept {
+  if (fork_.in_child()) return;
+  for (const Request request : requests) {
+    if (request) carrier_->withdraw(request);
+  }
 }
 
 size_t chunk_bytes(uint64_t staging_bytes, int size) {
@@ -86,6 +95,7 @@ void orphan_requests(const std::shared_ptr<Comm>& communicator, std::vector<Requ
                      memory::StagingBuffer memory) noexcept {
   OrphanedRequests orphan{communicator, std::move(requests), std::move(memory)};
   communicator->leak();
+  communicator->withdraw(orphan.requests);
   if (at_rest(orphan)) return;
   const std::lock_guard lock(orphaned_mutex);
   orphaned().push_back(std::move(orphan));

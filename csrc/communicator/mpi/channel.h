@@ -1,7 +1,8 @@
-// The base of operations over MPI: a group's MPI communicator, its staging memory, and orphaned
-// requests.
+// The base of operations between nodes: a group's communicator, which is MPI's or of TCP links
+// (tcp/links.h), its staging memory, and orphaned requests.
 //
-// Threads: MPI runs at MPI_THREAD_MULTIPLE, so any thread may call every function.
+// Threads: MPI runs at MPI_THREAD_MULTIPLE, and links have a mutex, so any thread may call every
+// function.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +12,18 @@
 #include <vector>
 
 #include "base/fork.h"
+#include "communicator/carrier.h"
 #include "communicator/message.h"
-#include "communicator/mpi/api.h"
 #include "communicator/mpi/tuning.h"
 #include "memory/staging.h"
 
 namespace hbm::communicator::mpi {
 
-// The MPI communicator of a group or of a rail.
+// The communicator of a group or of a rail.
 class Comm {
  public:
-  // Takes ownership of `comm`.
-  Comm(const Api& mpi, CommHandle comm);
+  // Takes ownership of `comm`, and shares the carrier.
+  Comm(std::shared_ptr<const Carrier> carrier, CommHandle comm);
 
   // Frees the communicator, unless leak() was called.
   ~Comm();
@@ -39,17 +40,22 @@ class Comm {
   // with it MPICH 5.0.2 loses some messages if peers are on this node and on others.
   Request irecv_any(void* data, size_t bytes, int tag, int& peer);
 
-  // Asks MPI to cancel a receive. The request must still be completed.
+  // Asks the carrier to cancel a receive. The request must still be completed.
   void cancel_receive(Request request) noexcept;
+
+  // Asks the carrier to access the data of the sends among `requests` no longer. Ignores null
+  // requests.
+  void withdraw(const std::vector<Request>& requests) noexcept;
 
   // Prevents the communicator from being freed, after an operation was cancelled. MPI may still use
   // it. If it were freed, MPI would give its id to the next communicator of the same ranks, which
-  // would receive late messages of this communicator.
+  // would receive late messages of this communicator. TCP links have no ids to keep: they are
+  // closed with the last communicator that uses them.
   void leak() noexcept { leaked_ = true; }
 
-  const Api& mpi() const noexcept { return mpi_; }
+  const Carrier& carrier() const noexcept { return *carrier_; }
 
-  // Returns true in a forked child, where MPI's state is the parent's and MPI must not be called.
+  // Returns true in a forked child, where the carrier is the parent's and must not be called.
   bool in_child() const noexcept { return fork_.in_child(); }
 
   // Tags: [0, user_tags()) are for send and recv. [user_tags(), 2 * user_tags()) are for the chunks
@@ -63,14 +69,14 @@ class Comm {
   }
 
  private:
-  const Api& mpi_;
+  const std::shared_ptr<const Carrier> carrier_;
   const ForkGuard fork_;
   const CommHandle comm_;
   const int user_tags_;
   bool leaked_ = false;
 };
 
-// Some or all ranks of a group, their MPI communicator, and their staging memory.
+// Some or all ranks of a group, their communicator, and their staging memory.
 struct Channel {
   int rank = 0;
   int size = 1;
@@ -103,8 +109,9 @@ size_t chunk_bytes(uint64_t staging_bytes, int size);
 
 // Keeps `memory`, which MPI may still access, until MPI has completed every request of a cancelled
 // operation. So a late message arrives in memory that no other object uses, and the memory leaks if
-// MPI never completes the requests. Ignores null requests. Leaks `communicator`. REQUIRES: the
-// caller has cancelled the receives; sends cannot be cancelled.
+// MPI never completes the requests. TCP links complete them at once. Ignores null requests. Leaks
+// `communicator`. REQUIRES: the caller has cancelled the receives. This function withdraws the
+// sends.
 void orphan_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
                      memory::StagingBuffer memory) noexcept;
 

@@ -14,12 +14,14 @@
 
 #include "base/boot_id.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "bootstrap/claim.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/group_names.h"
 #include "communicator/mpi/environment.h"
 #include "communicator/mpi/library.h"
 #include "communicator/mpi/world.h"
+#include "communicator/tcp/connect.h"
 
 namespace hbm::communicator::mpi {
 namespace {
@@ -27,30 +29,6 @@ namespace {
 uint64_t random_number() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
-}
-
-[[noreturn]] void no_common_world(const std::vector<MpiState>& ranks, const std::string& group) {
-  std::string found;
-  std::vector<uint64_t> without;
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    if (ranks[r].world_rank < 0) without.push_back(r);
-    found += "\n  rank " + std::to_string(r) + ": ";
-    found += ranks[r].world_rank < 0 ? "no MPI yet"
-                                     : "rank " + std::to_string(ranks[r].world_rank) +
-                                           " of a world of " + std::to_string(ranks[r].world_size);
-  }
-  const std::string left_out =
-      without.empty() || without.size() == ranks.size()
-          ? ""
-          : " (it has started without the ranks " + bootstrap::list_members(without) + ")";
-  throw Error(ErrorKind::kUnavailable,
-              "the ranks of " + group +
-                  " do not share an MPI world, and MPI can be initialised only once in a "
-                  "process" +
-                  left_out + ":" + found +
-                  "\nMake an hbm group of all ranks first (smaller groups are then cut from it); "
-                  "import mpi4py after it; or start with mpiexec or srun and "
-                  "init_method=\"mpi://\".");
 }
 
 MpiState own_state(const bootstrap::Participant& participant, const std::vector<int>& node_of) {
@@ -75,6 +53,33 @@ MpiState own_state(const bootstrap::Participant& participant, const std::vector<
 // Returns a tag that distinguishes concurrent creations of communicators.
 int creation_tag(const bootstrap::Participant& participant) {
   return static_cast<int>(std::hash<std::string>{}(participant.group) & 0x3fff);
+}
+
+// Returns the ranks' worlds for the log, as in "rank 0: rank 1 of a world of 2, rank 1: no MPI".
+std::string describe_worlds(const std::vector<MpiState>& ranks) {
+  std::string text;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(r) + ": ";
+    text += ranks[r].world_rank < 0 ? "no MPI"
+                                    : "rank " + std::to_string(ranks[r].world_rank) +
+                                          " of a world of " + std::to_string(ranks[r].world_size);
+  }
+  return text;
+}
+
+MpiConnection connect_by_links(const bootstrap::Rendezvous& rendezvous,
+                               const std::vector<MpiState>& ranks) {
+  const bootstrap::Participant& participant = rendezvous.participant;
+  log::info(participant.group +
+            " uses TCP links, because its ranks share no MPI world: " + describe_worlds(ranks));
+  const uint64_t group_number = ranks.front().group_number;
+  const std::shared_ptr<tcp::Links> links = tcp::connect(rendezvous, group_number);
+  const CommHandle all = links->communicator(bootstrap::everyone(participant.size));
+  return {std::make_shared<Comm>(links, all),
+          {},
+          links,
+          group_number,
+          std::make_shared<Arrivals>(links->poll())};
 }
 
 // Ensures, on every rank, that MPI_Init will neither end the process nor print errors. Checks the
@@ -115,19 +120,18 @@ MpiState decode(const std::string& record) {
   return state;
 }
 
-bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group) {
+CommonWorld common_world(const std::vector<MpiState>& ranks) {
   const MpiState& first = ranks.front();
   std::set<int> world_ranks;
   for (const MpiState& rank : ranks) {
     if (rank.world_id != first.world_id || rank.world_size != first.world_size ||
         (rank.world_rank < 0) != (first.world_rank < 0)) {
-      no_common_world(ranks, group);
+      return CommonWorld::kApart;
     }
     world_ranks.insert(rank.world_rank);
   }
-  if (first.world_rank < 0) return false;
-  if (world_ranks.size() != ranks.size()) no_common_world(ranks, group);
-  return true;
+  if (first.world_rank < 0) return CommonWorld::kNone;
+  return world_ranks.size() == ranks.size() ? CommonWorld::kOne : CommonWorld::kApart;
 }
 
 bool nodes_share_memory(const std::vector<MpiState>& ranks, const std::vector<int>& node_of,
@@ -187,9 +191,13 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
   bootstrap::AbortWatcher aborts(participant, everyone);
   const auto check = [&] { aborts.check(); };
   require_not_aborted(participant, participant.deadline);
+  const uint64_t group_number = ranks.front().group_number;
+  name_group(group_number, participant.group);
+  const CommonWorld common = common_world(ranks);
+  if (common == CommonWorld::kApart) return connect_by_links(rendezvous, ranks);
   std::vector<int> world_ranks;
   World* world = nullptr;
-  if (share_a_world(ranks, participant.group)) {
+  if (common == CommonWorld::kOne) {
     world = World::current();
     for (const MpiState& rank : ranks) world_ranks.push_back(rank.world_rank);
   } else {
@@ -200,14 +208,13 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
   }
   const bool notified = !node_of.empty() &&
                         !nodes_share_memory(ranks, node_of, static_cast<size_t>(participant.rank));
-  const uint64_t group_number = ranks.front().group_number;
-  name_group(group_number, participant.group);
   return {world->communicator(world_ranks, creation_tag(participant), participant.deadline, check),
-          world_ranks, group_number, notified ? world->arrivals() : nullptr};
+          world_ranks, nullptr, group_number, notified ? world->arrivals() : nullptr};
 }
 
 std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,
                                    const MpiConnection& group, const std::vector<int>& ranks) {
+  if (group.links) return std::make_shared<Comm>(group.links, group.links->communicator(ranks));
   std::vector<int> world_ranks;
   for (const int rank : ranks) {
     world_ranks.push_back(group.world_ranks[static_cast<size_t>(rank)]);

@@ -1,5 +1,6 @@
-// Connects, over MPI, a group whose ranks have met in the store. Called only for groups that need
-// MPI.
+// Connects, between nodes, a group whose ranks have met in the store: over MPI, or over TCP links
+// if its ranks share no MPI world. Not called for groups within one node, unless their transport is
+// kMpi.
 //
 // Threads: called once for each group, by the thread that creates it.
 #pragma once
@@ -13,6 +14,7 @@
 #include "communicator/mpi/arrivals.h"
 #include "communicator/mpi/channel.h"
 #include "communicator/mpi/preconditions.h"
+#include "communicator/tcp/links.h"
 
 namespace hbm::communicator::mpi {
 
@@ -32,11 +34,17 @@ struct MpiState {
 std::string encode(const MpiState& state);
 MpiState decode(const std::string& record);
 
-// Returns true if all ranks are in one existing world, false if no rank has a world. In any other
-// case throws Error(kUnavailable) with a remedy. A world that hbm has not formed has no id: only
-// its size and its ranks are compared. So ranks of two jobs of the same size may pass, and making
-// the communicator then fails at the deadline.
-bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group);
+// What the MPI worlds of a group's ranks have in common.
+enum class CommonWorld {
+  kOne,   // all ranks are in one existing world
+  kNone,  // no rank has a world
+  kApart  // several worlds, or only some ranks have one
+};
+
+// A world that hbm has not formed has no id: only its size and its ranks are compared. So ranks of
+// two jobs of the same size may pass for ranks of one world, and making the communicator then fails
+// at the deadline.
+CommonWorld common_world(const std::vector<MpiState>& ranks);
 
 // Returns true if MPI may use shared memory for messages to `rank` from ranks of other nodes. Such
 // messages wake no sleeping rank (arrivals.h). `node_of`: by rank.
@@ -56,23 +64,25 @@ std::string risks_of(const std::vector<MpiState>& ranks);
 // forces ranks of one machine apart. (MPICH reads the memory of a peer by its PID.)
 std::string node_key();
 
-// A group's connection over MPI.
+// A group's connection between nodes.
 struct MpiConnection {
   std::shared_ptr<Comm> communicator;
-  std::vector<int> world_ranks;  // of the group's ranks
-  uint64_t group_number = 0;     // unique among the groups of these processes
+  std::vector<int> world_ranks;       // of the group's ranks; empty: over TCP links
+  std::shared_ptr<tcp::Links> links;  // null: over MPI
+  uint64_t group_number = 0;          // unique among the groups of these processes
   // Ends this rank's sleep when a message from another node arrives; null if nothing can do that.
   std::shared_ptr<Arrivals> arrivals;
 };
 
 // Connects a group whose ranks have met: in the MPI world of its ranks, or in a new world if they
-// have none. All ranks call it. In a new world, MPI takes ranks as sharing a node if their
+// have none. If they have several worlds, or only some have one, connects them by TCP links and
+// leaves MPI alone. All ranks call it. In a new world, MPI takes ranks as sharing a node if their
 // node_key() and their number in `node_of` are equal. `node_of`: the node of each rank, equal on
 // all ranks; empty if unknown.
 //
-// Throws Error(kUnavailable), with a remedy, if a rank has no MPI library, if the ranks fit no
-// world, or if MPI would end the processes (preconditions.h). Throws Error(kTimeout) naming ranks
-// that do not come.
+// Throws Error(kUnavailable), with a remedy, if a rank has no MPI library, or if MPI would end the
+// processes (preconditions.h). Throws Error(kTimeout) naming ranks that do not come, or cannot be
+// reached.
 MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of);
 
 // Returns a communicator of some ranks of a connected group, in that order. Only these ranks call

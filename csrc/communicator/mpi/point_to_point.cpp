@@ -1,9 +1,9 @@
-// send and recv over MPI.
+// send and recv between nodes.
 //
 // The first message has a header and up to kFirstMessageBytes of the tensor, under the user's tag.
-// So MPI matches each send with a receive as users expect, also with a receive from any source. The
-// rest of a longer tensor follows in chunks, two in flight. The chunks have a tag of this transfer,
-// so that transfers with the same user tag cannot mix.
+// So the carrier matches each send with a receive as users expect, also with a receive from any
+// source. The rest of a longer tensor follows in chunks, two in flight. The chunks have a tag of
+// this transfer, so that transfers with the same user tag cannot mix.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -51,7 +51,7 @@ class Message {
   }
 
   bool arrived() {
-    return channel_->communicator->mpi().test(request_, receiving_ ? "MPI_Irecv" : "MPI_Isend");
+    return channel_->communicator->carrier().test(request_, receiving_ ? "MPI_Irecv" : "MPI_Isend");
   }
 
   void abandon() noexcept {

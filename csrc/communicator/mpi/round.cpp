@@ -81,7 +81,7 @@ progress::Progress Round::poll() {
   for (size_t first = 0; first < requests_.size(); first += completions.size()) {
     const auto batch =
         std::span(requests_).subspan(first, std::min(completions.size(), requests_.size() - first));
-    const size_t completed = channel_->communicator->mpi().test_some(batch, completions);
+    const size_t completed = channel_->communicator->carrier().test_some(batch, completions);
     for (const Completion& each : std::span(completions).first(completed)) {
       complete(first + static_cast<size_t>(each.index), each.error);
       moved = true;
@@ -95,8 +95,8 @@ void Round::complete(size_t index, int error) {
   --outstanding_;
   const Pending& pending = pending_[index];
   if (error != 0) {
-    const Api& mpi = channel_->communicator->mpi();
-    if (pending.buffer >= 0 && mpi.truncated(error)) {
+    const Carrier& carrier = channel_->communicator->carrier();
+    if (pending.buffer >= 0 && carrier.truncated(error)) {
       throw OversizedMessage(
           ErrorKind::kMismatch,
           "ranks disagree in " + channel_->group + ": this rank is in " +
@@ -106,7 +106,7 @@ void Round::complete(size_t index, int error) {
               "names another root, or it is from an earlier group, where no rank received "
               "it");
     }
-    mpi.check(error, pending.buffer >= 0 ? "MPI_Irecv" : "MPI_Isend");
+    carrier.check(error, pending.buffer >= 0 ? "MPI_Irecv" : "MPI_Isend");
   }
   if (pending.buffer < 0) return;
   MessageHeader found;

@@ -240,7 +240,9 @@ std::shared_ptr<Comm> World::communicator(const std::vector<int>& world_ranks, i
         ErrorKind::kTimeout,
         "MPI_Comm_create_group did not finish in time: a rank of the group ended meanwhile");
   }
-  return std::make_shared<Comm>(mpi_, *created);
+  // The library outlives every communicator, so nothing owns the functions.
+  return std::make_shared<Comm>(std::shared_ptr<const Carrier>(std::shared_ptr<void>(), &mpi_),
+                                *created);
 }
 
 std::string World::broadcast(std::string value, Deadline deadline) {

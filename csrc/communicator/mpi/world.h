@@ -16,6 +16,7 @@
 
 #include "base/fork.h"
 #include "bootstrap/key_value.h"
+#include "communicator/mpi/api.h"
 #include "communicator/mpi/arrivals.h"
 #include "communicator/mpi/channel.h"
 

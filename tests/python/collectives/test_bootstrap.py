@@ -216,10 +216,8 @@ def test_mpi4py_imported_first_under_mpiexec(ranks: int) -> None:
 @beyond_gloo
 @pytest.mark.ranks(2)
 def test_mpi4py_imported_first_under_torchrun(ranks: int) -> None:
-    """mpi4py has made an MPI world of one process, which stays. The error names the remedy."""
-    finished = run(torchrun(ranks, "--mpi4py-first"), HBMCOMM_NODE="mpi")
-    assert finished.code != 0
-    assert "import mpi4py after" in finished.output, finished.output
+    """mpi4py has made MPI worlds of one process, which stay. The group uses TCP links."""
+    assert_done(run(torchrun(ranks, "--mpi4py-first"), HBMCOMM_NODE="mpi"), ranks)
 
 
 # The end of a job.

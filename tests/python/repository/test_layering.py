@@ -34,19 +34,28 @@ LAYERS: dict[str, set[str]] = {
     # knows the interface and connect alone. (The bindings start MPI for init_method="mpi://".)
     "communicator": {"progress"} | BASE,
     "communicator/shm": COMMUNICATOR,
-    "communicator/mpi": COMMUNICATOR,
+    "communicator/tcp": {"bootstrap", "communicator", "progress"} | BASE,
+    "communicator/mpi": {"communicator/tcp"} | COMMUNICATOR,
     "communicator/failure": {"communicator/shm"} | COMMUNICATOR,
-    "communicator/hierarchical": {"communicator/shm", "communicator/mpi"} | COMMUNICATOR,
+    "communicator/hierarchical": {"communicator/shm", "communicator/mpi", "communicator/tcp"}
+    | COMMUNICATOR,
     "communicator/connect": {
         "communicator/shm",
         "communicator/mpi",
+        "communicator/tcp",
         "communicator/hierarchical",
         "communicator/failure",
     }
     | COMMUNICATOR,
     "process_group": {"communicator/connect"} | COMMUNICATOR,
     "bindings/errors": BASE,
-    "bindings": {"bindings/errors", "process_group", "communicator/connect", "communicator/mpi"}
+    "bindings": {
+        "bindings/errors",
+        "process_group",
+        "communicator/connect",
+        "communicator/mpi",
+        "communicator/tcp",
+    }
     | COMMUNICATOR,
     # The memory box: only libhbm_verbs.so and the bindings know both its clients and its servers.
     "box/protocol": BASE,

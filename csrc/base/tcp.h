@@ -1,0 +1,27 @@
+// The steps of making a TCP connection over IPv4. No function waits.
+//
+// Threads: every function may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/descriptor.h"
+
+namespace hbm {
+
+// Listens on all IPv4 addresses, on a port that the kernel chooses, and sets `port`. Returns no
+// descriptor if the kernel refuses; errno then says why.
+Descriptor listen_on_all_addresses(uint16_t& port);
+
+// Returns the IPv4 addresses of this machine's interfaces that are up, with a space before each.
+std::string machine_addresses();
+
+// Starts to connect. Returns no descriptor if the kernel refuses at once; errno then says why.
+Descriptor start_to_connect(const std::string& address, uint16_t port);
+
+// Returns errno's value for the end of the attempt: 0 if the socket is connected. REQUIRES: the
+// socket of start_to_connect() has become writable.
+int connection_error(int socket);
+
+}  // namespace hbm
