@@ -17,7 +17,7 @@ Descriptor listen_on_all_addresses(uint16_t& port);
 // Returns the IPv4 addresses of this machine's interfaces that are up, with a space before each.
 std::string machine_addresses();
 
-// Starts to connect. Returns no descriptor if the kernel refuses at once; errno then says why.
+// Starts to connect. Returns no descriptor if the kernel refuses immediately; errno then says why.
 Descriptor start_to_connect(const std::string& address, uint16_t port);
 
 // Returns errno's value for the end of the attempt: 0 if the socket is connected. REQUIRES: the

@@ -1,4 +1,4 @@
-// What carries messages between ranks: MPI (mpi/api.h), or TCP connections (tcp/links.h).
+// A carrier moves messages between ranks: MPI (mpi/api.h), or TCP connections (tcp/links.h).
 //
 // Messages of one sender with equal communicator and tag are received in the order in which they
 // were sent.
@@ -53,8 +53,8 @@ class Carrier {
                             int& peer) const = 0;
   // Asks the carrier to cancel a receive. The receive must still be completed.
   virtual void cancel(Request request) const noexcept = 0;
-  // Asks the carrier to access the data of a send no longer. The send must still be completed. Has
-  // no effect on a receive, nor over MPI, which cannot cancel a send.
+  // Asks the carrier to access the data of a send no longer. The send must still be completed. Over
+  // MPI, which cannot cancel a send, the call has no effect. It has none on a receive.
   virtual void withdraw(Request /*request*/) const noexcept {}
 
   // Returns true if the request is complete, and then makes `request` null. `call` is the function

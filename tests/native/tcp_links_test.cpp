@@ -534,7 +534,7 @@ TEST(Links, AWithdrawnMessageFailsItsReceive) {
 
 TEST(Links, AMessageWithdrawnWhileItIsSentArrivesWhole) {
   const BarePeer peer;
-  const size_t bytes = 16 << 20;  // more than the kernel takes at once
+  const size_t bytes = 16 << 20;  // more than the kernel takes in one call
   const Bytes data = pattern(10, bytes);
   Bytes sent = data;
   Request send = peer.links->isend(sent.data(), bytes, 1, 0, kAll);
@@ -638,7 +638,7 @@ TEST(Links, ADeadPeerFailsItsRequestsAndNoOthers) {
                      late = links->irecv(buffer.data(), 100, 1, 0, kAll);
                      expect_ended(end_of(*links, late), 1);
                      progress(*links);
-                                  Request send = links->isend(small.data(), 100, living, 3, kAll);
+                     Request send = links->isend(small.data(), 100, living, 3, kAll);
                      await(*links, send);
                      await(*links, kept);
                      EXPECT_EQ(from_living, small);
@@ -667,7 +667,7 @@ TEST(Links, MessagesThatArrivedBeforeTheEndAreReceived) {
   Request lost = links[1]->irecv(got.data(), 1, 0, 1, kAll);
   expect_ended(end_of(*links[1], lost), 0);
   pollfd waiting{links[1]->poll(), POLLIN, 0};
-  EXPECT_EQ(poll(&waiting, 1, 0), 0);  // an ended link wakes nobody
+  EXPECT_EQ(poll(&waiting, 1, 0), 0);  // an ended link wakes no thread
   for (int i = 0; i < 3; ++i) {
     Request receive;
     if (i == 1) {
@@ -859,7 +859,7 @@ TEST(Connect, ARankThatCannotBeReachedIsNamed) {
   std::filesystem::create_directory(scratch.store());
   std::thread silent([&] {
     const bootstrap::Rendezvous met = meet(scratch.store(), 1, 2);
-    // Publishes a port at which nobody listens.
+    // Publishes a port at which no process listens.
     uint16_t port = 0;
     listen_on_all_addresses(port);
     gather(met.participant, "links", {0, 1},

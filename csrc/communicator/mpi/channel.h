@@ -109,9 +109,9 @@ size_t chunk_bytes(uint64_t staging_bytes, int size);
 
 // Keeps `memory`, which MPI may still access, until MPI has completed every request of a cancelled
 // operation. So a late message arrives in memory that no other object uses, and the memory leaks if
-// MPI never completes the requests. TCP links complete them at once. Ignores null requests. Leaks
-// `communicator`. REQUIRES: the caller has cancelled the receives. This function withdraws the
-// sends.
+// MPI never completes the requests. TCP links complete them immediately. Ignores null requests.
+// Leaks `communicator`. REQUIRES: the caller has cancelled the receives. This function withdraws
+// the sends.
 void orphan_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
                      memory::StagingBuffer memory) noexcept;
 

@@ -34,7 +34,7 @@ struct MpiState {
 std::string encode(const MpiState& state);
 MpiState decode(const std::string& record);
 
-// What the MPI worlds of a group's ranks have in common.
+// How the MPI worlds of a group's ranks are related.
 enum class CommonWorld {
   kOne,   // all ranks are in one existing world
   kNone,  // no rank has a world

@@ -299,7 +299,7 @@ class Connecting {
       Descriptor made(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!made) {
         if (errno == EMFILE || errno == ENFILE) throw_no_socket("accept a connection", errno);
-        return;  // none is waiting, or the caller has gone
+        return;  // no caller waits, or the caller has gone
       }
       callers_.push_back({Socket(std::move(made)), Clock::now() + kHelloTimeout, {}, -1});
     }

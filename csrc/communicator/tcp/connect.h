@@ -23,8 +23,9 @@
 namespace hbm::communicator::tcp {
 
 // Connects all pairs of ranks, and closes the listener. All ranks call it. `group_number`: equal on
-// all ranks. Throws Error(kDeath) naming a rank that has died, Error(kTimeout) naming the ranks
-// without a connection and their addresses, and Error(kUnavailable) if the kernel gives no socket.
+// all ranks. Throws Error(kDeath) naming a rank that has died. Throws Error(kTimeout) naming the
+// ranks without a connection, and their addresses. Throws Error(kUnavailable) if the kernel gives
+// no socket.
 std::shared_ptr<Links> connect(const bootstrap::Rendezvous& rendezvous, uint64_t group_number);
 
 }  // namespace hbm::communicator::tcp

@@ -90,7 +90,7 @@ struct Link {
 
   // The frame that is being received.
   FrameHeader header;
-  size_t header_bytes = 0;            // that have arrived
+  size_t header_bytes = 0;            // of it that have arrived
   size_t left = 0;                    // bytes of its payload
   std::byte* target = nullptr;        // of the next byte of the payload; null: discarded
   Operation* into = nullptr;          // the receive whose buffer is the target
@@ -183,8 +183,7 @@ Links::Engine::Engine(std::vector<Descriptor> sockets, std::string group)
   }
 }
 
-// Data that has come and is not read would make the kernel reset the connection, and drop what it
-// has not sent yet.
+// If the kernel still had unread data, it would reset the connection, and drop unsent data.
 Links::Engine::~Engine() {
   for (Link& link : links_) {
     if (!link.socket) continue;
@@ -599,7 +598,7 @@ void Links::Engine::end_payload(size_t rank) {
 
 // -- Requests
 
-// The rest of a message that is being received is discarded.
+// If a part of the message has arrived, the links discard the other part.
 void Links::Engine::cancel(Operation& operation) {
   if (operation.done || operation.is_send) return;
   Link& link = link_of(operation);

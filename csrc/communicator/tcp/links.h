@@ -2,19 +2,20 @@
 // whose ranks share no MPI world.
 //
 // Matching: a message matches the oldest receive of its sender, communicator and tag. Without one,
-// it waits for a receive. All messages of one sender come over one connection, so they arrive in
-// the order in which they were sent.
+// it waits for a receive. All messages of one sender come over one connection, in the order of
+// sending.
 //
 // Frames: each has a FrameHeader, and then as many bytes as its kind says. A message of up to
 // kEagerBytes is one frame, kEager. The receiver keeps its bytes until a receive matches it. For a
 // longer message the sender sends kRequest. When a receive has matched it, the receiver answers
 // kClear, and the sender sends the bytes in a frame kData, straight into the receive's buffer. If
 // the buffer is too small, the receiver answers kDiscard instead. If the sender has withdrawn the
-// message meanwhile, it answers kWithdrawn, and the receive fails. So a long message without a
+// message before that, it answers kWithdrawn, and the receive fails. So a long message without a
 // receive takes no memory at the receiver.
 //
-// Progress: every test (test(), test_ended(), test_some()) and irecv_any() reads and writes what
-// the kernel has ready, on all links. isend() writes what the kernel takes at once. No call waits.
+// Progress: every test (test(), test_ended(), test_some()) and irecv_any() reads the
+// data that have arrived on all links, and writes as much unsent data as the kernel takes. isend()
+// writes too. No call waits.
 // A complete send is in the kernel: it arrives also if this object is destroyed.
 //
 // Failures: a link ends when its peer closes it, ends, or sends a malformed frame. Then all pending
@@ -25,7 +26,7 @@
 // Sleep: the epoll descriptor poll() is readable while a link has something to read, and while a
 // link with unsent data can take more.
 //
-// Threads: any thread may call every member. One mutex guards everything except what is constant.
+// Threads: any thread may call every member. One mutex guards all variable data.
 // Calls hold it while they read and write, and take no other lock. Destroy the object when no
 // thread uses it. A forked child closes its copies of the sockets, and must only destroy its
 // object.

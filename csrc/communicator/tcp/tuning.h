@@ -9,10 +9,10 @@
 
 namespace hbm::communicator::tcp {
 
-// The longest message that is sent at once. The receiver keeps it in memory until a receive matches
-// it.
+// The longest message that is sent immediately. The receiver keeps it in memory until a receive
+// matches it.
 // Unit: bytes
-// Below: up to and including the value, the message is sent at once.
+// Below: up to and including the value, the message is sent immediately.
 // Above: the sender first asks, and sends the message when a receive has matched it.
 inline constexpr size_t kEagerBytes = 64 << 10;
 
@@ -20,7 +20,7 @@ inline constexpr size_t kEagerBytes = 64 << 10;
 // Unit: bytes
 // Below: up to and including the value, the message is received.
 // Above: the receiver closes the link.
-// Measure: `tcp_links_test --gtest_filter=Links.MalformedFrames*`
+// Measure: `tcp_links_test --gtest_filter=Links.MalformedFramesEndTheLink`
 inline constexpr uint64_t kLongestMessageBytes = 1 << 30;
 
 // The bytes that one read may take beyond the message that is being received. A read into this
@@ -71,7 +71,7 @@ inline constexpr std::chrono::milliseconds kHelloTimeout{5000};
 // The time that a rank has to answer a caller. It may be busy or stopped.
 // Below: the caller waits.
 // Above: from the value on, the caller tries the next address.
-// Measure: `tcp_links_test --gtest_filter=Connect.*`
+// Measure: `tcp_links_test --gtest_filter=Connect.EachRankReachesEachOther`
 inline constexpr std::chrono::milliseconds kReplyTimeout{30'000};
 
 // The most callers beyond the expected ranks that have not said which rank they are.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from harness import beyond_gloo
 from harness.cases import cases
 from harness.fates import Ranks, Said
+from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.distributed_c10d import _get_default_group
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
@@ -23,9 +24,9 @@ LIMIT = 120.0
 TIMEOUT = timedelta(seconds=LIMIT)
 
 
-def form(store: dist.Store | Path, rank: int, size: int) -> None:
+def form(store: Store | Path, rank: int, size: int) -> None:
     if isinstance(store, Path):
-        store = dist.FileStore(str(store), size)
+        store = FileStore(str(store), size)
     dist.init_process_group("hbm", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
 
 
@@ -152,10 +153,10 @@ def test_a_newcomer_joins_and_its_successor_too(layout: str, tmp_path: Path) -> 
     assert [each.text for each in said] == [""] * 3
 
 
-class EndingStore(dist.Store):
+class EndingStore(Store):
     """Ends this process when it has published its address for the links."""
 
-    def __init__(self, below: dist.Store) -> None:
+    def __init__(self, below: Store) -> None:
         super().__init__()
         self.below = below
 
@@ -184,7 +185,7 @@ def die_before_the_links(pipe: Connection, rank: int, folder: Path, victim: int)
     """
     if rank < 2:
         form_and_use(folder / "old", rank, 2)
-    store: dist.Store = dist.FileStore(str(folder / "three"), 3)
+    store: Store = FileStore(str(folder / "three"), 3)
     if rank == victim:
         store = EndingStore(store)
     text = ""
