@@ -185,7 +185,6 @@ class Connecting {
       std::erase_if(callers_, [](const Caller& caller) { return !caller.socket; });
       if (done()) break;
       aborts.check();
-      participant_.require_alive(everyone);
       if (Clock::now() >= participant_.deadline) throw_late();
       wait();
     }

@@ -85,7 +85,8 @@ inline constexpr size_t kMostStrangers = 64;
 // ended the formation.
 // Below: a smaller value takes processor time.
 // Above: a larger value delays the error.
-// Measure: `pytest tests/python/failures/test_worlds.py -k dies`
+// Measure: `pytest tests/python/failures/test_worlds.py -k
+// test_a_rank_that_dies_before_it_connects_is_named`
 inline constexpr std::chrono::milliseconds kConnectCheckPeriod{20};
 
 }  // namespace hbm::communicator::tcp
