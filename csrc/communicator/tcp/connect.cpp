@@ -314,7 +314,7 @@ class Connecting {
           return caller.socket.reset();
         }
         caller.rank = static_cast<int>(hello.rank);
-        caller.until = Clock::now() + kReplyTimeout;
+        caller.until = participant_.deadline;
         const Reply reply{kReplyMagic, places_[hello.rank].token};
         if (!send_whole(caller.socket.get(), reply)) return caller.socket.reset();
       }
