@@ -73,9 +73,14 @@ def main(
     times: dict[str, list[list[float]]] = {kind: [[] for _ in SIZES] for kind in PARTNERS}
     with tempfile.TemporaryDirectory() as folder:
         pipes = []
+        processes = []
         for number in range(3):
             ours, theirs = spawned.Pipe()
-            spawned.Process(target=serve, args=(theirs, number, Path(folder)), daemon=True).start()
+            process = spawned.Process(
+                target=serve, args=(theirs, number, Path(folder)), daemon=True
+            )
+            process.start()
+            processes.append(process)
             pipes.append(ours)
         for turn in range(rounds):
             for kind, partner in PARTNERS.items():
@@ -87,6 +92,8 @@ def main(
                     all_times.extend(new)
         for pipe in pipes:
             pipe.send(None)
+        for process in processes:
+            process.join()
     table = Table("bytes", "MPI, µs (least)", "links, µs (least)", "links / MPI (least)")
     for size, mpi, links in zip(SIZES, times["mpi"], times["links"], strict=True):
         medians = [statistics.median(each) for each in (mpi, links)]
