@@ -159,15 +159,17 @@ class Process(Conversation):
             with suppress(OSError):
                 if stream is not None:
                     stream.close()
-        for segment in self.segments:
-            segment.unlink(missing_ok=True)
 
     segments: Sequence[Path] = ()
 
     def note_segments(self) -> None:
-        """Note the files of /dev/shm that the process has mapped. close() removes them."""
+        """Note the files of /dev/shm that the process has mapped, and unlink them."""
         maps = Path(f"/proc/{self.popen.pid}/maps").read_text().splitlines()
-        self.segments = sorted({Path(line.split()[-1]) for line in maps if "/dev/shm/" in line})
+        self.segments = sorted(
+            {Path(line.split()[-1]) for line in maps if "/dev/shm/mpich" in line}
+        )
+        for segment in self.segments:
+            segment.unlink(missing_ok=True)
 
     def usage(self) -> tuple[float, int]:
         """Return the resident memory in MiB, and the number of open descriptors."""
