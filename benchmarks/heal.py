@@ -14,7 +14,7 @@ The contenders alternate:
     gloo      the same over Gloo, whose members need a store that lives
 
 A layout names each rank's node, by HBMCOMM_NODE_ID: "aabb" is two nodes of two ranks, on this
-machine. Gloo ignores the layout. On two nodes no newcomer joins, and the group has a rank less.
+machine. Gloo ignores the layout. The newcomer is on the victim's node.
 """
 
 import multiprocessing
@@ -146,8 +146,7 @@ def _seconds(contender: str, layout: str) -> float:
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["torch", "torch.distributed", "torch_hbmcomm"])
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    one_node = len(set(layout)) == 1
-    nodes = layout + layout[-1] * one_node
+    nodes = layout + layout[-1]
     members, pipes = [], []
     try:
         for number, node in enumerate(nodes):

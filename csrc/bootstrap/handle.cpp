@@ -1,19 +1,12 @@
 #include "bootstrap/handle.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <array>
-#include <iomanip>
 #include <sstream>
 #include <tuple>
 
 #include "base/boot_id.h"
 #include "base/error.h"
+#include "base/tcp.h"
 #include "bootstrap/rendezvous.h"
 
 namespace hbm::bootstrap {
@@ -21,32 +14,23 @@ namespace {
 
 constexpr const char* kFormat = "hbm-handle-1";  // the first word of a handle's text
 
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
 }  // namespace
 
 std::string network_id() { return boot_id() + "/" + network_namespace(); }
-
-std::vector<std::string> machine_addresses() {
-  ifaddrs* found = nullptr;
-  if (getifaddrs(&found) != 0) return {};
-  std::vector<std::string> addresses;
-  for (const ifaddrs* each = found; each != nullptr; each = each->ifa_next) {
-    if (each->ifa_addr == nullptr || (each->ifa_flags & IFF_UP) == 0) continue;
-    if (each->ifa_addr->sa_family != AF_INET) continue;
-    std::array<char, INET_ADDRSTRLEN> address{};
-    inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(each->ifa_addr)->sin_addr, address.data(),
-              address.size());
-    addresses.emplace_back(address.data());
-  }
-  freeifaddrs(found);
-  return addresses;
-}
 
 Handle make_handle(int port) {
   return {.id = random_id(),
           .process = own_claim(),
           .network = network_id(),
           .port = port,
-          .addresses = machine_addresses()};
+          .addresses = words_of(machine_addresses())};
 }
 
 std::string encode(const Handle& handle) {

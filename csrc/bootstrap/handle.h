@@ -24,9 +24,6 @@ struct Handle {
 // included. Two processes of one network have equal names.
 std::string network_id();
 
-// Returns the IPv4 addresses of this machine's network interfaces, also of the loopback interface.
-std::vector<std::string> machine_addresses();
-
 // Returns a new handle of this process, whose store is served at `port`.
 Handle make_handle(int port);
 

@@ -1,10 +1,8 @@
 #include "process_group/handle_store.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -15,6 +13,7 @@
 
 #include "base/descriptor.h"
 #include "base/error.h"
+#include "base/tcp.h"
 #include "base/threads.h"
 
 namespace hbm::process_group {
@@ -45,24 +44,11 @@ std::vector<std::string> ways_to(const bootstrap::Handle& handle) {
 // Returns why no connection to the address can be made; empty if one can. PyTorch's own client
 // would print warnings and repeat the attempt until its timeout.
 std::string obstacle(const std::string& address, int port, bootstrap::KeyValue::Deadline deadline) {
-  const Descriptor probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<uint16_t>(port));
-  inet_pton(AF_INET, address.c_str(), &to.sin_addr);
-  int error = 0;
-  if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) {
-    error = errno;
-    pollfd connected{probe.get(), POLLOUT, 0};
-    socklen_t size = sizeof error;
-    if (error == EINPROGRESS) {
-      if (poll(&connected, 1, static_cast<int>(left_until(deadline).count())) != 1) {
-        error = ETIMEDOUT;
-      } else {
-        getsockopt(probe.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-      }
-    }
-  }
+  const Descriptor probe = start_to_connect(address, static_cast<uint16_t>(port));
+  if (!probe) return std::strerror(errno);
+  pollfd connected{probe.get(), POLLOUT, 0};
+  const int left = static_cast<int>(left_until(deadline).count());
+  const int error = poll(&connected, 1, left) == 1 ? connection_error(probe.get()) : ETIMEDOUT;
   return error == 0 ? std::string() : std::strerror(error);
 }
 

@@ -80,6 +80,26 @@ def test_survivors_of_two_nodes_form_the_next_group(way: str) -> None:
 
 
 @ways
+def test_newcomers_join_members_of_two_nodes(way: str) -> None:
+    with Members(way) as members:
+        first = members.start("aabb")
+        assert_joined(first, 1)
+        first[3].kill()
+        living = first[:3]
+        assert_all_name(all_call(living, all_reduce), "has died")
+        living += members.start("b")
+        assert_joined(living, 2)
+        living[0].kill()  # it serves the group's store
+        assert_all_name(
+            all_call(living[1:], all_reduce),
+            "has died",
+            "the store is gone",
+            "the TCP connection to rank 0 of",
+        )
+        assert_joined([*members.start("ac"), *living[1:]], 3)
+
+
+@ways
 def test_a_set_of_handles_has_one_order(way: str) -> None:
     with Members(way) as members:
         all_members = members.start("aaaa")
