@@ -1,7 +1,7 @@
 // The operations of a process group over one kind of communication: shared memory within a node
-// (shm/), messages between nodes (mpi/), or both (hierarchical/). The messages go over MPI or over TCP
-// links (carrier.h). Each kind implements Communicator; connect/connect.cpp chooses one and makes its
-// object. peers.h is the group's view of its other ranks.
+// (shm/), messages between nodes (mpi/), or both (hierarchical/). The messages go over MPI or over
+// TCP links (carrier.h). Each kind implements Communicator; connect/connect.cpp chooses one and
+// makes its object. peers.h is the group's view of its other ranks.
 //
 // Ownership: each function makes one Operation for an OperationQueue. The operation keeps alive all
 // objects that it uses. It sends nothing before begin(). Buffers are contiguous, belong to the
