@@ -49,9 +49,9 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
     : BackendBase(rank, size),
       options_(std::move(options)),
       name_("group \"" + std::move(name) + "\""),
-      store_(store),
       turnstile_(options_->enable_reconfigure),
-      flight_record_(*this, global_ranks(*options_, size)),
+      store_(store),
+      flight_record_(std::in_place, *this, global_ranks(*options_, size)),
       timeout_ms_(options_->timeout.count()) {
   log::set_rank(global_ranks(*options_, size)[static_cast<size_t>(rank)]);
   translated([&] {
@@ -164,7 +164,7 @@ void ProcessGroupHbm::collective_failed(const std::exception_ptr& error) {
 void ProcessGroupHbm::trace(const Error& error) const {
   if (error.kind() != ErrorKind::kTimeout && error.kind() != ErrorKind::kPeer) return;
   const std::string line =
-      std::string(error.what()) + "; what this process was doing is " + flight_record_.write();
+      std::string(error.what()) + "; what this process was doing is " + flight_record_->write();
   if (error.kind() == ErrorKind::kTimeout) {
     log::error(line);
   } else {
@@ -272,14 +272,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
     queue_->unclaim();
     throw;
   }
-  const uint64_t number = flight_record_.enter(issued(call, sequence));
+  const uint64_t number = flight_record_->enter(issued(call, sequence));
   try {
     queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(hooks));
   } catch (...) {
     if (transfer) transfer->result()->block_after_error();
     throw;
   }
-  flight_record_.finish(number);
+  flight_record_->finish(number);
   work->bind(nullptr, sequence);
   if (transfer) transfer->result()->block_current_stream();
   return work;
@@ -330,7 +330,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
   auto request =
       queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
                      staged.take_hooks(call.part_done ? call.part_done : work->end_of_range()));
-  flight_record_.enter(issued(call, sequence), request);
+  flight_record_->enter(issued(call, sequence), request);
   if (issue.owns_lock()) issue.unlock();
   work->bind(request, sequence);
   record(call, sequence);

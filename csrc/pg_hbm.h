@@ -341,7 +341,7 @@ class ProcessGroupHbm final : public BackendBase {
   void require_no_boxes() const;
   void require_reconfigurable(const char* function) const;
   void retire(const std::string& how);
-  void replace(communicator::connect::GroupConnection made, int rank, int size);
+  void replace(communicator::connect::GroupConnection made, const NextGroup& next);
   // Begins a call that uses the members below `turnstile_`. Throws Error(kInvalid) before the first
   // reconfigure() of a group that needs one, and as Turnstile::enter().
   Turnstile::Entry enter() const;
@@ -363,16 +363,15 @@ class ProcessGroupHbm final : public BackendBase {
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
-  const c10::intrusive_ptr<c10d::Store> store_;
-
   std::mutex reconfigure_mutex_;                      // held during reconfigure(); taken first
   std::unique_ptr<Reconfiguration> reconfiguration_;  // null: the ranks stay the same
   AbortHooks abort_hooks_;
-  // reconfigure() exchanges connection_, both queues and the counters while it is closed.
+  // While it is closed, reconfigure() exchanges the members down to p2p_queue_, and the counters.
   mutable Turnstile turnstile_;
 
+  c10::intrusive_ptr<c10d::Store> store_;
   communicator::connect::GroupConnection connection_;
-  FlightRecord flight_record_;
+  std::optional<FlightRecord> flight_record_;        // never empty after construction
   std::shared_ptr<progress::OperationQueue> queue_;  // of collectives
   std::shared_ptr<progress::OperationQueue> p2p_queue_;
   std::atomic<bool> shut_down_{false};

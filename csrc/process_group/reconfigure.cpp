@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -82,7 +83,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reconfigure(const ReconfigureOpt
       throw;
     }
     reconfiguration_->conclude(next);
-    replace(std::move(made), next.rank(), next.size());
+    replace(std::move(made), next);
     return done_work();
   });
 }
@@ -90,12 +91,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reconfigure(const ReconfigureOpt
 // Puts a new connection in the place of the old one. Other threads may still be in calls of the
 // group. Their calls end soon, because the queues are broken, and no call begins while the
 // turnstile is closed.
-void ProcessGroupHbm::replace(communicator::connect::GroupConnection made, int rank, int size) {
+void ProcessGroupHbm::replace(communicator::connect::GroupConnection made, const NextGroup& next) {
   const Turnstile::Closed closed(turnstile_);
   stop();
   if (connection_.communicator) connection_.communicator->invalidate();
-  set_membership(rank, size);
-  options_->global_ranks_in_group.clear();
+  set_membership(next.rank(), next.size());
+  store_ = next.store;
+  std::vector<int> ranks(static_cast<size_t>(next.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  options_->global_ranks_in_group.assign(ranks.begin(), ranks.end());
+  flight_record_.emplace(*this, std::move(ranks));
   sequence_ = 0;
   barriers_ = 0;
   shut_down_ = false;

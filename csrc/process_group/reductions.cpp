@@ -81,7 +81,7 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
   const uint64_t sequence = ++sequence_;
   issue.unlock();
   const int64_t count = tensor.numel();
-  const uint64_t number = flight_record_.enter({.kind = &operations::kAllReduce,
+  const uint64_t number = flight_record_->enter({.kind = &operations::kAllReduce,
                                                 .sequence = sequence,
                                                 .dtype = tensor.scalar_type(),
                                                 .input_elements = count,
@@ -91,7 +91,7 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
       *connection_.communicator->preallocated_allreduce(sequence, tensor.mutable_data_ptr(),
                                                         static_cast<size_t>(count), dtype, op),
       timeout);
-  flight_record_.finish(number);
+  flight_record_->finish(number);
   return sequence;
 }
 

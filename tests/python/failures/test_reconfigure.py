@@ -249,6 +249,45 @@ def test_a_member_that_is_left_out_gets_an_error(way: str) -> None:
         assert_joined([first[2], first[0], first[1]], 3)
 
 
+def shrink(excluded: int) -> tuple[int, int]:
+    dist.shrink_group([excluded])
+    return dist.get_rank(), dist.get_world_size()
+
+
+@ways
+def test_the_next_group_names_a_late_rank_and_shrinks(way: str) -> None:
+    """Rank 3 of the next group was rank 0 of one rank before."""
+    with Members(way, 8.0) as members:
+        first = members.start("aaaa")
+        assert_joined(first[:3], 1)
+        assert_joined([*first[:2], first[3], first[2]], 2)
+        errors = all_call([first[0], first[1], first[2]], all_reduce)
+        assert_all_name(errors, f"missing ranks: 2 (pid {first[3].pid} on")
+        assert_joined(first, 3)
+        if way == "again":  # PyTorch's shrink_group needs the store of init_process_group
+            first[3].kill()
+            assert_all_name(all_call(first[:3], all_reduce), "has died")
+            assert all_call(first[:3], shrink, 3) == [(rank, 3) for rank in range(3)]
+            assert_right(first[:3])
+
+
+def pend_with_callback() -> None:
+    work = dist.all_reduce(torch.ones(100_000), async_op=True)
+    assert work is not None
+    _Pending.work = work
+    work.get_future().then(lambda future: future.value())
+
+
+@ways
+def test_a_callback_in_flight_does_not_block(way: str) -> None:
+    with Members(way) as members:
+        first = members.start("aa")
+        assert_joined(first, 1)
+        first[1].call(pend_with_callback)
+        assert_joined(first, 2)
+        assert first[1].call(end_work) != "done"
+
+
 def resources() -> tuple[int, int, int]:
     """Return the numbers of descriptors, threads and files in /dev/shm."""
     handle()  # ends the stores of earlier groups
