@@ -82,11 +82,11 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
   issue.unlock();
   const int64_t count = tensor.numel();
   const uint64_t number = flight_record_->enter({.kind = &operations::kAllReduce,
-                                                .sequence = sequence,
-                                                .dtype = tensor.scalar_type(),
-                                                .input_elements = count,
-                                                .output_elements = count,
-                                                .timeout = timeout});
+                                                 .sequence = sequence,
+                                                 .dtype = tensor.scalar_type(),
+                                                 .input_elements = count,
+                                                 .output_elements = count,
+                                                 .timeout = timeout});
   queue_->run_claimed(
       *connection_.communicator->preallocated_allreduce(sequence, tensor.mutable_data_ptr(),
                                                         static_cast<size_t>(count), dtype, op),
