@@ -201,7 +201,9 @@ def test_box_ends_after_the_death_of_all_ranks(mortal_pool: Pool, socket_folder:
 def die_before_the_others_connect(context: Context) -> None:
     if context.rank == 0:
         group_boxes.GroupBoxes.accept = lambda *_, **__: kill_self()  # type: ignore[method-assign]
-    with pytest.raises(dist.DistBackendError, match="rank 0"):
+    # The box ends with rank 0 if no other rank has connected. Then it may be out of reach before
+    # another rank has noticed the death.
+    with pytest.raises((dist.DistBackendError, smb.BoxUnreachable), match="rank 0"):
         form(context, "auto")
 
 
