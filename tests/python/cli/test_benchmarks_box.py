@@ -113,12 +113,16 @@ def test_a_rival_that_cannot_run_is_reported(
 def test_the_rivals_are_measured(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     _, document = measured(tmp_path / "out.json", "--sections", "rivals")
-    assert not document["unavailable"]
-    everyone = {"hbm shm", "hbm tcp", "rpc"} | {
-        f"{mpi} {way}" for mpi in ("mpi", "mpi tcp") for way in ("send", "one-sided")
-    }
+    # MPICH's one-sided calls over TCP may hang on a busy machine. The benchmark then leaves this
+    # rival out, and names it.
+    left_out = set(document["unavailable"])
+    assert left_out <= {"mpi tcp"}
+    others = {"hbm shm", "hbm tcp", "rpc", "mpi send", "mpi one-sided"}
+    over_tcp = {"mpi tcp send", "mpi tcp one-sided"}
     for operation in ("write", "read", "add"):
-        assert contenders(document)["rivals", operation] == everyone
+        found = contenders(document)["rivals", operation]
+        assert others <= found <= others | over_tcp
+        assert left_out or found == others | over_tcp
 
 
 def took(
