@@ -125,9 +125,9 @@ def test_members_die_and_are_replaced(kind: str, deaths: int, way: str) -> None:
             for member in lost:
                 os.kill(member.pid, signal.SIGSTOP if stops else signal.SIGKILL)
             group = [member for member in group if member not in lost]
-            said = [member.end() for member in group]
-            done = max(steps for steps, _ in said)
-            for _, error in said:
+            said = {member: member.end() for member in group}
+            done = max(steps for steps, _ in said.values())
+            for _, error in said.values():
                 assert any(f"pid {member.pid} on" in error for member in lost) or (
                     # A rank of the other node may name the rank that itself waits for the lost one.
                     "timed out after" in error
@@ -146,6 +146,7 @@ def test_members_die_and_are_replaced(kind: str, deaths: int, way: str) -> None:
                 # All have failed, or all have formed the group before the death.
                 assert len(formed) in (0, SIZE - 1), found
                 group = [member for member in group if member is not victim]
+                done = max(said[member][0] for member in group if member in said)
                 group += members.start("b")
         uuid += 1
         assert attempt(group, uuid, None, 0.0) == [(rank, SIZE) for rank in range(SIZE)]
