@@ -75,8 +75,8 @@ class HealPlan:
 
 
 def _member(pipe: Connection, number: int, contender: str, node: str, port: int) -> None:
-    """Form the groups that the benchmark asks for. The answer to each is the time of its first
-    all_reduce, and later that of its failure."""
+    """Form the groups that the benchmark asks for. It answers each with the time of the
+    first all_reduce, and later with "failed"."""
     os.environ["HBMCOMM_NODE_ID"] = node
     torch.set_num_threads(1)
     limit = timedelta(seconds=_LIMIT)

@@ -22,7 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr const char* kIdKey = "hbm/handle";  // its value is the id of the store's handle
+constexpr const char* kIdKey = "hbm/handle";  // under it is the id of the store's handle
 constexpr const char* kLoopback = "127.0.0.1";
 
 milliseconds left_until(bootstrap::KeyValue::Deadline deadline) {

@@ -73,7 +73,7 @@ def test_survivors_of_two_nodes_form_the_next_group(way: str) -> None:
         living = [first[0], first[2], first[3]]
         assert_all_name(all_call(living, all_reduce), "has died")
         assert_joined(living, 2)
-        first[0].kill()  # it serves the group's store
+        first[0].kill()  # member 0 serves the group's store
         living = living[1:]
         assert_all_name(all_call(living, all_reduce), "has died", "the store is gone")
         assert_joined(living, 3)
@@ -89,7 +89,7 @@ def test_newcomers_join_members_of_two_nodes(way: str) -> None:
         assert_all_name(all_call(living, all_reduce), "has died")
         living += members.start("b")
         assert_joined(living, 2)
-        living[0].kill()  # it serves the group's store
+        living[0].kill()  # member 0 serves the group's store
         assert_all_name(
             all_call(living[1:], all_reduce),
             "has died",
@@ -170,7 +170,7 @@ def test_a_member_that_dies_before_the_meeting_is_named(way: str, victim: int) -
 def test_a_member_that_dies_in_the_meeting_is_named(way: str, victim: int) -> None:
     with Members(way) as members:
         first = members.start("aaa")
-        late = members.start("a")[0]  # the others wait for it
+        late = members.start("a")[0]  # the first three wait for this one
         handles = [member.call(handle) for member in [*first, late]]
         for member in first:
             member.begin(reconfigure, 1, handles)
@@ -299,7 +299,7 @@ def resources() -> tuple[int, int, int]:
 
 
 def print_into(file: Path) -> None:
-    """Send what this process prints as errors, in any language, to this file."""
+    """Send the standard error of this process, also of C++, to this file."""
     os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), 2)
 
 
@@ -315,7 +315,7 @@ def settle_below(bounds: tuple[int, int, int]) -> tuple[int, int, int]:
 
 @ways
 def test_nothing_grows(way: str, tmp_path: Path) -> None:
-    """A resource that each group leaves behind would be left as often as groups are formed."""
+    """Form groups. A leak of one resource in each group would exceed the bounds."""
     groups = 16
     with Members(way) as members:
         first = members.start("aab")

@@ -75,7 +75,7 @@ def victims_of(kind: str, choice: random.Random) -> list[int]:
 
 
 def attempt(members: list[Member], uuid: int, victim: Member | None, delay: float) -> list[Any]:
-    """Have the members form a group, and kill the victim meanwhile. Returns the living members'
+    """Have the members form a group, and kill the victim during that. Returns the living members'
     results."""
     handles = [member.call(handle) for member in members]
     for member in members:
@@ -127,8 +127,6 @@ def test_members_die_and_are_replaced(kind: str, deaths: int, way: str) -> None:
             group = [member for member in group if member not in lost]
             said = {member: member.end() for member in group}
             done = max(steps for steps, _ in said.values())
-            # Other tests check which rank an error names.
-            assert all("rank" in error or "store" in error for _, error in said.values()), said
             for member in lost:
                 member.kill()
             group += members.start(NODES[: SIZE - len(group)])
