@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
+
 from torch_hbmcomm import machine
 from torch_hbmcomm.box_process import BoxProcess
 from torch_hbmcomm.native import load
@@ -158,9 +160,14 @@ def provide(backend: Any, timeout: timedelta) -> None:
     backend.attach(boxes)
     try:
         invitation = _agree(backend, boxes, wanted)
-        backend.gather_texts(
+        failures = backend.gather_texts(
             "memory boxes reached", lambda: _join(backend, boxes, wanted, invitation)
         )
+        if failures[backend.rank()]:
+            raise BoxUnreachable(failures[backend.rank()])
+        for rank, failure in enumerate(failures):
+            if failure:
+                raise dist.DistBackendError(f"rank {rank}: BoxUnreachable: {failure}")
     except BaseException:
         backend.shutdown()
         raise
@@ -189,11 +196,19 @@ def _agree(backend: Any, boxes: GroupBoxes, wanted: str) -> _Invitation | None:
 
 
 def _join(backend: Any, boxes: GroupBoxes, wanted: str, invitation: _Invitation | None) -> str:
+    """Connect to the boxes. Returns why the group's box is out of reach, or "".
+
+    It raises nothing in that case: the box ends soon after rank 0 has died without other clients.
+    Then the exchange of the texts raises, and names the death.
+    """
     if invitation is None:
         boxes.connect(wanted)
-    else:
-        networks = backend.networks()
+        return ""
+    networks = backend.networks()
+    try:
         boxes.accept(invitation, near=networks[backend.rank()] == networks[0])
+    except BoxUnreachable as error:
+        return str(error)
     return ""
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import operator
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from harness import beyond_gloo
 from harness.members import (
+    INSTEAD_OF_GLOO,
     LIMIT,
     WAYS,
     Member,
@@ -24,6 +26,9 @@ from harness.members import (
     handle,
     reconfigure,
 )
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
@@ -37,7 +42,7 @@ def assert_all_name(errors: list[Any], *parts: str) -> None:
         assert any(part in str(error) for part in parts), error
 
 
-@ways
+@pytest.mark.parametrize("way", [*WAYS, *INSTEAD_OF_GLOO])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_survivors_and_a_newcomer_form_the_next_group(way: str, victim: int) -> None:
     with Members(way) as members:
@@ -335,45 +340,73 @@ def test_nothing_grows(way: str, tmp_path: Path) -> None:
         assert "TCPStore" not in printed.read_text()
 
 
-def train() -> list[float]:
-    """Train with DDP over the group, and in a subgroup. Returns the sums of the weights."""
+def sum_in_a_subgroup() -> float:
+    """Return the sum over all ranks but the last of one for each."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2, dtype=torch.float64)
-    ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
-    for step in range(3):
-        optimizer.zero_grad()
-        ddp(torch.full((1, 4), rank + step + 1.0, dtype=torch.float64)).sum().backward()
-        optimizer.step()
     part = dist.new_group(list(range(size - 1)))
     data = torch.ones(5)
     if rank < size - 1:
         dist.all_reduce(data, group=part)
-    return [float(data[0]), *(float(p.detach().sum()) for p in model.parameters())]
+    return float(data[0])
 
 
-def reference(size: int) -> list[float]:
+def linear() -> torch.nn.Module:
     torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2, dtype=torch.float64)
+    return torch.nn.Linear(4, 2, dtype=torch.float64)
+
+
+def train(model: torch.nn.Module, ranks: Sequence[int], divisor: int) -> None:
+    """Train with the sum of the losses of `ranks`, divided by the divisor."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     for step in range(3):
         optimizer.zero_grad()
-        for rank in range(size):
+        for rank in ranks:
             out = model(torch.full((1, 4), rank + step + 1.0, dtype=torch.float64)).sum()
-            (out / size).backward()
+            (out / divisor).backward()
         optimizer.step()
+
+
+def reference(size: int) -> list[float]:
+    model = linear()
+    train(model, range(size), size)
     return [float(p.detach().sum()) for p in model.parameters()]
 
 
-def test_ddp_and_subgroups_over_the_next_group() -> None:
-    with Members("again") as members:
+def train_replicated() -> list[float]:
+    model = linear()
+    train(DistributedDataParallel(model), [dist.get_rank()], 1)
+    return [float(p.detach().sum()) for p in model.parameters()]
+
+
+def train_sharded() -> list[float]:
+    """Train with FSDP2, sharded in two halves of the group, which replicate each other."""
+    model = linear()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard")))
+    train(model, [dist.get_rank()], 1)
+    return [float(cast(DTensor, p).full_tensor().sum()) for p in model.parameters()]
+
+
+def multiply_on_a_mesh() -> float:
+    """Return the sum of a product of two DTensors, one of them sharded."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    rows = distribute_tensor(torch.arange(32.0).reshape(8, 4), mesh, [Shard(0)])
+    columns = distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh, [Replicate()])
+    return float(cast(DTensor, (rows @ columns).sum()).full_tensor())
+
+
+@ways
+def test_models_and_meshes_over_the_next_group(way: str, tmp_path: Path) -> None:
+    with Members(way, store=tmp_path / "store") as members:
         first = members.start("aaa")
         assert_joined(first, 1)
+        assert all_call(first, sum_in_a_subgroup) == [2.0, 2.0, 1.0]
         first[0].kill()
         assert_all_name(all_call(first[1:], all_reduce), "has died")
         living = [*first[1:], *members.start("aa")]
         assert_joined(living, 2)
-        for rank, found in enumerate(all_call(living, train)):
-            assert found[0] == (3.0 if rank < 3 else 1.0)
-            assert found[1:] == pytest.approx(reference(4), rel=1e-12)
+        assert all_call(living, sum_in_a_subgroup) == [3.0, 3.0, 3.0, 1.0]
+        for training in (train_replicated, train_sharded):
+            for found in all_call(living, training):
+                assert found == pytest.approx(reference(4), rel=1e-12)
+        product = torch.arange(32.0).reshape(8, 4) @ torch.arange(12.0).reshape(4, 3)
+        assert all_call(living, multiply_on_a_mesh) == [float(product.sum())] * 4

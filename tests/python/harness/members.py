@@ -2,7 +2,8 @@
 
 Each member is forked from the pools' warm process, and does what the test asks over a pipe. `way`
 names how it reconfigures: "again" by torch_hbmcomm.reconfigure, "in place" by PyTorch's
-torch.distributed._reconfigure, which PyTorch has from 2.14 on.
+torch.distributed._reconfigure, which PyTorch has from 2.14 on, and "instead of gloo" by the same in
+a program that asks for Gloo.
 """
 
 from __future__ import annotations
@@ -14,26 +15,30 @@ from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FileStore, HashStore
 
 import torch_hbmcomm
 from harness.pool import processes
+from torch_hbmcomm.instead_of import take_the_place_of
 
 LIMIT = 60.0  # seconds within which a member must answer
-WAYS = ["again", "in place"] if hasattr(dist, "_reconfigure") else ["again"]
+_IN_PLACE = hasattr(dist, "_reconfigure")
+WAYS = ["again", *(["in place"] if _IN_PLACE else [])]
+INSTEAD_OF_GLOO = ["instead of gloo"] if _IN_PLACE else []
 
 
 class Member:
     """A process of the test's."""
 
-    def __init__(self, way: str, node: str, timeout: float) -> None:
+    def __init__(self, way: str, node: str, timeout: float, store: Path | None) -> None:
         self._pipe, theirs = processes.Pipe()
         self.process: BaseProcess = processes.Process(
-            target=_live, args=(theirs, way, node, timedelta(seconds=timeout))
+            target=_live, args=(theirs, way, node, timedelta(seconds=timeout), store)
         )
         self.process.start()
         theirs.close()
@@ -67,11 +72,15 @@ class Member:
 
 
 class Members:
-    """All processes of a test. A context manager: its end kills those that still run."""
+    """All processes of a test. A context manager: its end kills those that still run.
 
-    def __init__(self, way: str, timeout: float = LIMIT) -> None:
+    store: the file of the store that "in place" gives to init_process_group, which subgroups use
+    """
+
+    def __init__(self, way: str, timeout: float = LIMIT, store: Path | None = None) -> None:
         self._way = way
         self._timeout = timeout
+        self._store = store
         self._all: list[Member] = []
 
     def __enter__(self) -> Members:
@@ -83,7 +92,7 @@ class Members:
 
     def start(self, nodes: str) -> list[Member]:
         """Start a member on each of these nodes: one letter for each."""
-        made = [Member(self._way, node, self._timeout) for node in nodes]
+        made = [Member(self._way, node, self._timeout, self._store) for node in nodes]
         self._all += made
         return made
 
@@ -113,13 +122,20 @@ def assert_right(members: Sequence[Member]) -> None:
     assert all_call(members, exercise) == ["right"] * len(members)
 
 
-def _live(pipe: Connection, way: str, node: str, timeout: timedelta) -> None:
+def _live(pipe: Connection, way: str, node: str, timeout: timedelta, file: Path | None) -> None:
     os.environ["HBMCOMM_NODE_ID"] = node
     torch.set_num_threads(1)
     _Settings.way, _Settings.timeout = way, timeout
-    if way == "in place":
+    if way != "again":
+        if way == "instead of gloo":
+            take_the_place_of("gloo")
         dist.init_process_group(  # type: ignore[call-arg]
-            "hbm", store=HashStore(), rank=0, world_size=1, timeout=timeout, enable_reconfigure=True
+            "hbm" if way == "in place" else "gloo",
+            store=HashStore() if file is None else FileStore(str(file), -1),
+            rank=0,
+            world_size=1,
+            timeout=timeout,
+            enable_reconfigure=True,
         )
     with suppress(EOFError):
         while True:
