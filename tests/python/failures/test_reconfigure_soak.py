@@ -6,6 +6,8 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import torch
 import torch.distributed as dist
 from harness import beyond_gloo, seeds
 from harness.members import WAYS, Member, Members, all_call, handle, reconfigure
+
+from benchmarks.namespaces import NoNamespaces, two_nodes
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
@@ -74,6 +78,17 @@ def victims_of(kind: str, choice: random.Random) -> list[int]:
     return choice.sample(range(1, SIZE), count)
 
 
+@contextmanager
+def networks_of_nodes() -> Iterator[dict[str, str]]:
+    """Yield a network namespace for each node, or nothing if this machine cannot make them."""
+    with ExitStack() as stack:
+        names = {}
+        with suppress(NoNamespaces):
+            first, second = stack.enter_context(two_nodes(None))
+            names = {"a": first.name, "b": second.name}
+        yield names
+
+
 def attempt(members: list[Member], uuid: int, victim: Member | None, delay: float) -> list[Any]:
     """Have the members form a group, and kill the victim during that. Returns the living members'
     results."""
@@ -107,7 +122,7 @@ def test_members_die_and_are_replaced(kind: str, deaths: int, way: str) -> None:
     choice = seeds.draws("deaths")
     uuid = 0
     done = 0
-    with Members(way, FORMING) as members:
+    with networks_of_nodes() as networks, Members(way, FORMING, networks=networks) as members:
         group = members.start(NODES)
         early: tuple[int, int, int] | None = None
         for death in range(deaths):

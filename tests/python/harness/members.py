@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore
 
 import torch_hbmcomm
+from harness.network import enter_namespace
 from harness.pool import processes
 from torch_hbmcomm.instead_of import take_the_place_of
 
@@ -32,14 +34,27 @@ WAYS = ["again", *(["in place"] if _IN_PLACE else [])]
 INSTEAD_OF_GLOO = ["instead of gloo"] if _IN_PLACE else []
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Settings of all members of a test.
+
+    timeout: of their groups
+    store: the file of the store that "in place" gives to init_process_group, which subgroups use
+    networks: the network namespace of each node. A node without one is a name only.
+    """
+
+    way: str
+    timeout: timedelta
+    store: Path | None
+    networks: Mapping[str, str]
+
+
 class Member:
     """A process of the test's."""
 
-    def __init__(self, way: str, node: str, timeout: float, store: Path | None) -> None:
+    def __init__(self, settings: Settings, node: str) -> None:
         self._pipe, theirs = processes.Pipe()
-        self.process: BaseProcess = processes.Process(
-            target=_live, args=(theirs, way, node, timedelta(seconds=timeout), store)
-        )
+        self.process: BaseProcess = processes.Process(target=_live, args=(theirs, settings, node))
         self.process.start()
         theirs.close()
 
@@ -72,15 +87,16 @@ class Member:
 
 
 class Members:
-    """All processes of a test. A context manager: its end kills those that still run.
+    """All processes of a test. A context manager: its end kills those that still run."""
 
-    store: the file of the store that "in place" gives to init_process_group, which subgroups use
-    """
-
-    def __init__(self, way: str, timeout: float = LIMIT, store: Path | None = None) -> None:
-        self._way = way
-        self._timeout = timeout
-        self._store = store
+    def __init__(
+        self,
+        way: str,
+        timeout: float = LIMIT,
+        store: Path | None = None,
+        networks: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings = Settings(way, timedelta(seconds=timeout), store, networks or {})
         self._all: list[Member] = []
 
     def __enter__(self) -> Members:
@@ -92,7 +108,7 @@ class Members:
 
     def start(self, nodes: str) -> list[Member]:
         """Start a member on each of these nodes: one letter for each."""
-        made = [Member(self._way, node, self._timeout, self._store) for node in nodes]
+        made = [Member(self._settings, node) for node in nodes]
         self._all += made
         return made
 
@@ -122,19 +138,22 @@ def assert_right(members: Sequence[Member]) -> None:
     assert all_call(members, exercise) == ["right"] * len(members)
 
 
-def _live(pipe: Connection, way: str, node: str, timeout: timedelta, file: Path | None) -> None:
+def _live(pipe: Connection, settings: Settings, node: str) -> None:
     os.environ["HBMCOMM_NODE_ID"] = node
+    if node in settings.networks:
+        enter_namespace(settings.networks[node])
     torch.set_num_threads(1)
-    _Settings.way, _Settings.timeout = way, timeout
-    if way != "again":
-        if way == "instead of gloo":
+    _Own.settings = settings
+    if settings.way != "again":
+        if settings.way == "instead of gloo":
             take_the_place_of("gloo")
+        file = settings.store
         dist.init_process_group(  # type: ignore[call-arg]
-            "hbm" if way == "in place" else "gloo",
+            "hbm" if settings.way == "in place" else "gloo",
             store=HashStore() if file is None else FileStore(str(file), -1),
             rank=0,
             world_size=1,
-            timeout=timeout,
+            timeout=settings.timeout,
             enable_reconfigure=True,
         )
     with suppress(EOFError):
@@ -146,16 +165,15 @@ def _live(pipe: Connection, way: str, node: str, timeout: timedelta, file: Path 
                 pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
-class _Settings:
-    way = ""
-    timeout = timedelta()
+class _Own:
+    settings: Settings
 
 
 # The functions that members call.
 
 
 def handle() -> str:
-    if _Settings.way == "again":
+    if _Own.settings.way == "again":
         return torch_hbmcomm.reconfigure_handle()
     text: str = dist._get_reconfigure_handle()  # type: ignore[attr-defined]
     return text
@@ -164,8 +182,8 @@ def handle() -> str:
 def reconfigure(
     uuid: int, handles: Sequence[str] | Collection[str], timeout: float | None = None
 ) -> tuple[int, int]:
-    limit = _Settings.timeout if timeout is None else timedelta(seconds=timeout)
-    if _Settings.way == "again":
+    limit = _Own.settings.timeout if timeout is None else timedelta(seconds=timeout)
+    if _Own.settings.way == "again":
         torch_hbmcomm.reconfigure(uuid, handles, limit)  # type: ignore[arg-type]
     else:
         dist._reconfigure(uuid, handles, timeout=limit).wait()  # type: ignore[attr-defined]
