@@ -126,15 +126,15 @@ def _form(uuid: int, pipes: list[Connection]) -> float:
     """Have the members form a group. Returns the time of its last first all_reduce."""
     for pipe in pipes:
         pipe.send((uuid, len(pipes)))
-    handles = [_hear(pipe) for pipe in pipes]
+    handles = [_hear(pipe, "its handle") for pipe in pipes]
     for pipe in pipes:
         pipe.send(handles)
-    return max(float(_hear(pipe)) for pipe in pipes)
+    return max(float(_hear(pipe, "its first all_reduce")) for pipe in pipes)
 
 
-def _hear(pipe: Connection) -> Any:
+def _hear(pipe: Connection, what: str) -> Any:
     if not pipe.poll(_LIMIT):
-        raise RuntimeError(f"a member sent nothing for {_LIMIT:.0f} s")
+        raise RuntimeError(f"a member has not sent {what} within {_LIMIT:.0f} s")
     try:
         return pipe.recv()
     except EOFError:
@@ -159,13 +159,13 @@ def _seconds(contender: str, layout: str) -> float:
             members.append(member)
             pipes.append(ours)
         for pipe in pipes:
-            _hear(pipe)
+            _hear(pipe, "that it is ready")
         size = len(layout)
         _form(1, pipes[:size])
         killed = time.monotonic()
         members[size - 1].kill()
         for pipe in pipes[: size - 1]:
-            _hear(pipe)  # "failed"
+            _hear(pipe, "that its group has failed")
         return _form(2, pipes[: size - 1] + pipes[size:]) - killed
     finally:
         for member in members:
@@ -180,7 +180,10 @@ def run(plan: HealPlan) -> Result:
         samples: dict[str, list[float]] = {name: [] for name in plan.contenders}
         for _ in range(plan.rounds):
             for name, taken in samples.items():
-                taken.append(_seconds(name, layout) * 1e6)
+                try:
+                    taken.append(_seconds(name, layout) * 1e6)
+                except RuntimeError as error:
+                    raise RuntimeError(f"{name}, layout {layout}: {error}") from error
         found += [sampled({"layout": layout}, name, taken) for name, taken in samples.items()]
     return Result(
         benchmark="heal",
