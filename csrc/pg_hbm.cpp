@@ -132,8 +132,10 @@ progress::OperationQueue::Hooks ProcessGroupHbm::hooks(
           [this](const progress::Operation& operation, const std::exception_ptr& error) {
             return connection_.peers->explain(operation, error);
           },
-          std::move(failed), [this] { connection_.communicator->wake(); },
-          [this](const std::vector<int>& ranks) { return missing_ranks(ranks); }};
+          std::move(failed),
+          [this] { connection_.communicator->wake(); },
+          [this](const std::vector<int>& ranks) { return missing_ranks(ranks); },
+          [this] { return connection_.peers->news(); }};
 }
 
 // Breaks the group if ranks of two jobs may have formed it.

@@ -148,4 +148,18 @@ inline constexpr std::chrono::milliseconds kCountedRankTimeout{1000};
 // Measure: `agreement_test --gtest_filter=Agreement.DoesNotNameARankThatJustArrived`
 inline constexpr std::chrono::milliseconds kCountedRankCheckPeriod{10};
 
+// -- The store that a member serves
+
+// The longest sleep of a client that waits for its connection or for an answer.
+// Below: the client sleeps until the socket is ready.
+// Above: it wakes, checks the deadline and whether the server's process has ended, and goes on.
+// Measure: `member_store_test --gtest_filter=MemberStore.CheckEndsAnAttempt`
+inline constexpr std::chrono::milliseconds kMemberStoreCheckPeriod{10};
+
+// The pause of a server that has no descriptor for another client.
+// Below: a smaller value takes processor time.
+// Above: a larger value keeps a client waiting after a descriptor has become free.
+// Measure: `member_store_test --gtest_filter=MemberStore.ServesOnWithoutDescriptors`
+inline constexpr std::chrono::milliseconds kFullPause{100};
+
 }  // namespace hbm::bootstrap

@@ -6,6 +6,7 @@
 // on other nodes, and publishes nothing to them.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <string>
 #include <vector>
@@ -23,6 +24,10 @@ class Peers {
   // Error(kNetwork): the machine of a rank does not answer, or the store is gone, through which
   // ranks report failures. Does not wait.
   virtual void check(const progress::Operation& operation) = 0;
+
+  // Returns a number that changes when check() may have learned something new about ranks on other
+  // nodes. Costs one load.
+  virtual uint64_t news() const noexcept = 0;
 
   // Returns the description of a second claim: another process has come as one of the group's
   // ranks, so ranks of two jobs may have formed the group. Returns an empty text if no second claim

@@ -1,20 +1,15 @@
 #include "process_group/handle_store.h"
 
-#include <poll.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <memory>
-#include <string>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <vector>
+#include <functional>
+#include <thread>
+#include <utility>
 
-#include "base/descriptor.h"
 #include "base/error.h"
-#include "base/tcp.h"
-#include "base/threads.h"
+#include "process_group/tuning.h"
 
 namespace hbm::process_group {
 namespace {
@@ -22,13 +17,16 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr const char* kIdKey = "hbm/handle";  // under it is the id of the store's handle
 constexpr const char* kLoopback = "127.0.0.1";
 
-milliseconds left_until(bootstrap::KeyValue::Deadline deadline) {
-  const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-  return std::max(left, milliseconds(1));
+bootstrap::KeyValue::Deadline deadline_after(milliseconds timeout) {
+  return timeout == c10d::Store::kNoTimeout ? bootstrap::KeyValue::Deadline::max()
+                                            : steady_clock::now() + timeout;
 }
+
+std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
 // Returns the addresses at which this process can reach the handle's store. 127.0.0.1 leads there
 // only within one network. In one network every other address leads to the same store.
@@ -41,63 +39,97 @@ std::vector<std::string> ways_to(const bootstrap::Handle& handle) {
   return ways;
 }
 
-// Returns why no connection to the address can be made; empty if one can. PyTorch's own client
-// would print warnings and repeat the attempt until its timeout.
-std::string obstacle(const std::string& address, int port, bootstrap::KeyValue::Deadline deadline) {
-  const Descriptor probe = start_to_connect(address, static_cast<uint16_t>(port));
-  if (!probe) return std::strerror(errno);
-  pollfd connected{probe.get(), POLLOUT, 0};
-  const int left = static_cast<int>(left_until(deadline).count());
-  const int error = poll(&connected, 1, left) == 1 ? connection_error(probe.get()) : ETIMEDOUT;
-  return error == 0 ? std::string() : std::strerror(error);
-}
-
-c10d::TCPStoreOptions options(int port, bool serves, milliseconds timeout) {
-  c10d::TCPStoreOptions made;
-  made.port = static_cast<uint16_t>(port);
-  made.isServer = serves;
-  made.waitWorkers = false;
-  made.timeout = timeout;
-  return made;
-}
-
-// An attempt to open a store. A thread that the caller may abandon makes it.
-struct Opening {
-  c10::intrusive_ptr<c10d::Store> store;
-  std::string failures;
-};
-
-void open(const bootstrap::Handle& handle, bootstrap::KeyValue::Deadline deadline, Opening& made) {
-  for (const std::string& address : ways_to(handle)) {
-    std::string failure = obstacle(address, handle.port, deadline);
-    if (failure.empty()) {
-      c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::TCPStore>(
-          address, options(handle.port, /*serves=*/false, left_until(deadline)));
-      if (store->check({kIdKey}) && store->get_to_str(kIdKey) == handle.id) {
-        made.store = std::move(store);
-        return;
-      }
-      failure = "another program answers there";
-    }
-    made.failures += (made.failures.empty() ? "" : "; ") + address + ":" +
-                     std::to_string(handle.port) + ": " + failure;
-  }
+std::string name_of(const bootstrap::Handle& handle) {
+  return "the store of the handle of " + process_name(handle.process);
 }
 
 }  // namespace
 
-HandleStore::HandleStore() {
+template <typename Question>
+auto C10dMemberStore::ask(const Question& question) {
   try {
-    const auto served = c10::make_intrusive<c10d::TCPStore>(
-        kLoopback, options(0, /*serves=*/true, c10d::Store::kDefaultTimeout));
-    handle_ = bootstrap::make_handle(served->getPort());
-    store_ = served;
-    store_->set(kIdKey, handle_.id);
-  } catch (const c10::Error& error) {
-    throw Error(ErrorKind::kUnavailable,
-                std::string("this process cannot serve a store for its handle: ") +
-                    error.what_without_backtrace());
+    return question(deadline_after(timeout_));
+  } catch (const Error& error) {
+    const std::string text = name_ + ": " + error.what();
+    if (error.kind() == ErrorKind::kInvalid) C10_THROW_ERROR(ValueError, text);
+    if (error.kind() == ErrorKind::kTimeout) C10_THROW_ERROR(DistStoreError, text);
+    C10_THROW_ERROR(DistNetworkError, text);
   }
+}
+
+c10::intrusive_ptr<c10d::Store> C10dMemberStore::clone() {
+  return c10::make_intrusive<C10dMemberStore>(store_, name_, served_here_);
+}
+
+void C10dMemberStore::set(const std::string& key, const std::vector<uint8_t>& value) {
+  ask([&](auto deadline) { store_->set(key, text_of(value), deadline); });
+}
+
+std::vector<uint8_t> C10dMemberStore::compareSet(const std::string& key,
+                                                 const std::vector<uint8_t>& expected,
+                                                 const std::vector<uint8_t>& desired) {
+  return bytes_of(ask([&](auto deadline) {
+    return store_->replace(key, text_of(expected), text_of(desired), deadline);
+  }));
+}
+
+std::vector<uint8_t> C10dMemberStore::get(const std::string& key) {
+  return multiGet({key}).front();
+}
+
+std::vector<std::vector<uint8_t>> C10dMemberStore::multiGet(const std::vector<std::string>& keys) {
+  const auto deadline = deadline_after(timeout_);
+  while (true) {
+    const auto found = ask([&](auto answer_by) { return store_->get(keys, answer_by); });
+    std::vector<std::vector<uint8_t>> values;
+    for (const auto& value : found) {
+      if (value) values.push_back(bytes_of(*value));
+    }
+    if (values.size() == keys.size()) return values;
+    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+    wait(keys, std::max(left, milliseconds(1)));
+  }
+}
+
+int64_t C10dMemberStore::add(const std::string& key, int64_t value) {
+  return ask([&](auto deadline) { return store_->add(key, value, deadline); });
+}
+
+bool C10dMemberStore::deleteKey(const std::string& key) {
+  return ask([&](auto deadline) { return store_->remove(key, deadline); });
+}
+
+bool C10dMemberStore::check(const std::vector<std::string>& keys) {
+  return ask([&](auto deadline) { return store_->has(keys, deadline); });
+}
+
+int64_t C10dMemberStore::getNumKeys() {
+  return ask([&](auto deadline) { return store_->count(deadline); });
+}
+
+// Asks repeatedly, so that a wait does not hold the connection.
+void C10dMemberStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
+  const auto deadline = deadline_after(timeout);
+  auto pause = kFirstMemberStorePause;
+  while (!check(keys)) {
+    if (steady_clock::now() >= deadline) {
+      std::string names;
+      for (const std::string& key : keys) names += (names.empty() ? "" : ", ") + key;
+      C10_THROW_ERROR(DistStoreError, name_ + ": no value for all of the keys " + names +
+                                          " before the timeout of " +
+                                          std::to_string(timeout.count()) + " ms");
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestMemberStorePause);
+  }
+}
+
+HandleStore::HandleStore() : handle_(bootstrap::make_handle(0)) {
+  uint16_t port = 0;
+  auto served = bootstrap::serve_member_store(handle_.id, port);
+  handle_.port = port;
+  store_ = c10::make_intrusive<C10dMemberStore>(std::move(served), name_of(handle_),
+                                                /*served_here=*/true);
 }
 
 c10::intrusive_ptr<c10d::Store> open_store(const bootstrap::Handle& handle, const std::string& what,
@@ -106,31 +138,24 @@ c10::intrusive_ptr<c10d::Store> open_store(const bootstrap::Handle& handle, cons
   const auto require_alive = [&] {
     if (has_ended(handle.process)) throw Error(ErrorKind::kDeath, what + first + " has died");
   };
-  require_alive();
-  const auto made = std::make_shared<Opening>();
-  bool returned = false;
   try {
-    returned = run_abandonable([handle, deadline, made] { open(handle, deadline, *made); },
-                               deadline, require_alive);
-  } catch (const c10::Error& error) {
+    auto opened = bootstrap::open_member_store(ways_to(handle), static_cast<uint16_t>(handle.port),
+                                               handle.id, deadline, require_alive);
+    return c10::make_intrusive<C10dMemberStore>(std::move(opened), name_of(handle),
+                                                /*served_here=*/false);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kDeath) throw;
     require_alive();
-    throw Error(ErrorKind::kNetwork, what + first +
-                                         " serves the store in which the members meet, "
-                                         "and the connection failed: " +
-                                         error.what_without_backtrace());
+    const std::string serves = " serves the store in which the members meet, and ";
+    if (error.kind() == ErrorKind::kTimeout) {
+      throw Error(ErrorKind::kTimeout, what + first + serves +
+                                           "did not answer before the timeout: it is stopped, or "
+                                           "unreachable (" +
+                                           error.what() + ")");
+    }
+    throw Error(ErrorKind::kNetwork, what + first + serves + "cannot be reached (" + error.what() +
+                                         "): it has died, or a firewall is between the machines");
   }
-  if (returned && made->store) return std::move(made->store);
-  require_alive();
-  if (!returned) {
-    throw Error(ErrorKind::kTimeout,
-                what + first +
-                    " serves the store in which the members meet, and did not "
-                    "answer before the timeout: it is stopped, or unreachable");
-  }
-  throw Error(ErrorKind::kNetwork,
-              what + first +
-                  " serves the store in which the members meet, and cannot be reached (" +
-                  made->failures + "): it has died, or a firewall is between the machines");
 }
 
 }  // namespace hbm::process_group

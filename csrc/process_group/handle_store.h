@@ -1,16 +1,58 @@
 // The stores of handles (bootstrap/handle.h). Each process that gives its handle to others serves a
-// TCPStore of PyTorch's. The members of the next group meet in the store of the first of them,
-// which is then also the store of that group.
+// store. The members of the next group meet in the store of the first of them, which is then also
+// the store of that group.
 //
-// Threads: an object is used by one thread at a time. Any thread may call open_store().
+// Threads: an object is used by one thread at a time, except the store. Any thread may call
+// open_store().
 #pragma once
 
+#include <chrono>
+#include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "bootstrap/handle.h"
 #include "bootstrap/key_value.h"
+#include "bootstrap/member_store.h"
 
 namespace hbm::process_group {
+
+// A bootstrap::MemberStore for PyTorch. Its functions raise DistNetworkError if the process that
+// serves the store has ended, and DistStoreError at the store's timeout.
+class C10dMemberStore final : public c10d::Store {
+ public:
+  // `name`: of the store, for errors.
+  C10dMemberStore(std::shared_ptr<bootstrap::MemberStore> store, std::string name, bool served_here)
+      : store_(std::move(store)), name_(std::move(name)), served_here_(served_here) {}
+
+  const std::string& name() const noexcept { return name_; }
+  bool served_here() const noexcept { return served_here_; }
+
+  // Returns a store with the same connection. Waits of one do not block the other.
+  c10::intrusive_ptr<c10d::Store> clone() override;
+
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override;
+  std::vector<uint8_t> get(const std::string& key) override;
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
+  int64_t add(const std::string& key, int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
+
+ private:
+  template <typename Question>
+  auto ask(const Question& question);
+
+  const std::shared_ptr<bootstrap::MemberStore> store_;
+  const std::string name_;
+  const bool served_here_;
+};
 
 class HandleStore {
  public:
@@ -24,8 +66,8 @@ class HandleStore {
   const c10::intrusive_ptr<c10d::Store>& store() const noexcept { return store_; }
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_;
   bootstrap::Handle handle_;
+  c10::intrusive_ptr<c10d::Store> store_;
 };
 
 // Connects to the store of another process' handle, at the first of its addresses that leads there.

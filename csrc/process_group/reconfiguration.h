@@ -58,7 +58,7 @@ class Reconfiguration {
   std::shared_ptr<HandleStore> present_;  // null: handle() makes it
   // Stores in which groups of this process have met, if this process serves them, each with the
   // time at which it ends. Members of an earlier group release its store soon after they have
-  // formed the next one. PyTorch would print warnings on them if the store ended before.
+  // formed the next one. Until then they may read in it why their group has ended.
   std::deque<std::pair<bootstrap::KeyValue::Deadline, std::shared_ptr<HandleStore>>> served_;
   std::set<int64_t> uuids_;  // of this process' attempts
 };

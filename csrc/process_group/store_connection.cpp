@@ -24,6 +24,7 @@
 #include "base/log.h"
 #include "base/process_end.h"
 #include "base/threads.h"
+#include "process_group/handle_store.h"
 #include "process_group/tuning.h"
 
 namespace hbm::process_group {
@@ -104,6 +105,9 @@ StoreName name_of(c10d::Store& store) {
             "a process was killed while it wrote to the file, another one holds the file's lock, "
             "or the file system is stuck"};
   }
+  if (const auto* const member = dynamic_cast<C10dMemberStore*>(&store)) {
+    return {member->name(), "that process has ended", "that process is stopped, or unreachable"};
+  }
   return {"the c10d store", "it raised an error", "it is stuck"};
 }
 
@@ -127,6 +131,10 @@ bool is_served_by_agent(const c10d::TCPStore& store) {
 }
 
 bootstrap::StoreServer server_of(c10d::Store& store) {
+  if (const auto* const member = dynamic_cast<C10dMemberStore*>(&store)) {
+    return member->served_here() ? bootstrap::StoreServer::kThisProcess
+                                 : bootstrap::StoreServer::kAnotherRank;
+  }
   const auto* const tcp = dynamic_cast<c10d::TCPStore*>(&store);
   if (tcp == nullptr) return bootstrap::StoreServer::kNoRank;
   if (has_server(*tcp)) return bootstrap::StoreServer::kThisProcess;

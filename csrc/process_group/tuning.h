@@ -132,9 +132,22 @@ inline constexpr std::chrono::milliseconds kTurnstileCheckPeriod{1};
 
 // The time for which a process serves the store of its handle after the group of that handle is
 // formed, also if the members form the next group meanwhile.
-// Below: members of the earlier group that still ask the store print PyTorch's warning.
+// Below: members of the earlier group that still ask the store read its errors there.
 // Above: a process that reconfigures often has more stores at the same time.
 // Measure: `pytest tests/python/failures/test_reconfigure.py -k test_nothing_grows`
 inline constexpr std::chrono::seconds kServedStoreTime{5};
+
+// The pause of PyTorch's wait() in such a store after the first question. Each further pause is
+// twice as long.
+// Below: a smaller value asks more questions before the other ranks can have answered.
+// Above: a larger value delays the groups that PyTorch makes.
+// Measure: `python -m benchmarks.heal`
+inline constexpr std::chrono::microseconds kFirstMemberStorePause{50};
+
+// The longest such pause.
+// Below: the pause grows.
+// Above: it stays at the value.
+// Measure: `python -m benchmarks.heal`
+inline constexpr std::chrono::microseconds kLongestMemberStorePause{5000};
 
 }  // namespace hbm::process_group

@@ -111,8 +111,8 @@ class Request {
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   struct Hooks {
-    // Called about four times a second while the progress thread waits for the operation's ranks.
-    // Throws to fail the operation, as Peers::check() does.
+    // Called about four times a second while the progress thread waits for the operation's ranks,
+    // and when `news` changes. Throws to fail the operation, as Peers::check() does.
     std::function<void(const Operation& operation)> watch;
     // Returns the cause of an error, or the error itself. May wait briefly.
     std::function<std::exception_ptr(const Operation& operation, const std::exception_ptr& error)>
@@ -124,6 +124,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
     std::function<void()> wake;
     // Returns the ranks that an operation waited for, for the error of its timeout.
     std::function<std::string(const std::vector<int>& ranks)> name_ranks;
+    // Returns a number that changes when watch() may find something new. Called often.
+    std::function<uint64_t()> news;
   };
 
   enum class Order { kOrdered, kUnordered };
@@ -244,6 +246,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   bool driving_ = false;
   const std::atomic<bool>* progress_thread_ = nullptr;      // parked_here() of the progress thread
   Clock::time_point watch_due_ = Clock::time_point::max();  // used by the progress thread alone
+  uint64_t news_seen_ = 0;                                  // used by the progress thread alone
   std::chrono::microseconds check_period_ = kNever;  // of the leading worker, while it is idle
   bool stopping_ = false;
   Clock::time_point last_issue_;

@@ -119,6 +119,21 @@ TEST_F(QueueTest, TheWatchBreaksAnOrderedQueue) {
   EXPECT_TRUE(op->abandoned);
 }
 
+TEST_F(QueueTest, NewsAreWatchedAtOnce) {
+  constexpr int kNews = 200;  // the watches of 50 seconds without news
+  watch_ = [this](const std::vector<int>&) {
+    if (news_.fetch_add(1) == kNews) throw Error(ErrorKind::kPeer, "rank 3 has failed");
+  };
+  news_ = 1;
+  const auto op = script("op");
+  op->missing = {3};
+  const auto begun = Clock::now();
+  const auto request = enqueue(op);
+  EXPECT_TRUE(wait(request));
+  expect_error(ErrorKind::kPeer, {"rank 3 has failed"}, request->error());
+  EXPECT_LT(Clock::now() - begun, milliseconds(40'000));
+}
+
 TEST_F(UnorderedQueueTest, WatchFailsOnlyItsOperations) {
   watch_ = [](const std::vector<int>& missing) {
     if (missing == std::vector{3}) throw Error(ErrorKind::kPeer, "rank 3 has failed");

@@ -158,6 +158,7 @@ void FailureMonitor::mark_ended(const std::string& process) {
       if (group->processes[rank] != process) continue;
       if (group->is_monitored()) {
         group->undecided.emplace(static_cast<int>(rank), Clock::now());
+        reports_until_ = Clock::now() + kReportsTime;
       } else if (group->spans_nodes || group->state == GroupState::kMeeting) {
         // A rank of another node may come later, and then finds the death in the failure log.
         try {
@@ -413,6 +414,7 @@ void FailureMonitor::wait(const LivenessConnections& connections) {
     if (!stores_.empty())
       longest = wanted_connections_.empty() ? kRoundPeriod : kRoundPeriodWhileConnecting;
     const auto leaves = [](const auto& group) { return group->state == GroupState::kLeaving; };
+    if (longest && Clock::now() < reports_until_) longest = kRoundPeriodAfterDeath;
     if (longest && std::ranges::any_of(groups_, leaves)) longest = kRoundPeriodWhileLeaving;
   }
   connections.add_to(waits);
@@ -438,6 +440,7 @@ void FailureMonitor::apply_second_claim(const std::string& key, const std::strin
       if (group->job_store != claimed->job_store || group->has_second_claim) continue;
       group->claimed_twice = why;
       group->has_second_claim.store(true, std::memory_order_release);
+      group->news.fetch_add(1, std::memory_order_release);
     }
   }
 }
@@ -450,6 +453,7 @@ void FailureMonitor::measure_silence(const LivenessConnections& connections) {
       const auto silence = connections.silence(group->processes[r]);
       if (!silence || *silence <= group->heartbeat) continue;
       if (!group->silent.insert_or_assign(rank, *silence).second) continue;
+      group->news.fetch_add(1, std::memory_order_release);
       publish(*group, {FailureKind::kFailure, group->key,
                        "rank " + std::to_string(group->rank) + ": " +
                            silence_text(group->named(rank), *silence)});

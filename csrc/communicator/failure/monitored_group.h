@@ -96,6 +96,8 @@ struct MonitoredGroup : GroupFacts {
   // The second claim of one of its ranks. Constant after has_second_claim has been set.
   std::string claimed_twice;
   std::atomic<bool> has_second_claim = false;
+  // Incremented after each change of `silent`, `dead`, `left`, `failure` and `has_second_claim`.
+  std::atomic<uint64_t> news = 0;
 };
 
 }  // namespace hbm::communicator::failure

@@ -243,12 +243,9 @@ void FailureMonitor::decide_unanswered(const JobStore& store, Clock::time_point 
 // Marks a rank as left if `has_left` is true, else as dead. REQUIRES: mutex_ is held.
 void FailureMonitor::decide(MonitoredGroup& group, int rank, bool has_left) {
   group.undecided.erase(rank);
-  if (has_left) {
-    group.left.insert(rank);
-    return;
-  }
-  if (!group.dead.insert(rank).second) return;
-  publish_death(group, rank);
+  const bool is_new = (has_left ? group.left : group.dead).insert(rank).second;
+  group.news.fetch_add(1, std::memory_order_release);
+  if (is_new && !has_left) publish_death(group, rank);
 }
 
 // Applies an entry of the failure log. REQUIRES: mutex_ is held.
@@ -271,6 +268,7 @@ void FailureMonitor::apply(const FailureEntry& entry) {
       group->left.insert(rank);
       group->store_closes = true;
     }
+    group->news.fetch_add(1, std::memory_order_release);
   }
 }
 

@@ -23,6 +23,19 @@ inline constexpr std::chrono::milliseconds kRoundPeriod{250};
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
 inline constexpr std::chrono::milliseconds kRoundPeriodWhileConnecting{20};
 
+// The period of the rounds for kReportsTime after the end of a process. Ranks that waited for that
+// process report their failures in this time.
+// Below: a smaller value burdens the store.
+// Above: a larger value delays the errors of ranks that wait for these ranks.
+// Measure: `python -m benchmarks.heal --layouts aabb`
+inline constexpr std::chrono::milliseconds kRoundPeriodAfterDeath{10};
+
+// The time after the end of a process in which reports of failures are likely.
+// Below: rounds have the period kRoundPeriodAfterDeath.
+// Above: rounds have the period kRoundPeriod.
+// Measure: `python -m benchmarks.heal --layouts aabb`
+inline constexpr std::chrono::milliseconds kReportsTime{500};
+
 // The period of the rounds while this process leaves a group.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays destroy_process_group().

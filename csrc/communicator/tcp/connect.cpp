@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/close_in_children.h"
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "base/tcp.h"
+#include "base/unshared_socket.h"
 #include "bootstrap/gather.h"
 #include "communicator/tcp/tuning.h"
 
@@ -71,36 +71,6 @@ Place parse(const std::string& record) {
                                            (error == EMFILE ? " (raise `ulimit -n`)" : ""));
 }
 
-// A socket that a forked child closes.
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(Descriptor descriptor) : descriptor_(std::move(descriptor)) {
-    if (descriptor_) close_in_children(descriptor_.get());
-  }
-  Socket(Socket&&) noexcept = default;
-  Socket& operator=(Socket&& other) noexcept {
-    reset();
-    descriptor_ = std::move(other.descriptor_);
-    return *this;
-  }
-  ~Socket() { reset(); }
-
-  explicit operator bool() const noexcept { return static_cast<bool>(descriptor_); }
-  int get() const noexcept { return descriptor_.get(); }
-  void reset() noexcept {
-    if (descriptor_) keep_in_children(descriptor_.get());
-    descriptor_ = Descriptor();
-  }
-  Descriptor release() {
-    keep_in_children(descriptor_.get());
-    return Descriptor(descriptor_.release());
-  }
-
- private:
-  Descriptor descriptor_;
-};
-
 template <typename Message>
 bool send_whole(int socket, const Message& message) {
   return send(socket, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) ==
@@ -134,14 +104,14 @@ struct Call {
   size_t next = 0;  // the address to try next
   Step step = Step::kPausing;
   Clock::time_point until{};  // of this step
-  Socket socket;
+  UnsharedSocket socket;
   Partial partial;
   std::string last_failure;
 };
 
 // A caller at the listener.
 struct Caller {
-  Socket socket;
+  UnsharedSocket socket;
   Clock::time_point until;
   Partial partial;
   int rank = -1;  // -1: has not said hello
@@ -149,8 +119,8 @@ struct Caller {
 
 class Connecting {
  public:
-  Connecting(const bootstrap::Rendezvous& rendezvous, uint64_t group_number, Socket listener,
-             const std::vector<std::string>& records, const Token& own)
+  Connecting(const bootstrap::Rendezvous& rendezvous, uint64_t group_number,
+             UnsharedSocket listener, const std::vector<std::string>& records, const Token& own)
       : participant_(rendezvous.participant),
         members_(rendezvous.members),
         group_number_(group_number),
@@ -201,7 +171,7 @@ class Connecting {
  private:
   bool done() const {
     return static_cast<size_t>(std::ranges::count_if(
-               sockets_, [](const Socket& socket) { return static_cast<bool>(socket); })) +
+               sockets_, [](const UnsharedSocket& socket) { return static_cast<bool>(socket); })) +
                1 ==
            sockets_.size();
   }
@@ -226,7 +196,7 @@ class Connecting {
     Descriptor made = start_to_connect(call.addresses[call.next++], places_[call.rank].port);
     if (!made && errno == EMFILE) throw_no_socket("open a socket", errno);
     if (!made) return fail(call, std::strerror(errno));
-    call.socket = Socket(std::move(made));
+    call.socket = UnsharedSocket(std::move(made));
     call.step = Call::Step::kConnecting;
     call.until = Clock::now() + kAddressTimeout;
   }
@@ -300,7 +270,7 @@ class Connecting {
         if (errno == EMFILE || errno == ENFILE) throw_no_socket("accept a connection", errno);
         return;  // no caller waits, or the caller has gone
       }
-      callers_.push_back({Socket(std::move(made)), Clock::now() + kHelloTimeout, {}, -1});
+      callers_.push_back({UnsharedSocket(std::move(made)), Clock::now() + kHelloTimeout, {}, -1});
     }
   }
 
@@ -358,11 +328,11 @@ class Connecting {
   const std::vector<bootstrap::Member>& members_;
   const uint64_t group_number_;
   const Token own_;
-  Socket listener_;
+  UnsharedSocket listener_;
   std::vector<Place> places_;
   std::vector<Call> calls_;
   std::vector<Caller> callers_;
-  std::vector<Socket> sockets_;  // by rank; none for this rank
+  std::vector<UnsharedSocket> sockets_;  // by rank; none for this rank
 };
 
 }  // namespace
@@ -371,10 +341,10 @@ std::shared_ptr<Links> connect(const bootstrap::Rendezvous& rendezvous, uint64_t
   const bootstrap::Participant& participant = rendezvous.participant;
   const std::vector<int> everyone = bootstrap::everyone(participant.size);
   const std::string token = bootstrap::random_id();
-  Socket listener;
+  UnsharedSocket listener;
   const std::vector<std::string> records = gather(participant, "links", everyone, [&] {
     uint16_t port = 0;
-    listener = Socket(listen_on_all_addresses(port));
+    listener = UnsharedSocket(listen_on_all_addresses(port));
     if (!listener) throw_no_socket("listen for the connections of other ranks", errno);
     return std::to_string(port) + " " + token + machine_addresses();
   });

@@ -1,0 +1,471 @@
+#include "bootstrap/member_store.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include "base/background_thread.h"
+#include "base/descriptor.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/tcp.h"
+#include "base/unshared_socket.h"
+#include "bootstrap/tuning.h"
+
+namespace hbm::bootstrap {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using Deadline = MemberStore::Deadline;
+using Message = MemberStore::Message;
+
+// -- Messages on the wire: the size of the rest, then for each text its size and its bytes. A size
+// has four bytes, the lowest first.
+
+constexpr size_t kSizeBytes = 4;
+constexpr size_t kLongestMessage = size_t{1} << 30;
+constexpr size_t kLongestGreeting = 1024;
+
+void append_size(std::string& bytes, size_t size) {
+  for (size_t i = 0; i < kSizeBytes; ++i) bytes += static_cast<char>(size >> (8 * i) & 0xff);
+}
+
+size_t read_size(std::string_view bytes) {
+  size_t size = 0;
+  for (size_t i = kSizeBytes; i-- > 0;) size = size << 8 | static_cast<unsigned char>(bytes[i]);
+  return size;
+}
+
+std::string encode(const Message& message) {
+  std::string texts;
+  for (const std::string& text : message) {
+    append_size(texts, text.size());
+    texts += text;
+  }
+  if (texts.size() > kLongestMessage) {
+    throw Error(ErrorKind::kInvalid, "a store's message of more than a GiB");
+  }
+  std::string bytes;
+  append_size(bytes, texts.size());
+  return bytes + texts;
+}
+
+// Bytes that have been received.
+class Inbox {
+ public:
+  enum class Found { kMessage, kNothing, kWrong };
+
+  void append(const char* bytes, size_t size) { bytes_.append(bytes, size); }
+
+  // Takes the first message. kWrong: the bytes are no message, or one longer than `longest`.
+  Found take(Message& message, size_t longest = kLongestMessage) {
+    if (bytes_.size() < kSizeBytes) return Found::kNothing;
+    const size_t size = read_size(bytes_);
+    if (size > longest) return Found::kWrong;
+    if (bytes_.size() < kSizeBytes + size) return Found::kNothing;
+    std::string_view rest = std::string_view(bytes_).substr(kSizeBytes, size);
+    message.clear();
+    while (!rest.empty()) {
+      if (rest.size() < kSizeBytes) return Found::kWrong;
+      const size_t length = read_size(rest);
+      rest.remove_prefix(kSizeBytes);
+      if (length > rest.size()) return Found::kWrong;
+      message.emplace_back(rest.substr(0, length));
+      rest.remove_prefix(length);
+    }
+    bytes_.erase(0, kSizeBytes + size);
+    return Found::kMessage;
+  }
+
+ private:
+  std::string bytes_;
+};
+
+enum class Received { kBytes, kNothing, kEnd };
+
+Received receive(int socket, Inbox& inbox) {
+  std::array<char, 65536> bytes;
+  const ssize_t got = recv(socket, bytes.data(), bytes.size(), MSG_DONTWAIT);
+  if (got > 0) {
+    inbox.append(bytes.data(), static_cast<size_t>(got));
+    return Received::kBytes;
+  }
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Received::kNothing;
+  return Received::kEnd;
+}
+
+// Sends as much as the socket takes, and removes it from `bytes`. Returns false if the connection
+// has ended.
+bool send_some(int socket, std::string& bytes) {
+  const ssize_t sent = send(socket, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent < 0) return errno == EAGAIN || errno == EINTR;
+  bytes.erase(0, static_cast<size_t>(sent));
+  return true;
+}
+
+void send_at_once(int socket) {
+  const int on = 1;
+  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+int milliseconds_until(Deadline deadline) {
+  const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+  return static_cast<int>(std::clamp(left, milliseconds(0), kMemberStoreCheckPeriod).count());
+}
+
+// -- The server
+
+class Table {
+ public:
+  Message answer(const Message& question) {
+    if (question.empty()) throw Error(ErrorKind::kInvalid, "an empty question");
+    const std::lock_guard lock(mutex_);
+    const std::string& wanted = question.front();
+    const auto keys_begin = question.begin() + 1;
+    const bool with_key = question.size() > 1;
+    Message answer{""};
+    if (wanted == "set" && question.size() == 3) {
+      values_[question[1]] = question[2];
+    } else if (wanted == "get") {
+      std::transform(keys_begin, question.end(), std::back_inserter(answer), [this](auto& key) {
+        const auto found = values_.find(key);
+        return found == values_.end() ? std::string("-") : "+" + found->second;
+      });
+    } else if (wanted == "has") {
+      answer.emplace_back(std::all_of(keys_begin, question.end(),
+                                      [this](auto& key) { return values_.contains(key); })
+                              ? "1"
+                              : "0");
+    } else if (wanted == "add" && question.size() == 3) {
+      std::string& value = values_.try_emplace(question[1], "0").first->second;
+      value = std::to_string(number(value) + number(question[2]));
+      answer.push_back(value);
+    } else if (wanted == "replace" && question.size() == 4) {
+      const auto found = values_.find(question[1]);
+      const bool absent = found == values_.end();
+      if (absent ? question[2].empty() : found->second == question[2]) {
+        values_[question[1]] = question[3];
+        answer.push_back(question[3]);
+      } else {
+        answer.push_back(absent ? question[2] : found->second);
+      }
+    } else if (wanted == "remove" && with_key) {
+      answer.push_back(std::to_string(values_.erase(question[1])));
+    } else if (wanted == "count") {
+      answer.push_back(std::to_string(values_.size()));
+    } else {
+      throw Error(ErrorKind::kInvalid, "a store has no answer to \"" + wanted + "\"");
+    }
+    return answer;
+  }
+
+  static int64_t number(const std::string& text) {
+    int64_t found = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
+    if (error != std::errc() || end != text.data() + text.size()) {
+      throw Error(ErrorKind::kInvalid, "a store cannot add to \"" + text + "\"");
+    }
+    return found;
+  }
+
+ private:
+  std::mutex mutex_;  // guards values_
+  std::map<std::string, std::string> values_;
+};
+
+Message answer_of(Table& table, const Message& question) {
+  try {
+    return table.answer(question);
+  } catch (const Error& error) {
+    return {error.what()};
+  }
+}
+
+class Server {
+ public:
+  Server(const std::string& password, uint16_t& port)
+      : password_(password),
+        listener_(listen_on_all_addresses(port)),
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!listener_ || !wake_) {
+      throw Error(ErrorKind::kUnavailable,
+                  std::string("this process cannot serve a store: ") + std::strerror(errno));
+    }
+  }
+
+  Table& table() { return table_; }
+
+  // Wakes serve(), which then returns.
+  void stop() {
+    stopping_ = true;
+    const uint64_t one = 1;
+    if (write(wake_.get(), &one, sizeof one) < 0) return;  // the counter is full: it is awake
+  }
+
+  void serve() {
+    while (!stopping_) {
+      std::vector<pollfd> waits{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+      for (const Client& client : clients_) {
+        waits.push_back({client.socket.get(),
+                         static_cast<short>(client.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+      }
+      const bool full = std::exchange(full_, false);
+      if (full) waits[1].fd = -1;  // polling the listener again at once would find it ready
+      poll(waits.data(), waits.size(), full ? static_cast<int>(kFullPause.count()) : -1);
+      for (size_t i = 0; i < clients_.size(); ++i) {
+        if (waits[i + 2].revents != 0 && !converse(clients_[i])) clients_[i].socket.reset();
+      }
+      std::erase_if(clients_, [](const Client& client) { return !client.socket; });
+      if (waits[1].revents != 0) accept_all();
+    }
+    clients_.clear();
+  }
+
+ private:
+  struct Client {
+    UnsharedSocket socket;
+    bool known = false;  // it has sent the password
+    Inbox in;
+    std::string out;  // answers that the socket has not taken yet
+  };
+
+  void accept_all() {
+    while (true) {
+      Descriptor made(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      full_ = !made && (errno == EMFILE || errno == ENFILE);
+      if (!made) return;
+      send_at_once(made.get());
+      clients_.push_back({UnsharedSocket(std::move(made)), false, {}, {}});
+    }
+  }
+
+  // Answers the client's questions. Returns false if the connection must be closed.
+  bool converse(Client& client) {
+    const Received received = receive(client.socket.get(), client.in);
+    Message message;
+    while (true) {
+      const auto found = client.in.take(message, client.known ? kLongestMessage : kLongestGreeting);
+      if (found == Inbox::Found::kWrong) return false;
+      if (found == Inbox::Found::kNothing) break;
+      if (!client.known && message != Message{password_}) return false;
+      client.out +=
+          encode(std::exchange(client.known, true) ? answer_of(table_, message) : Message{""});
+    }
+    if (received == Received::kEnd) return false;
+    return client.out.empty() || send_some(client.socket.get(), client.out);
+  }
+
+  const std::string password_;
+  const UnsharedSocket listener_;
+  const Descriptor wake_;
+  std::atomic<bool> stopping_{false};
+  Table table_;
+  std::vector<Client> clients_;  // used by serve() alone
+  bool full_ = false;            // this process has no descriptor for another client
+};
+
+// The access of the process that serves the store.
+class ServedStore final : public MemberStore {
+ public:
+  explicit ServedStore(std::shared_ptr<Server> server)
+      : server_(std::move(server)),
+        thread_([server = server_] { server->serve(); }, [server = server_] { server->stop(); }) {}
+
+ private:
+  Message answer(const Message& question, Deadline /*deadline*/) override {
+    fork_.require_owner("use its parent's store");
+    return answer_of(server_->table(), question);
+  }
+
+  const ForkGuard fork_;
+  const std::shared_ptr<Server> server_;
+  BackgroundThread thread_;
+};
+
+// -- The client
+
+class RemoteStore final : public MemberStore {
+ public:
+  explicit RemoteStore(UnsharedSocket socket) : socket_(std::move(socket)) {}
+
+  ~RemoteStore() override {
+    if (fork_.in_child() && socket_)
+      static_cast<void>(socket_.release().release());  // closed there
+  }
+
+ private:
+  Message answer(const Message& question, Deadline deadline) override {
+    fork_.require_owner("use its parent's connection to a store");
+    const std::lock_guard lock(mutex_);
+    if (!socket_) throw Error(ErrorKind::kNetwork, "the connection was lost before");
+    std::string out = encode(question);
+    Message message;
+    while (true) {
+      if (!out.empty() && !send_some(socket_.get(), out)) lose("the connection was lost");
+      const Received received = receive(socket_.get(), in_);
+      const auto found = in_.take(message);
+      if (found == Inbox::Found::kMessage) return message;
+      if (found == Inbox::Found::kWrong) lose("its answer is no message");
+      if (received == Received::kEnd) lose("the connection was lost");
+      if (received == Received::kBytes) continue;
+      if (steady_clock::now() >= deadline) {
+        lose("it did not answer before the timeout", ErrorKind::kTimeout);
+      }
+      pollfd wait{socket_.get(), static_cast<short>(out.empty() ? POLLIN : POLLIN | POLLOUT), 0};
+      poll(&wait, 1, milliseconds_until(deadline));
+    }
+  }
+
+  [[noreturn]] void lose(const char* why, ErrorKind kind = ErrorKind::kNetwork) {
+    socket_.reset();
+    throw Error(kind, why);
+  }
+
+  const ForkGuard fork_;
+  std::mutex mutex_;  // held during a question; guards the members below
+  UnsharedSocket socket_;
+  Inbox in_;
+};
+
+// An attempt to reach a store at one address.
+struct Attempt {
+  std::string address;
+  UnsharedSocket socket;
+  bool greeted = false;
+  Inbox in;
+  std::string failure;
+
+  // Makes a step if the socket is ready. Returns true if the store has answered.
+  bool advance(const std::string& password) {
+    pollfd ready{socket.get(), static_cast<short>(greeted ? POLLIN : POLLOUT), 0};
+    if (poll(&ready, 1, 0) != 1) return false;
+    if (!greeted) {
+      const int error = connection_error(socket.get());
+      if (error != 0) return fail(std::strerror(error));
+      send_at_once(socket.get());
+      std::string greeting = encode({password});
+      greeted = true;
+      // The buffer of a new connection takes a greeting whole.
+      return send_some(socket.get(), greeting) && greeting.empty() ? false : fail("it hung up");
+    }
+    const Received received = receive(socket.get(), in);
+    Message message;
+    const auto found = in.take(message, kLongestGreeting);
+    if (found == Inbox::Found::kMessage && message == Message{""}) return true;
+    if (received == Received::kEnd || found != Inbox::Found::kNothing) {
+      return fail("another program answers there");
+    }
+    return false;
+  }
+
+  bool fail(const std::string& why) {
+    failure = why;
+    socket.reset();
+    return false;
+  }
+};
+
+}  // namespace
+
+Message MemberStore::ask(const Message& question, Deadline deadline) {
+  Message found = answer(question, deadline);
+  if (found.empty() || !found.front().empty()) {
+    throw Error(ErrorKind::kInvalid, found.empty() ? "an empty answer" : found.front());
+  }
+  found.erase(found.begin());
+  return found;
+}
+
+void MemberStore::set(const std::string& key, const std::string& value, Deadline deadline) {
+  ask({"set", key, value}, deadline);
+}
+
+std::vector<std::optional<std::string>> MemberStore::get(const std::vector<std::string>& keys,
+                                                         Deadline deadline) {
+  Message question{"get"};
+  question.insert(question.end(), keys.begin(), keys.end());
+  std::vector<std::optional<std::string>> values;
+  for (const std::string& each : ask(question, deadline)) {
+    values.push_back(each.starts_with('+') ? std::optional(each.substr(1)) : std::nullopt);
+  }
+  return values;
+}
+
+bool MemberStore::has(const std::vector<std::string>& keys, Deadline deadline) {
+  Message question{"has"};
+  question.insert(question.end(), keys.begin(), keys.end());
+  return ask(question, deadline).at(0) == "1";
+}
+
+int64_t MemberStore::add(const std::string& key, int64_t amount, Deadline deadline) {
+  return Table::number(ask({"add", key, std::to_string(amount)}, deadline).at(0));
+}
+
+std::string MemberStore::replace(const std::string& key, const std::string& expected,
+                                 const std::string& desired, Deadline deadline) {
+  return ask({"replace", key, expected, desired}, deadline).at(0);
+}
+
+bool MemberStore::remove(const std::string& key, Deadline deadline) {
+  return ask({"remove", key}, deadline).at(0) == "1";
+}
+
+int64_t MemberStore::count(Deadline deadline) {
+  return Table::number(ask({"count"}, deadline).at(0));
+}
+
+std::shared_ptr<MemberStore> serve_member_store(const std::string& password, uint16_t& port) {
+  return std::make_shared<ServedStore>(std::make_shared<Server>(password, port));
+}
+
+std::shared_ptr<MemberStore> open_member_store(const std::vector<std::string>& addresses,
+                                               uint16_t port, const std::string& password,
+                                               Deadline deadline,
+                                               const std::function<void()>& check) {
+  std::vector<Attempt> attempts;
+  for (const std::string& address : addresses) {
+    Attempt& attempt = attempts.emplace_back();
+    attempt.address = address;
+    Descriptor made = start_to_connect(address, port);
+    if (!made) attempt.failure = std::strerror(errno);
+    attempt.socket = UnsharedSocket(std::move(made));
+  }
+  while (true) {
+    if (check) check();
+    std::vector<pollfd> waits;
+    for (Attempt& attempt : attempts) {
+      if (!attempt.socket) continue;
+      if (attempt.advance(password)) {
+        return std::make_shared<RemoteStore>(std::move(attempt.socket));
+      }
+      if (!attempt.socket) continue;
+      waits.push_back(
+          {attempt.socket.get(), static_cast<short>(attempt.greeted ? POLLIN : POLLOUT), 0});
+    }
+    std::string failures;
+    for (const Attempt& attempt : attempts) {
+      failures += (failures.empty() ? "" : "; ") + attempt.address + ":" + std::to_string(port) +
+                  ": " + (attempt.failure.empty() ? "no answer" : attempt.failure);
+    }
+    if (waits.empty()) throw Error(ErrorKind::kNetwork, failures);
+    if (steady_clock::now() >= deadline) throw Error(ErrorKind::kTimeout, failures);
+    poll(waits.data(), waits.size(), milliseconds_until(deadline));
+  }
+}
+
+}  // namespace hbm::bootstrap

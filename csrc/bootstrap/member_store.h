@@ -1,0 +1,76 @@
+// A key-value store that one process serves to the members of its groups. Another process needs the
+// store's addresses, port and password to reach it.
+//
+// Nothing here resolves a name, prints, or waits for a key. PyTorch's TCPStore resolves the name of
+// each client, which takes seconds if a name server is slow, and prints when its server ends.
+//
+// Threads: any thread may call every function.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace hbm::bootstrap {
+
+// A process' access to a store. Each function throws Error(kNetwork) if the process that serves the
+// store has ended, Error(kTimeout) if it does not answer before the deadline, and Error(kInvalid)
+// if the question is wrong. After the first two errors every later question throws Error(kNetwork).
+// In a forked child every function throws Error(kUnavailable).
+class MemberStore {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  virtual ~MemberStore() = default;
+
+  void set(const std::string& key, const std::string& value, Deadline deadline);
+
+  // Returns the value of each key, or nothing for a key that is absent now.
+  std::vector<std::optional<std::string>> get(const std::vector<std::string>& keys,
+                                              Deadline deadline);
+
+  // Returns true if all keys are present now.
+  bool has(const std::vector<std::string>& keys, Deadline deadline);
+
+  // Adds to the decimal number under the key (absent: 0) and returns the sum. Throws
+  // Error(kInvalid) if the value is no number.
+  int64_t add(const std::string& key, int64_t amount, Deadline deadline);
+
+  // Sets the key to `desired` if its value is `expected`, or if it is absent and `expected` is
+  // empty. Returns the value that the key then has; `expected` if it is absent then.
+  std::string replace(const std::string& key, const std::string& expected,
+                      const std::string& desired, Deadline deadline);
+
+  // Returns true if the key was present.
+  bool remove(const std::string& key, Deadline deadline);
+
+  // Returns the number of keys.
+  int64_t count(Deadline deadline);
+
+  using Message = std::vector<std::string>;
+
+ private:
+  // Returns the answer to a question: its error, empty if there is none, and the results.
+  virtual Message answer(const Message& question, Deadline deadline) = 0;
+
+  Message ask(const Message& question, Deadline deadline);
+};
+
+// Serves a new store on all IPv4 addresses of this machine, until the last reference to the result
+// is gone. Sets `port`, which the kernel chooses. Throws Error(kUnavailable) if that is impossible.
+std::shared_ptr<MemberStore> serve_member_store(const std::string& password, uint16_t& port);
+
+// Connects to a store at the first of the addresses that leads there: tries all of them together.
+// Calls `check` a hundred times a second; an exception of `check` ends the attempt. Throws
+// Error(kNetwork), with the failure at each address, if none leads there, and Error(kTimeout) at
+// the deadline.
+std::shared_ptr<MemberStore> open_member_store(const std::vector<std::string>& addresses,
+                                               uint16_t port, const std::string& password,
+                                               MemberStore::Deadline deadline,
+                                               const std::function<void()>& check = {});
+
+}  // namespace hbm::bootstrap

@@ -1,0 +1,278 @@
+// The store that a member of a group serves to the others.
+#include "bootstrap/member_store.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "base/tcp.h"
+#include "expect_error.h"
+#include "forked_ranks.h"
+#include "seeds.h"
+
+namespace hbm::bootstrap {
+namespace {
+
+using std::chrono::milliseconds;
+using Values = std::vector<std::optional<std::string>>;
+
+const std::string kHere = "127.0.0.1";
+const std::string kPassword = "a password of the store";
+
+MemberStore::Deadline in(milliseconds time) { return std::chrono::steady_clock::now() + time; }
+MemberStore::Deadline late() { return in(milliseconds(60'000)); }
+
+std::shared_ptr<MemberStore> open_here(uint16_t port) {
+  return open_member_store({kHere}, port, kPassword, late());
+}
+
+// A store, and the access of its process or of another one.
+class MemberStoreFunctions : public testing::TestWithParam<bool> {
+ protected:
+  uint16_t port_ = 0;
+  const std::shared_ptr<MemberStore> served_ = serve_member_store(kPassword, port_);
+  const std::shared_ptr<MemberStore> store_ = GetParam() ? open_here(port_) : served_;
+};
+
+TEST_P(MemberStoreFunctions, KeysHaveValues) {
+  EXPECT_EQ(store_->get({"a", "b"}, late()), Values(2));
+  store_->set("a", "1", late());
+  store_->set("b", std::string("\0two", 4), late());
+  store_->set("empty", "", late());
+  EXPECT_EQ(store_->get({"b", "c", "empty", "a"}, late()),
+            (Values{std::string("\0two", 4), std::nullopt, "", "1"}));
+  EXPECT_TRUE(store_->has({"a", "b"}, late()));
+  EXPECT_FALSE(store_->has({"a", "c"}, late()));
+  EXPECT_EQ(store_->count(late()), 3);
+  EXPECT_TRUE(store_->remove("a", late()));
+  EXPECT_FALSE(store_->remove("a", late()));
+  EXPECT_EQ(served_->count(late()), 2);
+}
+
+TEST_P(MemberStoreFunctions, NumbersAreAdded) {
+  EXPECT_EQ(store_->add("n", 5, late()), 5);
+  EXPECT_EQ(store_->add("n", -7, late()), -2);
+  EXPECT_EQ(store_->get({"n"}, late()), Values{"-2"});
+  store_->set("text", "many", late());
+  expect_error(ErrorKind::kInvalid, {"cannot add to \"many\""},
+               [&] { store_->add("text", 1, late()); });
+  EXPECT_EQ(store_->get({"text"}, late()), Values{"many"});
+}
+
+TEST_P(MemberStoreFunctions, ReplacesOnlyTheExpectedValue) {
+  EXPECT_EQ(store_->replace("key", "old", "new", late()), "old");  // absent: stays absent
+  EXPECT_FALSE(store_->has({"key"}, late()));
+  EXPECT_EQ(store_->replace("key", "", "first", late()), "first");
+  EXPECT_EQ(store_->replace("key", "", "second", late()), "first");
+  EXPECT_EQ(store_->replace("key", "first", "third", late()), "third");
+  EXPECT_EQ(store_->get({"key"}, late()), Values{"third"});
+}
+
+TEST_P(MemberStoreFunctions, LargeValuesArrive) {
+  std::mt19937_64 random = test_random();
+  std::string value(20'000'003, '\0');
+  for (char& byte : value) byte = static_cast<char>(random());
+  store_->set("large", value, late());
+  EXPECT_TRUE(served_->get({"large"}, late()) == Values{value});
+  EXPECT_TRUE(store_->get({"large", "none", "large"}, late()) ==
+              (Values{value, std::nullopt, value}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Access, MemberStoreFunctions, testing::Bool(), [](const auto& info) {
+  return info.param ? "OfAnotherProcess" : "OfItsProcess";
+});
+
+TEST(MemberStore, QuestionsOfManyClientsAreAnsweredOneByOne) {
+  constexpr int kClients = 8;
+  constexpr int kQuestions = 500;
+  uint16_t port = 0;
+  const auto served = serve_member_store(kPassword, port);
+  const auto shared = open_here(port);
+  std::vector<std::thread> clients;
+  for (int client = 0; client < kClients; ++client) {
+    clients.emplace_back([&, client] {
+      const auto own = client % 2 == 0 ? shared : open_here(port);
+      const std::string key = "of " + std::to_string(client);
+      for (int i = 1; i <= kQuestions; ++i) {
+        own->add("sum", 1, late());
+        own->set(key, std::to_string(i), late());
+        ASSERT_EQ(own->get({key}, late()), Values{std::to_string(i)});
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(served->add("sum", 0, late()), kClients * kQuestions);
+}
+
+TEST(MemberStore, StrangersAreTurnedAway) {
+  uint16_t port = 0;
+  const auto served = serve_member_store(kPassword, port);
+  expect_error(ErrorKind::kNetwork, {"another program answers there"},
+               [&] { open_member_store({kHere}, port, "another password", late()); });
+  std::mt19937_64 random = test_random();
+  std::vector<Descriptor> strangers;
+  for (int turn = 0; turn < 30; ++turn) {
+    Descriptor stranger = start_to_connect(kHere, port);
+    pollfd connected{stranger.get(), POLLOUT, 0};
+    ASSERT_EQ(poll(&connected, 1, -1), 1);
+    std::string bytes(random() % 100, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (turn % 2 == 0) strangers.push_back(std::move(stranger));  // stays connected
+  }
+  const auto store = open_here(port);
+  store->set("key", "value", late());
+  EXPECT_EQ(served->count(late()), 1);
+}
+
+TEST(MemberStore, TheAddressThatLeadsThereIsFound) {
+  uint16_t port = 0;
+  const auto served = serve_member_store(kPassword, port);
+  uint16_t silent_port = 0;
+  // 192.0.2.0/24 is reserved for documents: no machine has such an address.
+  const auto store = open_member_store({"192.0.2.77", kHere}, port, kPassword, late());
+  store->set("key", "value", late());
+  EXPECT_EQ(served->count(late()), 1);
+  const Descriptor silent = listen_on_all_addresses(silent_port);
+  expect_error(ErrorKind::kTimeout, {kHere + ":" + std::to_string(silent_port) + ": no answer"},
+               [&] { open_member_store({kHere}, silent_port, kPassword, in(milliseconds(50))); });
+}
+
+TEST(MemberStore, NobodyAtTheAddress) {
+  uint16_t port = 0;
+  listen_on_all_addresses(port);  // and closes the listener
+  expect_error(ErrorKind::kNetwork, {std::to_string(port) + ": Connection refused"},
+               [&] { open_here(port); });
+}
+
+TEST(MemberStore, CheckEndsAnAttempt) {
+  uint16_t port = 0;
+  const Descriptor silent = listen_on_all_addresses(port);
+  int checks = 0;
+  expect_error(ErrorKind::kDeath, {"it has died"}, [&] {
+    open_member_store({kHere}, port, kPassword, late(), [&] {
+      if (++checks == 3) throw Error(ErrorKind::kDeath, "it has died");
+    });
+  });
+}
+
+// A process that serves a store until it is killed. Its child lives on.
+class ServingProcess {
+ public:
+  ServingProcess() {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      uint16_t port = 0;
+      const auto served = serve_member_store(kPassword, port);
+      const pid_t child = fork();
+      if (child == 0) {
+        while (getppid() != 1) usleep(1000);
+        usleep(20'000);
+        _exit(0);
+      }
+      if (write(ends[1], &port, sizeof port) != sizeof port) _exit(1);
+      while (true) pause();
+    }
+    EXPECT_EQ(read(ends[0], &port_, sizeof port_), static_cast<ssize_t>(sizeof port_));
+    close(ends[0]);
+    close(ends[1]);
+  }
+  ~ServingProcess() { kill(); }
+
+  uint16_t port() const { return port_; }
+  void stop() const {
+    ::kill(pid_, SIGSTOP);
+    int status = 0;
+    while (waitpid(pid_, &status, WUNTRACED) == pid_ && !WIFSTOPPED(status)) {
+    }
+  }
+  void kill() {
+    if (pid_ == 0) return;
+    ::kill(pid_, SIGKILL);
+    waitpid(std::exchange(pid_, 0), nullptr, 0);
+  }
+
+ private:
+  pid_t pid_ = 0;
+  uint16_t port_ = 0;
+};
+
+TEST(MemberStore, ADeathIsNoticed) {
+  ServingProcess process;
+  const auto store = open_here(process.port());
+  store->set("key", "value", late());
+  process.kill();
+  expect_error(ErrorKind::kNetwork, {"the connection was lost"},
+               [&] { store->set("key", "value", late()); });
+  expect_error(ErrorKind::kNetwork, {"the connection was lost"},
+               [&] { store->has({"key"}, late()); });
+}
+
+TEST(MemberStore, ASilentServerIsNoticed) {
+  ServingProcess process;
+  const auto store = open_here(process.port());
+  process.stop();
+  expect_error(ErrorKind::kTimeout, {"did not answer before the timeout"},
+               [&] { store->has({"key"}, in(milliseconds(50))); });
+  // A late answer must not be taken for the answer to the next question.
+  expect_error(ErrorKind::kNetwork, {"lost before"}, [&] { store->has({"key"}, late()); });
+}
+
+TEST(MemberStore, AChildCannotUseIt) {
+  uint16_t port = 0;
+  const auto served = serve_member_store(kPassword, port);
+  auto store = open_here(port);
+  EXPECT_EQ(run_forked([&] {
+              for (MemberStore* each : {served.get(), store.get()}) {
+                expect_error(ErrorKind::kUnavailable, {"its parent's"},
+                             [&] { each->count(late()); });
+              }
+              store.reset();
+            }),
+            0);
+  store->set("key", "value", late());
+  EXPECT_EQ(served->count(late()), 1);
+}
+
+TEST(MemberStore, ServesOnWithoutDescriptors) {
+  EXPECT_EQ(
+      run_forked([] {
+        uint16_t port = 0;
+        const auto served = serve_member_store(kPassword, port);
+        const auto first = open_here(port);
+        const Descriptor next(dup(0));  // the number of the next descriptor
+        ASSERT_TRUE(next);
+        // One descriptor for the client's end, none for the server's.
+        const rlimit few{static_cast<rlim_t>(next.get() + 2), static_cast<rlim_t>(next.get() + 2)};
+        rlimit before{};
+        ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+        const rlimit lowered{few.rlim_cur, before.rlim_max};
+        ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &lowered), 0);
+        expect_error(ErrorKind::kTimeout, {"no answer"},
+                     [&] { open_member_store({kHere}, port, kPassword, in(milliseconds(50))); });
+        first->set("key", "value", late());
+        ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+        open_here(port)->set("other", "value", late());
+        EXPECT_EQ(served->count(late()), 2);
+      }),
+      0);
+}
+
+}  // namespace
+}  // namespace hbm::bootstrap
