@@ -2,16 +2,20 @@
 
     python -m benchmarks.heal --json heal.json
 
-A sample comes from one job: the benchmark kills the last rank (SIGKILL) while all ranks repeat a
-small all_reduce. The survivors and a waiting newcomer then form the next group of the same size.
-The sample is the time from the kill to the last rank's first right all_reduce of that group. The
-benchmark passes the handles on, through pipes.
+Each job gives a sample: the benchmark kills the last rank (SIGKILL) while all ranks repeat a small
+all_reduce. When all survivors have their errors, they and a waiting newcomer form the next group of
+the same size. The benchmark passes the handles on, through pipes. It measures two parts:
+
+    errors      from the kill to the last survivor's error
+    next group  from there to the last rank's first right all_reduce of the next group
 
 The contenders alternate:
 
     again     torch_hbmcomm.reconfigure
     in place  torch.distributed._reconfigure over hbm (PyTorch 2.14 and later)
-    gloo      the same over Gloo, whose members need a store that lives
+    gloo      the same over Gloo, whose members need a store that lives. Only the ranks that
+              exchange data with the dead one learn of its death. The others wait for the group's
+              timeout, which is 5 s here.
 
 A layout names each rank's node, by HBMCOMM_NODE_ID: "aabb" is two nodes of two ranks, on this
 machine. Gloo ignores the layout. The newcomer is on the victim's node.
@@ -45,6 +49,9 @@ from torch_hbmcomm.bench.result import (
 )
 
 _LIMIT = 60.0  # seconds, for every step of a job
+_TIMEOUT = timedelta(seconds=60)  # of the groups
+_GLOO_TIMEOUT = timedelta(seconds=5)
+PARTS = ("errors", "next group")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -79,7 +86,7 @@ def _member(pipe: Connection, number: int, contender: str, node: str, port: int)
     first all_reduce, and later with "failed"."""
     os.environ["HBMCOMM_NODE_ID"] = node
     torch.set_num_threads(1)
-    limit = timedelta(seconds=_LIMIT)
+    limit = _GLOO_TIMEOUT if contender == "gloo" else _TIMEOUT
     if contender != "again":
         options: dict[str, Any] = {"enable_reconfigure": True}
         dist.init_process_group(
@@ -141,8 +148,8 @@ def _hear(pipe: Connection, what: str) -> Any:
         raise RuntimeError("a member ended") from None
 
 
-def _seconds(contender: str, layout: str) -> float:
-    """Return the seconds from a death to the last first all_reduce of the next group."""
+def _seconds(contender: str, layout: str) -> tuple[float, float]:
+    """Return the seconds of each of the PARTS."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["torch", "torch.distributed", "torch_hbmcomm"])
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -166,7 +173,8 @@ def _seconds(contender: str, layout: str) -> float:
         members[size - 1].kill()
         for pipe in pipes[: size - 1]:
             _hear(pipe, "that its group has failed")
-        return _form(2, pipes[: size - 1] + pipes[size:]) - killed
+        failed = time.monotonic()
+        return failed - killed, _form(2, pipes[: size - 1] + pipes[size:]) - failed
     finally:
         for member in members:
             member.kill()
@@ -177,14 +185,18 @@ def run(plan: HealPlan) -> Result:
     """Run all jobs. Raises RuntimeError if a member ends or hangs."""
     found = []
     for layout in plan.layouts:
-        samples: dict[str, list[float]] = {name: [] for name in plan.contenders}
+        samples: dict[str, list[tuple[float, float]]] = {name: [] for name in plan.contenders}
         for _ in range(plan.rounds):
             for name, taken in samples.items():
                 try:
-                    taken.append(_seconds(name, layout) * 1e6)
+                    taken.append(_seconds(name, layout))
                 except RuntimeError as error:
                     raise RuntimeError(f"{name}, layout {layout}: {error}") from error
-        found += [sampled({"layout": layout}, name, taken) for name, taken in samples.items()]
+        found += [
+            sampled({"layout": layout, "part": part}, name, [each[i] * 1e6 for each in taken])
+            for i, part in enumerate(PARTS)
+            for name, taken in samples.items()
+        ]
     return Result(
         benchmark="heal",
         machine=describe_machine(),
@@ -198,7 +210,10 @@ def run(plan: HealPlan) -> Result:
 def render(result: Result) -> RenderableType:
     """Return a table of the times."""
     first = next(iter(result.contenders))
-    headings = {"layout": lambda one: str(one.of["layout"])}
+    headings = {
+        "layout": lambda one: str(one.of["layout"]),
+        "part": lambda one: str(one.of["part"]),
+    }
     title = "From a rank's death to the first right all_reduce of the next group"
     return report.group(
         [
