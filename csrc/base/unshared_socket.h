@@ -30,6 +30,9 @@ class UnsharedSocket {
     if (descriptor_) keep_in_children(descriptor_.get());
     descriptor_ = Descriptor();
   }
+  // Forgets the socket without closing it. For a forked child, which has closed it already and may
+  // use its number for another file.
+  void forget() noexcept { static_cast<void>(descriptor_.release()); }
   // Passes ownership to the caller. A forked child keeps the descriptor from then on.
   Descriptor release() {
     keep_in_children(descriptor_.get());

@@ -16,12 +16,15 @@
 #include <map>
 #include <mutex>
 #include <string_view>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/background_thread.h"
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/process_end.h"
 #include "base/tcp.h"
 #include "base/unshared_socket.h"
 #include "bootstrap/tuning.h"
@@ -38,8 +41,9 @@ using Message = MemberStore::Message;
 // has four bytes, the lowest first.
 
 constexpr size_t kSizeBytes = 4;
-constexpr size_t kLongestMessage = size_t{1} << 30;
+constexpr size_t kLongestMessage = size_t{64} << 20;
 constexpr size_t kLongestGreeting = 1024;
+constexpr const char* kTooLong = "a store's question or answer of more than 64 MiB";
 
 void append_size(std::string& bytes, size_t size) {
   for (size_t i = 0; i < kSizeBytes; ++i) bytes += static_cast<char>(size >> (8 * i) & 0xff);
@@ -57,12 +61,15 @@ std::string encode(const Message& message) {
     append_size(texts, text.size());
     texts += text;
   }
-  if (texts.size() > kLongestMessage) {
-    throw Error(ErrorKind::kInvalid, "a store's message of more than a GiB");
-  }
   std::string bytes;
   append_size(bytes, texts.size());
   return bytes + texts;
+}
+
+bool is_too_long(const Message& message) {
+  size_t size = 0;
+  for (const std::string& text : message) size += kSizeBytes + text.size();
+  return size > kLongestMessage;
 }
 
 // Bytes that have been received.
@@ -109,14 +116,28 @@ Received receive(int socket, Inbox& inbox) {
   return Received::kEnd;
 }
 
-// Sends as much as the socket takes, and removes it from `bytes`. Returns false if the connection
-// has ended.
-bool send_some(int socket, std::string& bytes) {
-  const ssize_t sent = send(socket, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (sent < 0) return errno == EAGAIN || errno == EINTR;
-  bytes.erase(0, static_cast<size_t>(sent));
-  return true;
-}
+// Bytes to send.
+class Outbox {
+ public:
+  bool empty() const { return sent_ == bytes_.size(); }
+  void append(const std::string& bytes) { bytes_ += bytes; }
+
+  // Sends as much as the socket takes. Returns false if the connection has ended.
+  bool send_some(int socket) {
+    const ssize_t sent =
+        send(socket, bytes_.data() + sent_, bytes_.size() - sent_, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0) return errno == EAGAIN || errno == EINTR;
+    sent_ += static_cast<size_t>(sent);
+    if (!empty()) return true;
+    bytes_.clear();
+    sent_ = 0;
+    return true;
+  }
+
+ private:
+  std::string bytes_;
+  size_t sent_ = 0;
+};
 
 void send_at_once(int socket) {
   const int on = 1;
@@ -152,9 +173,16 @@ class Table {
                               ? "1"
                               : "0");
     } else if (wanted == "add" && question.size() == 3) {
-      std::string& value = values_.try_emplace(question[1], "0").first->second;
-      value = std::to_string(number(value) + number(question[2]));
-      answer.push_back(value);
+      const auto found = values_.find(question[1]);
+      const int64_t before = found == values_.end() ? 0 : number(found->second);
+      int64_t sum = 0;
+      if (__builtin_add_overflow(before, number(question[2]), &sum)) {
+        throw Error(ErrorKind::kInvalid, "a store cannot add " + question[2] + " to " +
+                                             std::to_string(before) + ": the sum is too large");
+      }
+      answer.push_back(values_[question[1]] = std::to_string(sum));
+    } else if (wanted == "append" && question.size() == 3) {
+      values_[question[1]] += question[2];
     } else if (wanted == "replace" && question.size() == 4) {
       const auto found = values_.find(question[1]);
       const bool absent = found == values_.end();
@@ -190,7 +218,9 @@ class Table {
 
 Message answer_of(Table& table, const Message& question) {
   try {
-    return table.answer(question);
+    Message answer = table.answer(question);
+    if (is_too_long(answer)) throw Error(ErrorKind::kInvalid, kTooLong);
+    return answer;
   } catch (const Error& error) {
     return {error.what()};
   }
@@ -217,21 +247,13 @@ class Server {
     if (write(wake_.get(), &one, sizeof one) < 0) return;  // the counter is full: it is awake
   }
 
-  void serve() {
+  void serve() noexcept {
     while (!stopping_) {
-      std::vector<pollfd> waits{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-      for (const Client& client : clients_) {
-        waits.push_back({client.socket.get(),
-                         static_cast<short>(client.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+      try {
+        take_turn();
+      } catch (const std::exception&) {  // no memory
+        std::this_thread::sleep_for(kFullPause);
       }
-      const bool full = std::exchange(full_, false);
-      if (full) waits[1].fd = -1;  // polling the listener again at once would find it ready
-      poll(waits.data(), waits.size(), full ? static_cast<int>(kFullPause.count()) : -1);
-      for (size_t i = 0; i < clients_.size(); ++i) {
-        if (waits[i + 2].revents != 0 && !converse(clients_[i])) clients_[i].socket.reset();
-      }
-      std::erase_if(clients_, [](const Client& client) { return !client.socket; });
-      if (waits[1].revents != 0) accept_all();
     }
     clients_.clear();
   }
@@ -241,13 +263,33 @@ class Server {
     UnsharedSocket socket;
     bool known = false;  // it has sent the password
     Inbox in;
-    std::string out;  // answers that the socket has not taken yet
+    Outbox out;  // answers that the socket has not taken yet
   };
+
+  // Waits until clients need attention, and serves them.
+  void take_turn() {
+    std::vector<pollfd> waits{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    for (const Client& client : clients_) {
+      waits.push_back({client.socket.get(),
+                       static_cast<short>(client.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+    }
+    const bool full = std::exchange(full_, false);
+    if (full) waits[1].fd = -1;  // polling the listener again at once would find it ready
+    if (poll(waits.data(), waits.size(), full ? static_cast<int>(kFullPause.count()) : -1) < 0) {
+      std::this_thread::sleep_for(kFullPause);  // the kernel has no memory
+      return;
+    }
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      if (waits[i + 2].revents != 0 && !converse_safely(clients_[i])) clients_[i].socket.reset();
+    }
+    std::erase_if(clients_, [](const Client& client) { return !client.socket; });
+    if (waits[1].revents != 0) accept_all();
+  }
 
   void accept_all() {
     while (true) {
       Descriptor made(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      full_ = !made && (errno == EMFILE || errno == ENFILE);
+      full_ = !made && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED;
       if (!made) return;
       send_at_once(made.get());
       clients_.push_back({UnsharedSocket(std::move(made)), false, {}, {}});
@@ -255,6 +297,14 @@ class Server {
   }
 
   // Answers the client's questions. Returns false if the connection must be closed.
+  bool converse_safely(Client& client) {
+    try {
+      return converse(client);
+    } catch (const std::exception&) {  // no memory for its question or for the answer
+      return false;
+    }
+  }
+
   bool converse(Client& client) {
     const Received received = receive(client.socket.get(), client.in);
     Message message;
@@ -263,11 +313,11 @@ class Server {
       if (found == Inbox::Found::kWrong) return false;
       if (found == Inbox::Found::kNothing) break;
       if (!client.known && message != Message{password_}) return false;
-      client.out +=
-          encode(std::exchange(client.known, true) ? answer_of(table_, message) : Message{""});
+      const bool greets = !std::exchange(client.known, true);
+      client.out.append(encode(greets ? Message{""} : answer_of(table_, message)));
     }
     if (received == Received::kEnd) return false;
-    return client.out.empty() || send_some(client.socket.get(), client.out);
+    return client.out.empty() || client.out.send_some(client.socket.get());
   }
 
   const std::string password_;
@@ -304,42 +354,53 @@ class RemoteStore final : public MemberStore {
   explicit RemoteStore(UnsharedSocket socket) : socket_(std::move(socket)) {}
 
   ~RemoteStore() override {
-    if (fork_.in_child() && socket_)
-      static_cast<void>(socket_.release().release());  // closed there
+    if (fork_.in_child()) socket_.forget();
   }
 
  private:
+  // A question whose answer is late leaves the connection usable: answers come in the order of the
+  // questions, so later questions skip the late one.
   Message answer(const Message& question, Deadline deadline) override {
     fork_.require_owner("use its parent's connection to a store");
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_, deadline);
+    if (!lock) throw Error(ErrorKind::kTimeout, "another thread's question has no answer yet");
     if (!socket_) throw Error(ErrorKind::kNetwork, "the connection was lost before");
-    std::string out = encode(question);
+    out_.append(encode(question));
+    const uint64_t own = ++asked_;
     Message message;
     while (true) {
-      if (!out.empty() && !send_some(socket_.get(), out)) lose("the connection was lost");
+      if (!out_.empty() && !out_.send_some(socket_.get())) lose("the connection was lost");
       const Received received = receive(socket_.get(), in_);
-      const auto found = in_.take(message);
+      auto found = in_.take(message);
+      while (found == Inbox::Found::kMessage && ++answered_ != own) found = in_.take(message);
       if (found == Inbox::Found::kMessage) return message;
       if (found == Inbox::Found::kWrong) lose("its answer is no message");
       if (received == Received::kEnd) lose("the connection was lost");
       if (received == Received::kBytes) continue;
       if (steady_clock::now() >= deadline) {
-        lose("it did not answer before the timeout", ErrorKind::kTimeout);
+        throw Error(ErrorKind::kTimeout, "it did not answer before the timeout");
       }
-      pollfd wait{socket_.get(), static_cast<short>(out.empty() ? POLLIN : POLLIN | POLLOUT), 0};
+      if (must_park()) {
+        lock.unlock();
+        park();
+      }
+      pollfd wait{socket_.get(), static_cast<short>(out_.empty() ? POLLIN : POLLIN | POLLOUT), 0};
       poll(&wait, 1, milliseconds_until(deadline));
     }
   }
 
-  [[noreturn]] void lose(const char* why, ErrorKind kind = ErrorKind::kNetwork) {
+  [[noreturn]] void lose(const char* why) {
     socket_.reset();
-    throw Error(kind, why);
+    throw Error(ErrorKind::kNetwork, why);
   }
 
   const ForkGuard fork_;
-  std::mutex mutex_;  // held during a question; guards the members below
+  std::timed_mutex mutex_;  // held during a question; guards the members below
   UnsharedSocket socket_;
+  Outbox out_;
   Inbox in_;
+  uint64_t asked_ = 0;
+  uint64_t answered_ = 0;
 };
 
 // An attempt to reach a store at one address.
@@ -358,10 +419,12 @@ struct Attempt {
       const int error = connection_error(socket.get());
       if (error != 0) return fail(std::strerror(error));
       send_at_once(socket.get());
-      std::string greeting = encode({password});
+      Outbox greeting;
+      greeting.append(encode({password}));
       greeted = true;
       // The buffer of a new connection takes a greeting whole.
-      return send_some(socket.get(), greeting) && greeting.empty() ? false : fail("it hung up");
+      if (greeting.send_some(socket.get()) && greeting.empty()) return false;
+      return fail("it hung up");
     }
     const Received received = receive(socket.get(), in);
     Message message;
@@ -383,6 +446,7 @@ struct Attempt {
 }  // namespace
 
 Message MemberStore::ask(const Message& question, Deadline deadline) {
+  if (is_too_long(question)) throw Error(ErrorKind::kInvalid, kTooLong);
   Message found = answer(question, deadline);
   if (found.empty() || !found.front().empty()) {
     throw Error(ErrorKind::kInvalid, found.empty() ? "an empty answer" : found.front());
@@ -416,6 +480,10 @@ int64_t MemberStore::add(const std::string& key, int64_t amount, Deadline deadli
   return Table::number(ask({"add", key, std::to_string(amount)}, deadline).at(0));
 }
 
+void MemberStore::append(const std::string& key, const std::string& more, Deadline deadline) {
+  ask({"append", key, more}, deadline);
+}
+
 std::string MemberStore::replace(const std::string& key, const std::string& expected,
                                  const std::string& desired, Deadline deadline) {
   return ask({"replace", key, expected, desired}, deadline).at(0);
@@ -430,7 +498,12 @@ int64_t MemberStore::count(Deadline deadline) {
 }
 
 std::shared_ptr<MemberStore> serve_member_store(const std::string& password, uint16_t& port) {
-  return std::make_shared<ServedStore>(std::make_shared<Server>(password, port));
+  try {
+    return std::make_shared<ServedStore>(std::make_shared<Server>(password, port));
+  } catch (const std::system_error& error) {  // no thread can be started
+    throw Error(ErrorKind::kUnavailable,
+                std::string("this process cannot serve a store: ") + error.what());
+  }
 }
 
 std::shared_ptr<MemberStore> open_member_store(const std::vector<std::string>& addresses,
@@ -447,6 +520,7 @@ std::shared_ptr<MemberStore> open_member_store(const std::vector<std::string>& a
   }
   while (true) {
     if (check) check();
+    park_at_process_end();
     std::vector<pollfd> waits;
     for (Attempt& attempt : attempts) {
       if (!attempt.socket) continue;

@@ -17,10 +17,12 @@
 
 namespace hbm::bootstrap {
 
-// A process' access to a store. Each function throws Error(kNetwork) if the process that serves the
-// store has ended, Error(kTimeout) if it does not answer before the deadline, and Error(kInvalid)
-// if the question is wrong. After the first two errors every later question throws Error(kNetwork).
-// In a forked child every function throws Error(kUnavailable).
+// A process' access to a store. Each function throws
+//
+// - Error(kNetwork) if the process that serves the store has ended, also later;
+// - Error(kTimeout) without an answer before the deadline; the store may still do what was asked;
+// - Error(kInvalid) if the question is wrong, or if it or its answer has more than 64 MiB;
+// - Error(kUnavailable) in a forked child.
 class MemberStore {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -37,8 +39,11 @@ class MemberStore {
   bool has(const std::vector<std::string>& keys, Deadline deadline);
 
   // Adds to the decimal number under the key (absent: 0) and returns the sum. Throws
-  // Error(kInvalid) if the value is no number.
+  // Error(kInvalid) if the value is no number, or the sum does not fit.
   int64_t add(const std::string& key, int64_t amount, Deadline deadline);
+
+  // Appends to the value of the key (absent: an empty value).
+  void append(const std::string& key, const std::string& more, Deadline deadline);
 
   // Sets the key to `desired` if its value is `expected`, or if it is absent and `expected` is
   // empty. Returns the value that the key then has; `expected` if it is absent then.
@@ -64,8 +69,8 @@ class MemberStore {
 // is gone. Sets `port`, which the kernel chooses. Throws Error(kUnavailable) if that is impossible.
 std::shared_ptr<MemberStore> serve_member_store(const std::string& password, uint16_t& port);
 
-// Connects to a store at the first of the addresses that leads there: tries all of them together.
-// Calls `check` a hundred times a second; an exception of `check` ends the attempt. Throws
+// Connects to a store. Tries all addresses together, and takes the one that answers first. Calls
+// `check` at least a hundred times a second; an exception of `check` ends the attempt. Throws
 // Error(kNetwork), with the failure at each address, if none leads there, and Error(kTimeout) at
 // the deadline.
 std::shared_ptr<MemberStore> open_member_store(const std::vector<std::string>& addresses,

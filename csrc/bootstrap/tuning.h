@@ -152,7 +152,7 @@ inline constexpr std::chrono::milliseconds kCountedRankCheckPeriod{10};
 
 // The longest sleep of a client that waits for its connection or for an answer.
 // Below: the client sleeps until the socket is ready.
-// Above: it wakes, checks the deadline and whether the server's process has ended, and goes on.
+// Above: it wakes and checks the deadline. While it connects, it also makes the caller's check.
 // Measure: `member_store_test --gtest_filter=MemberStore.CheckEndsAnAttempt`
 inline constexpr std::chrono::milliseconds kMemberStoreCheckPeriod{10};
 

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/process_end.h"
+#include "bootstrap/tuning.h"
 #include "process_group/tuning.h"
 
 namespace hbm::process_group {
@@ -20,8 +22,11 @@ using std::chrono::steady_clock;
 constexpr const char* kLoopback = "127.0.0.1";
 
 bootstrap::KeyValue::Deadline deadline_after(milliseconds timeout) {
-  return timeout == c10d::Store::kNoTimeout ? bootstrap::KeyValue::Deadline::max()
-                                            : steady_clock::now() + timeout;
+  constexpr auto kNever = bootstrap::KeyValue::Deadline::max();
+  const auto now = steady_clock::now();
+  const bool limited = timeout != c10d::Store::kNoTimeout &&
+                       timeout < std::chrono::floor<milliseconds>(kNever - now);
+  return limited ? now + timeout : kNever;
 }
 
 std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
@@ -46,9 +51,9 @@ std::string name_of(const bootstrap::Handle& handle) {
 }  // namespace
 
 template <typename Question>
-auto C10dMemberStore::ask(const Question& question) {
+auto C10dMemberStore::ask(const Question& question, Deadline deadline) {
   try {
-    return question(deadline_after(timeout_));
+    return question(deadline);
   } catch (const Error& error) {
     const std::string text = name_ + ": " + error.what();
     if (error.kind() == ErrorKind::kInvalid) C10_THROW_ERROR(ValueError, text);
@@ -57,8 +62,15 @@ auto C10dMemberStore::ask(const Question& question) {
   }
 }
 
+template <typename Question>
+auto C10dMemberStore::ask(const Question& question) {
+  return ask(question, deadline_after(timeout_));
+}
+
 c10::intrusive_ptr<c10d::Store> C10dMemberStore::clone() {
-  return c10::make_intrusive<C10dMemberStore>(store_, name_, served_here_);
+  auto made = c10::make_intrusive<C10dMemberStore>(store_, name_, served_here_);
+  made->setTimeout(timeout_);
+  return made;
 }
 
 void C10dMemberStore::set(const std::string& key, const std::vector<uint8_t>& value) {
@@ -73,22 +85,26 @@ std::vector<uint8_t> C10dMemberStore::compareSet(const std::string& key,
   }));
 }
 
-std::vector<uint8_t> C10dMemberStore::get(const std::string& key) {
-  return multiGet({key}).front();
-}
-
 std::vector<std::vector<uint8_t>> C10dMemberStore::multiGet(const std::vector<std::string>& keys) {
-  const auto deadline = deadline_after(timeout_);
-  while (true) {
-    const auto found = ask([&](auto answer_by) { return store_->get(keys, answer_by); });
-    std::vector<std::vector<uint8_t>> values;
+  const Deadline deadline = deadline_after(timeout_);
+  std::vector<std::vector<uint8_t>> values;
+  await(keys, deadline, [&](Deadline answer_by) {
+    values.clear();
+    const auto found = ask([&](auto by) { return store_->get(keys, by); }, answer_by);
     for (const auto& value : found) {
       if (value) values.push_back(bytes_of(*value));
     }
-    if (values.size() == keys.size()) return values;
-    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
-    wait(keys, std::max(left, milliseconds(1)));
-  }
+    return values.size() == keys.size();
+  });
+  return values;
+}
+
+std::optional<std::string> C10dMemberStore::find(const std::string& key) {
+  return ask([&](auto deadline) { return store_->get({key}, deadline).at(0); });
+}
+
+void C10dMemberStore::append(const std::string& key, const std::vector<uint8_t>& value) {
+  ask([&](auto deadline) { store_->append(key, text_of(value), deadline); });
 }
 
 int64_t C10dMemberStore::add(const std::string& key, int64_t value) {
@@ -107,18 +123,25 @@ int64_t C10dMemberStore::getNumKeys() {
   return ask([&](auto deadline) { return store_->count(deadline); });
 }
 
-// Asks repeatedly, so that a wait does not hold the connection.
 void C10dMemberStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
-  const auto deadline = deadline_after(timeout);
+  const Deadline deadline = deadline_after(timeout);
+  await(keys, deadline, [&](Deadline answer_by) {
+    return ask([&](auto by) { return store_->has(keys, by); }, answer_by);
+  });
+}
+
+// Asks repeatedly, so that a wait does not hold the connection.
+void C10dMemberStore::await(const std::vector<std::string>& keys, Deadline deadline,
+                            const std::function<bool(Deadline answer_by)>& found) {
   auto pause = kFirstMemberStorePause;
-  while (!check(keys)) {
+  while (!found(std::max(deadline, steady_clock::now() + bootstrap::kStoreAnswerTimeout))) {
     if (steady_clock::now() >= deadline) {
       std::string names;
       for (const std::string& key : keys) names += (names.empty() ? "" : ", ") + key;
-      C10_THROW_ERROR(DistStoreError, name_ + ": no value for all of the keys " + names +
-                                          " before the timeout of " +
-                                          std::to_string(timeout.count()) + " ms");
+      C10_THROW_ERROR(DistStoreError,
+                      name_ + ": not all of these keys were set before the timeout: " + names);
     }
+    park_at_process_end();
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestMemberStorePause);
   }

@@ -2,12 +2,14 @@
 // store. The members of the next group meet in the store of the first of them, which is then also
 // the store of that group.
 //
-// Threads: an object is used by one thread at a time, except the store. Any thread may call
-// open_store().
+// Threads: one thread at a time uses a HandleStore. Any thread may call open_store(), and every
+// function of a C10dMemberStore except setTimeout().
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -18,8 +20,9 @@
 
 namespace hbm::process_group {
 
-// A bootstrap::MemberStore for PyTorch. Its functions raise DistNetworkError if the process that
-// serves the store has ended, and DistStoreError at the store's timeout.
+// A bootstrap::MemberStore for PyTorch. It has no queues and no listKeys(). A timeout of zero is no
+// limit. Its functions raise DistNetworkError if the process that serves the store has ended, or
+// in a forked child; DistStoreError at the timeout; and ValueError for a wrong question.
 class C10dMemberStore final : public c10d::Store {
  public:
   // `name`: of the store, for errors.
@@ -29,13 +32,17 @@ class C10dMemberStore final : public c10d::Store {
   const std::string& name() const noexcept { return name_; }
   bool served_here() const noexcept { return served_here_; }
 
-  // Returns a store with the same connection. Waits of one do not block the other.
+  // Returns a store with the same connection and timeout. Waits of one do not block the other.
   c10::intrusive_ptr<c10d::Store> clone() override;
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                   const std::vector<uint8_t>& desired) override;
-  std::vector<uint8_t> get(const std::string& key) override;
+  std::vector<uint8_t> get(const std::string& key) override { return multiGet({key}).front(); }
+  // Returns the value, or nothing if the key is absent now.
+  std::optional<std::string> find(const std::string& key);
+  void append(const std::string& key, const std::vector<uint8_t>& value) override;
+  bool hasExtendedApi() const override { return true; }
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
   int64_t add(const std::string& key, int64_t value) override;
   bool deleteKey(const std::string& key) override;
@@ -46,8 +53,16 @@ class C10dMemberStore final : public c10d::Store {
             const std::chrono::milliseconds& timeout) override;
 
  private:
+  using Deadline = bootstrap::KeyValue::Deadline;
+
   template <typename Question>
   auto ask(const Question& question);
+  template <typename Question>
+  auto ask(const Question& question, Deadline deadline);
+  // Calls `found` until it returns true. Throws at the deadline. `found` asks the store, which has
+  // a second for each answer even if the deadline is earlier.
+  void await(const std::vector<std::string>& keys, Deadline deadline,
+             const std::function<bool(Deadline answer_by)>& found);
 
   const std::shared_ptr<bootstrap::MemberStore> store_;
   const std::string name_;

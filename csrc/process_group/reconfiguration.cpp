@@ -1,5 +1,6 @@
 #include "process_group/reconfiguration.h"
 
+#include <algorithm>
 #include <chrono>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
@@ -26,6 +27,9 @@ NextGroup Reconfiguration::meet(const std::vector<std::string>& handles, bool or
   const bootstrap::Handle& first = roster.handles.front();
   const c10::intrusive_ptr<c10d::Store> store =
       roster.rank == 0 ? own->store() : open_store(first, group + " cannot be formed: ", deadline);
+  using std::chrono::milliseconds;
+  store->setTimeout(std::max(milliseconds(1), std::chrono::ceil<milliseconds>(
+                                                  deadline - std::chrono::steady_clock::now())));
   NextGroup next;
   next.keys = connect_store(store);
   next.meeting = std::make_shared<bootstrap::Meeting>(std::move(roster), uuid, next.keys.group,

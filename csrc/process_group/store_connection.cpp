@@ -181,6 +181,12 @@ class StoreConnection final : public bootstrap::KeyValue {
       return store.get_to_str(key);
     };
     using Value = std::optional<std::string>;
+    if (state_->is_of_member) {
+      return ask<Value>(
+          "get",
+          [key](c10d::Store& store) { return dynamic_cast<C10dMemberStore&>(store).find(key); },
+          deadline);
+    }
     return state_->is_tcp ? ask<Value>("get", in_one_question, deadline)
                           : ask<Value>("get", in_several, deadline);
   }
@@ -253,6 +259,7 @@ class StoreConnection final : public bootstrap::KeyValue {
     const StorePointer original;
     const StoreName name;
     const bool is_tcp = dynamic_cast<c10d::TCPStore*>(original.get()) != nullptr;
+    const bool is_of_member = dynamic_cast<C10dMemberStore*>(original.get()) != nullptr;
     const std::optional<WatchedFile> file = file_of(*original);
 
     std::mutex mutex;  // guards the members below; never held while the store is asked
@@ -365,8 +372,8 @@ class StoreConnection final : public bootstrap::KeyValue {
         } catch (const std::exception& other) {
           error = std::make_exception_ptr(bootstrap::StoreError(
               ErrorKind::kNetwork, name.store + " is gone: " + name.gone +
-                                       (is_tcp ? shortage_of_descriptors() : "") + " (" +
-                                       request->name + ": " + cause_of(other) + ")"));
+                                       (is_tcp || is_of_member ? shortage_of_descriptors() : "") +
+                                       " (" + request->name + ": " + cause_of(other) + ")"));
         }
         lock.lock();
         request->error = error;

@@ -124,8 +124,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
     std::function<void()> wake;
     // Returns the ranks that an operation waited for, for the error of its timeout.
     std::function<std::string(const std::vector<int>& ranks)> name_ranks;
-    // Returns a number that changes when watch() may find something new. Called often.
-    std::function<uint64_t()> news;
+    // Returns a number that changes when watch() may find something new. The progress thread calls
+    // it after each poll without progress, and at least every 10 ms.
+    std::function<uint64_t()> news{};
   };
 
   enum class Order { kOrdered, kUnordered };

@@ -12,8 +12,8 @@ namespace hbm::progress {
 // -- The progress thread
 
 // The period in which the progress thread, and every thread that waits for it, checks for Ctrl-C.
-// The progress thread also checks for failures of other ranks, for which it mostly need not wait:
-// it also checks when the failure monitor has news.
+// The progress thread also checks for failures of other ranks in this period, and when the failure
+// monitor has news.
 // Below: a smaller value asks the failure detector and Python more often.
 // Above: a larger value delays the error after Ctrl-C or a failure.
 // Measure: `python -m benchmarks.failures`

@@ -414,7 +414,11 @@ void FailureMonitor::wait(const LivenessConnections& connections) {
     if (!stores_.empty())
       longest = wanted_connections_.empty() ? kRoundPeriod : kRoundPeriodWhileConnecting;
     const auto leaves = [](const auto& group) { return group->state == GroupState::kLeaving; };
-    if (longest && Clock::now() < reports_until_) longest = kRoundPeriodAfterDeath;
+    if (longest && Clock::now() < reports_until_) {
+      const auto processes = static_cast<int>(processes_.size());
+      longest = std::min(
+          kRoundPeriod, std::max(kRoundPeriodAfterDeath, processes * kRoundPeriodAfterDeath / 100));
+    }
     if (longest && std::ranges::any_of(groups_, leaves)) longest = kRoundPeriodWhileLeaving;
   }
   connections.add_to(waits);

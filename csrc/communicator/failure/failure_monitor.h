@@ -224,7 +224,7 @@ class FailureMonitor {
   std::string where_;            // address of the listener; empty: not listening
   bool wants_listener_ = false;  // the thread must start to listen
   bool stopping_ = false;
-  std::chrono::steady_clock::time_point reports_until_;  // a process of a group has just ended
+  std::chrono::steady_clock::time_point reports_until_;  // until then rounds are frequent
   Descriptor wake_;                                      // an eventfd
   std::unique_ptr<BackgroundThread> thread_;
 };

@@ -96,7 +96,8 @@ struct MonitoredGroup : GroupFacts {
   // The second claim of one of its ranks. Constant after has_second_claim has been set.
   std::string claimed_twice;
   std::atomic<bool> has_second_claim = false;
-  // Incremented after each change of `silent`, `dead`, `left`, `failure` and `has_second_claim`.
+  // Incremented, under the mutex, after a rank has entered `silent`, `dead` or `left`, or after
+  // `failure` or `has_second_claim` was set. Any thread reads it without the mutex.
   std::atomic<uint64_t> news = 0;
 };
 

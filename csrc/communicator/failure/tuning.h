@@ -23,7 +23,8 @@ inline constexpr std::chrono::milliseconds kRoundPeriod{250};
 // Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
 inline constexpr std::chrono::milliseconds kRoundPeriodWhileConnecting{20};
 
-// The period of the rounds for kReportsTime after the end of a process. Ranks that waited for that
+// The period of the rounds for kReportsTime after the end of a process, in a job of at most a
+// hundred processes. A larger job has a period in proportion. Ranks that waited for the ended
 // process report their failures in this time.
 // Below: a smaller value burdens the store.
 // Above: a larger value delays the errors of ranks that wait for these ranks.

@@ -31,8 +31,8 @@ uint64_t random_number() {
   return uint64_t{device()} << 32 | device();
 }
 
+// Does not load MPI: a newcomer to ranks that have a world needs none.
 MpiState own_state(const bootstrap::Participant& participant, const std::vector<int>& node_of) {
-  library();
   MpiState own;
   own.node = node_key();
   if (!node_of.empty()) {
@@ -82,8 +82,8 @@ MpiConnection connect_by_links(const bootstrap::Rendezvous& rendezvous,
           std::make_shared<Arrivals>(links->poll())};
 }
 
-// Ensures, on every rank, that MPI_Init will neither end the process nor print errors. Checks the
-// preconditions, and excludes shared memory of UCX that a rank could not open.
+// Ensures, on every rank, that MPI_Init will neither end the process nor print errors. Loads MPI,
+// checks the preconditions, and excludes shared memory of UCX that a rank could not open.
 void require_preconditions(const bootstrap::Participant& participant,
                            const std::vector<MpiState>& ranks) {
   std::vector<SharingFacts> facts;
@@ -91,6 +91,7 @@ void require_preconditions(const bootstrap::Participant& participant,
   require_one_user(facts, participant.group);
   set_transport_defaults(!is_shut_out(facts, participant.rank));
   gather(participant, "shared-memory", bootstrap::everyone(participant.size), [&] {
+    library();
     require_start(ranks.size(), sharing_shm_directory(facts, participant.rank));
     return std::string();
   });
