@@ -135,7 +135,7 @@ progress::OperationQueue::Hooks ProcessGroupHbm::hooks(
           std::move(failed),
           [this] { connection_.communicator->wake(); },
           [this](const std::vector<int>& ranks) { return missing_ranks(ranks); },
-          [this] { return connection_.peers->news(); }};
+          [this] { return connection_.peers->changes(); }};
 }
 
 // Breaks the group if ranks of two jobs may have formed it.

@@ -261,7 +261,7 @@ class Server {
  private:
   struct Client {
     UnsharedSocket socket;
-    bool known = false;  // it has sent the password
+    bool known = false;  // the client has sent the password
     Inbox in;
     Outbox out;  // answers that the socket has not taken yet
   };
@@ -274,7 +274,7 @@ class Server {
                        static_cast<short>(client.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
     }
     const bool full = std::exchange(full_, false);
-    if (full) waits[1].fd = -1;  // polling the listener again at once would find it ready
+    if (full) waits[1].fd = -1;  // it is still ready
     if (poll(waits.data(), waits.size(), full ? static_cast<int>(kFullPause.count()) : -1) < 0) {
       std::this_thread::sleep_for(kFullPause);  // the kernel has no memory
       return;

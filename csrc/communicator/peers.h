@@ -27,7 +27,7 @@ class Peers {
 
   // Returns a number that changes when check() may have learned something new about ranks on other
   // nodes. Costs one load.
-  virtual uint64_t news() const noexcept = 0;
+  virtual uint64_t changes() const noexcept = 0;
 
   // Returns the description of a second claim: another process has come as one of the group's
   // ranks, so ranks of two jobs may have formed the group. Returns an empty text if no second claim

@@ -131,7 +131,7 @@ inline constexpr std::chrono::seconds kVerdictTimeout{10};
 inline constexpr std::chrono::milliseconds kTurnstileCheckPeriod{1};
 
 // The time for which a process serves the store of its handle after the group of that handle is
-// formed, also if the members form the next group meanwhile.
+// formed. It serves the store for this time even if the members form the next group earlier.
 // Below: a rank that is no member of the next group can read there why its group has ended.
 // Above: a process that reconfigures often has more stores at the same time.
 // Measure: `pytest tests/python/failures/test_reconfigure.py -k test_nothing_grows`

@@ -373,12 +373,12 @@ OperationQueue::RequestOutcome OperationQueue::poll_until(std::span<Request* con
       continue;
     }
     if (watch_due_ == Clock::time_point::max()) watch_due_ = now + kWatchPeriod;
-    const uint64_t news = hooks_.news ? hooks_.news() : news_seen_;
-    if (now >= watch_due_ || news != news_seen_) {
+    const uint64_t changes = hooks_.changes ? hooks_.changes() : changes_seen_;
+    if (now >= watch_due_ || changes != changes_seen_) {
       const RequestOutcome outcome = watch(requests);
       if (outcome.request) return outcome;  // the watch stays due for the other requests
       watch_due_ = Clock::time_point::max();
-      news_seen_ = news;
+      changes_seen_ = changes;
       if (const std::exception_ptr why = interruption()) return {nullptr, nullptr, why};
     }
     try {

@@ -112,7 +112,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   struct Hooks {
     // Called about four times a second while the progress thread waits for the operation's ranks,
-    // and when `news` changes. Throws to fail the operation, as Peers::check() does.
+    // and when `changes` changes. Throws to fail the operation, as Peers::check() does.
     std::function<void(const Operation& operation)> watch;
     // Returns the cause of an error, or the error itself. May wait briefly.
     std::function<std::exception_ptr(const Operation& operation, const std::exception_ptr& error)>
@@ -126,7 +126,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
     std::function<std::string(const std::vector<int>& ranks)> name_ranks;
     // Returns a number that changes when watch() may find something new. The progress thread calls
     // it after each poll without progress, and at least every 10 ms.
-    std::function<uint64_t()> news{};
+    std::function<uint64_t()> changes{};
   };
 
   enum class Order { kOrdered, kUnordered };
@@ -247,7 +247,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   bool driving_ = false;
   const std::atomic<bool>* progress_thread_ = nullptr;      // parked_here() of the progress thread
   Clock::time_point watch_due_ = Clock::time_point::max();  // used by the progress thread alone
-  uint64_t news_seen_ = 0;                                  // used by the progress thread alone
+  uint64_t changes_seen_ = 0;                               // used by the progress thread alone
   std::chrono::microseconds check_period_ = kNever;  // of the leading worker, while it is idle
   bool stopping_ = false;
   Clock::time_point last_issue_;

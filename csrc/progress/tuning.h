@@ -13,7 +13,7 @@ namespace hbm::progress {
 
 // The period in which the progress thread, and every thread that waits for it, checks for Ctrl-C.
 // The progress thread also checks for failures of other ranks in this period, and when the failure
-// monitor has news.
+// monitor has found a change.
 // Below: a smaller value asks the failure detector and Python more often.
 // Above: a larger value delays the error after Ctrl-C or a failure.
 // Measure: `python -m benchmarks.failures`

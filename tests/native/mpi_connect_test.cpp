@@ -150,7 +150,7 @@ TEST(MpiState, AllOrNoRanksShareAWorld) {
 TEST(MpiState, OtherRanksAreApart) {
   const std::vector<std::vector<MpiState>> groups = {
       {standing(0, 2, "a"), standing()},           // one rank initialised MPI, one did not
-      {standing(), standing(0, 2, "a")},           // the same in the other order
+      {standing(), standing(0, 2, "a")},           // one did not, one initialised MPI
       {standing(0, 1, "a"), standing(0, 1, "b")},  // two worlds
       {standing(0, 2, "a"), standing(1, 3, "a")},  // two sizes
       {standing(0, 1, ""), standing(0, 1, "")},    // the same rank twice: each has its own world

@@ -119,12 +119,12 @@ TEST_F(QueueTest, TheWatchBreaksAnOrderedQueue) {
   EXPECT_TRUE(op->abandoned);
 }
 
-TEST_F(QueueTest, NewsAreWatchedAtOnce) {
-  constexpr int kNews = 200;  // the watches of 50 seconds without news
+TEST_F(QueueTest, ChangesAreWatchedSoon) {
+  constexpr int kChanges = 200;  // the watches of 50 seconds without changes
   watch_ = [this](const std::vector<int>&) {
-    if (news_.fetch_add(1) == kNews) throw Error(ErrorKind::kPeer, "rank 3 has failed");
+    if (changes_.fetch_add(1) == kChanges) throw Error(ErrorKind::kPeer, "rank 3 has failed");
   };
-  news_ = 1;
+  changes_ = 1;
   const auto op = script("op");
   op->missing = {3};
   const auto begun = Clock::now();

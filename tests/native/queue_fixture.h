@@ -40,7 +40,7 @@ class QueueTest : public testing::Test {
                                         text += " " + std::to_string(rank);
                                       return text;
                                     },
-                                    [this] { return news_.load(); }})) {}
+                                    [this] { return changes_.load(); }})) {}
   ~QueueTest() override { queue_->stop(); }
 
   RequestPtr enqueue(const std::shared_ptr<Script>& script, milliseconds timeout = kLong,
@@ -72,7 +72,7 @@ class QueueTest : public testing::Test {
   std::function<void(const std::vector<int>&)> watch_ = [](const auto&) {
   };  // set it before the first operation
   std::atomic<int> wakes_ = 0;
-  std::atomic<uint64_t> news_ = 0;
+  std::atomic<uint64_t> changes_ = 0;
   const std::shared_ptr<OperationQueue> queue_;
 
  private:

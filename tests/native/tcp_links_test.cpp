@@ -534,7 +534,7 @@ TEST(Links, AWithdrawnMessageFailsItsReceive) {
 
 TEST(Links, AMessageWithdrawnWhileItIsSentArrivesWhole) {
   const BarePeer peer;
-  const size_t bytes = 16 << 20;  // more than the kernel takes in one call
+  const size_t bytes = 16 << 20;  // more than one call can send
   const Bytes data = pattern(10, bytes);
   Bytes sent = data;
   Request send = peer.links->isend(sent.data(), bytes, 1, 0, kAll);

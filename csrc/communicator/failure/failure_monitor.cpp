@@ -444,7 +444,7 @@ void FailureMonitor::apply_second_claim(const std::string& key, const std::strin
       if (group->job_store != claimed->job_store || group->has_second_claim) continue;
       group->claimed_twice = why;
       group->has_second_claim.store(true, std::memory_order_release);
-      group->news.fetch_add(1, std::memory_order_release);
+      group->changes.fetch_add(1, std::memory_order_release);
     }
   }
 }
@@ -457,7 +457,7 @@ void FailureMonitor::measure_silence(const LivenessConnections& connections) {
       const auto silence = connections.silence(group->processes[r]);
       if (!silence || *silence <= group->heartbeat) continue;
       if (!group->silent.insert_or_assign(rank, *silence).second) continue;
-      group->news.fetch_add(1, std::memory_order_release);
+      group->changes.fetch_add(1, std::memory_order_release);
       publish(*group, {FailureKind::kFailure, group->key,
                        "rank " + std::to_string(group->rank) + ": " +
                            silence_text(group->named(rank), *silence)});

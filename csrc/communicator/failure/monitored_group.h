@@ -98,7 +98,7 @@ struct MonitoredGroup : GroupFacts {
   std::atomic<bool> has_second_claim = false;
   // Incremented, under the mutex, after a rank has entered `silent`, `dead` or `left`, or after
   // `failure` or `has_second_claim` was set. Any thread reads it without the mutex.
-  std::atomic<uint64_t> news = 0;
+  std::atomic<uint64_t> changes = 0;
 };
 
 }  // namespace hbm::communicator::failure

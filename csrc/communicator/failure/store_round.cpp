@@ -244,7 +244,7 @@ void FailureMonitor::decide_unanswered(const JobStore& store, Clock::time_point 
 void FailureMonitor::decide(MonitoredGroup& group, int rank, bool has_left) {
   group.undecided.erase(rank);
   const bool is_new = (has_left ? group.left : group.dead).insert(rank).second;
-  group.news.fetch_add(1, std::memory_order_release);
+  group.changes.fetch_add(1, std::memory_order_release);
   if (is_new && !has_left) publish_death(group, rank);
 }
 
@@ -268,7 +268,7 @@ void FailureMonitor::apply(const FailureEntry& entry) {
       group->left.insert(rank);
       group->store_closes = true;
     }
-    group->news.fetch_add(1, std::memory_order_release);
+    group->changes.fetch_add(1, std::memory_order_release);
   }
 }
 

@@ -1,5 +1,5 @@
-// The functions of MPI that hbm calls, for a library of either ABI (abi.h). Those that move
-// messages are in communicator/carrier.h. api.cpp has one implementation for each ABI; make_api()
+// The functions of MPI that hbm calls, for a library of either ABI (abi.h). communicator/carrier.h
+// has the functions that move messages. api.cpp has one implementation for each ABI; make_api()
 // chooses when the library is loaded.
 //
 // Threads: after initialise() has returned, and if threads_multiple() is true, any thread may call

@@ -7,8 +7,8 @@ allreduce of each gradient), "ddp", "localsgd" or "diloco". A step is one commit
 methods it has INNER steps of the optimizer. The training ends after STEPS commits.
 
 After DEATH commits the process kills itself in the next step, when the quorum includes this group
-and the other group waits for it. With "ddp" it kills itself before it asks for the quorum: if an
-allreduce fails, the assertion of torchft's DDP (0.2.0) ends the other process too, also over Gloo.
+and the other group waits for it. With "ddp" it kills itself before it asks for the quorum. (If an
+allreduce fails, an assertion of torchft's DDP 0.2.0 ends the other process too, also over Gloo.)
 A negative DEATH never comes.
 
 Each step appends a line to FOLDER/replica*.jsonl, as a dict:

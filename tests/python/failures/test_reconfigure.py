@@ -399,7 +399,8 @@ def test_models_and_meshes_over_the_next_group(way: str, tmp_path: Path) -> None
     with Members(way, store=tmp_path / "store") as members:
         first = members.start("aaa")
         assert_joined(first, 1)
-        assert all_call(first, sum_in_a_subgroup) == [2.0, 2.0, 1.0]
+        if way == "again":  # in place, survivors and newcomers must have made as many groups
+            assert all_call(first, sum_in_a_subgroup) == [2.0, 2.0, 1.0]
         first[0].kill()
         assert_all_name(all_call(first[1:], all_reduce), "has died")
         living = [*first[1:], *members.start("aa")]

@@ -150,7 +150,7 @@ def test_members_die_and_are_replaced(kind: str, deaths: int, way: str) -> None:
                 victim = group[choice.randrange(1, SIZE)]
                 found = attempt(group, uuid, victim, choice.uniform(0, LONGEST_TRAINING))
                 formed = [each for each in found if isinstance(each, tuple)]
-                # All have failed, or all have formed the group before the death.
+                # Either all members have failed, or all have formed the group before the death.
                 assert len(formed) in (0, SIZE - 1), found
                 group = [member for member in group if member is not victim]
                 done = max(said[member][0] for member in group if member in said)

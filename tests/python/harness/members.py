@@ -1,9 +1,11 @@
 """Processes that form groups of changing members.
 
-Each member is forked from the pools' warm process, and does what the test asks over a pipe. `way`
-names how it reconfigures: "again" by torch_hbmcomm.reconfigure, "in place" by PyTorch's
-torch.distributed._reconfigure, which PyTorch has from 2.14 on, and "instead of gloo" by the same in
-a program that asks for Gloo.
+Each member is forked from the pools' warm process. It calls the functions that the test sends over
+a pipe. `way` names how it reconfigures:
+
+    again            torch_hbmcomm.reconfigure
+    in place         PyTorch's torch.distributed._reconfigure (2.14 and later)
+    instead of gloo  the same, in a program that asks for Gloo
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ INSTEAD_OF_GLOO = ["instead of gloo"] if _IN_PLACE else []
 class Settings:
     """Settings of all members of a test.
 
-    timeout: of their groups
+    timeout: the timeout of their groups
     store: the file of the store that "in place" gives to init_process_group, which subgroups use
     networks: the network namespace of each node. A node without one is a name only.
     """
