@@ -176,8 +176,9 @@ class ProcessGroupHbm final : public BackendBase {
   bool supportsReconfigure() const override { return reconfiguration_ != nullptr; }
   ReconfigureHandle get_reconfigure_handle() const override;
   c10::intrusive_ptr<c10d::Work> reconfigure(const ReconfigureOptions& opts) override;
-  // Makes the group of the ranks that are not excluded. All of these ranks call it. They meet in the
-  // store of this group. Then aborts this group; aborts it first if `shrink_flags` has SHRINK_ABORT.
+  // Makes the group of the ranks that are not excluded. All of these ranks call it. They meet in
+  // the store of this group. Then aborts this group; aborts it first if `shrink_flags` has
+  // SHRINK_ABORT.
   bool supportsShrinking() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> shrink(
       const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,

@@ -65,6 +65,7 @@ def reconfigure(
         pg_options: torch_hbmcomm.Options for the new group. None: as the environment variables say
 
     Raises:
+        TypeError: one text in the place of a list or a set
         ValueError: a text that is no handle, a handle that is named twice, or handles without this
             process' present one
         DistBackendError: a member has used the uuid before, has died, has failed, or has not come
@@ -72,6 +73,8 @@ def reconfigure(
             member.
         DistNetworkError: the first member cannot be reached
     """
+    if isinstance(handles, str):
+        raise TypeError("reconfigure: handles must be a list or a set of texts, not one text")
     reconfiguration = _reconfiguration()
     following = reconfiguration.meet(list(handles), isinstance(handles, Sequence), uuid, timeout)
     try:

@@ -58,8 +58,8 @@ Handle decode_handle(const std::string& text) {
   if (format != kFormat || handle.process.process.empty()) {
     throw Error(ErrorKind::kInvalid,
                 "\"" + text +
-                    "\" is no handle of hbm: take the text that each process has got "
-                    "from get_reconfigure_handle()");
+                    "\" is no handle of hbm: pass the text that reconfigure_handle() has returned "
+                    "in each process");
   }
   return handle;
 }
@@ -85,7 +85,7 @@ Roster make_roster(const std::vector<std::string>& texts, bool ordered, const st
     throw Error(ErrorKind::kInvalid,
                 "none of the " + std::to_string(ids.size()) +
                     " handles is this process' present one; a handle is spent once its group is "
-                    "formed, so ask get_reconfigure_handle() for the next one");
+                    "formed, so ask reconfigure_handle() for the next one");
   }
   roster.rank = static_cast<int>(found - ids.begin());
   return roster;

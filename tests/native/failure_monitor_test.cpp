@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <functional>
 #include <memory>
@@ -285,6 +286,28 @@ TEST(FailureMonitor, DoesNotQueryAClosedStore) {
   group.detector.finish_reports();
   group.detector.stop();
   EXPECT_EQ(*questions, 0);
+}
+
+// The store's server has died. A death among the other ranks makes rounds frequent, but not the
+// questions to the lost store.
+TEST(FailureMonitor, AsksALostStoreEverLessOften) {
+  Watched group({1});
+  const auto questions = std::make_shared<std::atomic<int>>(0);
+  const auto lost = [questions](const auto&) {
+    ++*questions;
+    throw bootstrap::StoreError(ErrorKind::kNetwork, "the store is gone");
+  };
+  group.store->before_get(lost);
+  group.store->before_has(lost);
+  group.store->before_add(lost);
+  const auto begun = std::chrono::steady_clock::now();
+  group.rank_2.kill();
+  group.await_error(ErrorKind::kNetwork, "the store is gone");
+  std::this_thread::sleep_for(milliseconds(1500));
+  group.detector.stop();
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begun;
+  // The pauses are a quarter of a second, half a second, a second, and so on.
+  EXPECT_LE(*questions, 2 + std::log2(time.count() / 0.25 + 1));
 }
 
 // Rank 0 serves the store. So its leave() returns only once each other rank has left or has died.

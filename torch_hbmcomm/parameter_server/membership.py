@@ -270,7 +270,7 @@ class MembershipTable:
 
         def what() -> str:
             names = ", ".join(f"{index} ({self._who(index)})" for index in lagging)
-            return f"{event} of workers {names}"
+            return f"{event} of workers {names}; a dead one counts until its lease at the box ends"
 
         self._fence()
         check_at = time.monotonic() + _CHECK_SECONDS

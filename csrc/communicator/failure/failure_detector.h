@@ -67,7 +67,9 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
   }
 
   void check(const progress::Operation& operation) override;
-  uint64_t changes() const noexcept override { return group_->changes.load(std::memory_order_acquire); }
+  uint64_t changes() const noexcept override {
+    return group_->changes.load(std::memory_order_acquire);
+  }
   std::string claimed_twice() const override;
   std::exception_ptr explain(const progress::Operation& operation,
                              const std::exception_ptr& error) override;

@@ -162,6 +162,10 @@ class FailureMonitor {
     bool was_removed = false;  // the store was a file, now removed; the other ranks may live
     bool closed = false;  // the rank that serves the store leaves, so this process asks no more
     Clock::time_point answered = Clock::now();  // the time of the last answer
+    // No question is asked before this time, because the last one failed. Each failed question
+    // doubles the pause.
+    Clock::time_point asks_again;
+    std::chrono::milliseconds pause{0};
   };
   // A store's answer about a rank.
   struct Answer {

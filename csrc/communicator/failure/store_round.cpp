@@ -7,6 +7,10 @@
 // that is, have added 1 to a key of the group. A rank counts itself when it leaves the group, or
 // when it reads the entry. A counted rank asks the store no more about this group.
 //
+// A lost store: if a question fails, the store is mostly gone for ever, because its server has
+// died. PyTorch's client then prints a stack trace for each question. So each failed question
+// doubles the pause before the next one.
+//
 // Keys: once all ranks of a group have counted themselves, the serving rank removes the group's
 // keys below left_prefix. If no rank serves the store, the rank that counts itself last removes
 // them.
@@ -46,6 +50,7 @@ void FailureMonitor::tend(JobStore& store) {
     store.done = round;
     return;
   }
+  if (Clock::now() < store.asks_again) return decide_unanswered(store, Clock::now(), {});
   lock.unlock();
   // Order matters: ask who left, read the failure log, decide. A rank that has left because of a
   // failure has published this failure before it left, so the log has it by now. For the same
@@ -87,10 +92,17 @@ void FailureMonitor::tend(JobStore& store) {
     }
     const auto ended_before = Clock::now() - (silent ? kSilentStoreDeathDelay : milliseconds(0));
     decide_unanswered(store, ended_before, answers);
+    if (!silent) {
+      store.pause = std::clamp(2 * store.pause, kFirstLostStorePause, kLongestLostStorePause);
+      store.asks_again = Clock::now() + store.pause;
+    }
   }
   const auto published = static_cast<std::ptrdiff_t>(publishing - to_publish.size());
   store.to_publish.erase(store.to_publish.begin(), store.to_publish.begin() + published);
-  if (complete) store.done = round;
+  if (complete) {
+    store.done = round;
+    store.pause = milliseconds(0);
+  }
   if (!store.closed) store.trouble = trouble;
   if (trouble.empty()) store.answered = Clock::now();
 }

@@ -58,6 +58,18 @@ inline constexpr std::chrono::milliseconds kRoundAnswerTimeout{200};
 // test_a_stopped_rank_is_not_dead`
 inline constexpr std::chrono::milliseconds kSilentStoreDeathDelay{2000};
 
+// The pause after the first question to a lost store.
+// Below: a smaller value asks a store that has ended more often, and PyTorch prints for each.
+// Above: with a larger value a rank notices later that a lost store answers again.
+// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.AsksALostStoreEverLessOften`
+inline constexpr std::chrono::milliseconds kFirstLostStorePause{250};
+
+// The longest pause between two questions to a lost store.
+// Below: the pause grows.
+// Above: it stays at the value.
+// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.AsksALostStoreEverLessOften`
+inline constexpr std::chrono::milliseconds kLongestLostStorePause{3600 * 1000};
+
 // An operation fails because the store is lost only if the store has not answered for this time.
 // The store may have ended because a rank died, and an error that names this death is better.
 // Below: the operation waits for the monitor to notice that death.
