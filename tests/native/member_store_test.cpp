@@ -293,27 +293,26 @@ TEST(MemberStore, AChildCannotUseIt) {
 }
 
 TEST(MemberStore, ServesOnWithoutDescriptors) {
-  EXPECT_EQ(
-      run_forked([] {
-        uint16_t port = 0;
-        const auto served = serve_member_store(kPassword, port);
-        const auto first = open_here(port);
-        const Descriptor next(dup(0));  // the number of the next descriptor
-        ASSERT_TRUE(next);
-        // One descriptor for the client's end, none for the server's.
-        const rlimit few{static_cast<rlim_t>(next.get() + 2), static_cast<rlim_t>(next.get() + 2)};
-        rlimit before{};
-        ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-        const rlimit lowered{few.rlim_cur, before.rlim_max};
-        ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &lowered), 0);
-        expect_error(ErrorKind::kTimeout, {"no answer"},
-                     [&] { open_member_store({kHere}, port, kPassword, in(milliseconds(50))); });
-        first->set("key", "value", late());
-        ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
-        open_here(port)->set("other", "value", late());
-        EXPECT_EQ(served->count(late()), 2);
-      }),
-      0);
+  EXPECT_EQ(run_forked([] {
+              uint16_t port = 0;
+              const auto served = serve_member_store(kPassword, port);
+              const auto first = open_here(port);
+              rlimit before{};
+              ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+              const rlimit lowered{100, before.rlim_max};
+              ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &lowered), 0);
+              std::vector<Descriptor> used;
+              while (used.empty() || used.back()) used.emplace_back(dup(0));
+              used.resize(used.size() - 2);  // one for the client's end, none for the server's
+              expect_error(ErrorKind::kTimeout, {"no answer"}, [&] {
+                open_member_store({kHere}, port, kPassword, in(milliseconds(50)));
+              });
+              first->set("key", "value", late());
+              ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+              open_here(port)->set("other", "value", late());
+              EXPECT_EQ(served->count(late()), 2);
+            }),
+            0);
 }
 
 }  // namespace
