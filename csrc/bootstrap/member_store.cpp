@@ -274,7 +274,7 @@ class Server {
                        static_cast<short>(client.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
     }
     const bool full = std::exchange(full_, false);
-    if (full) waits[1].fd = -1;  // it is still ready
+    if (full) waits[1].fd = -1;  // the listener is still ready
     if (poll(waits.data(), waits.size(), full ? static_cast<int>(kFullPause.count()) : -1) < 0) {
       std::this_thread::sleep_for(kFullPause);  // the kernel has no memory
       return;

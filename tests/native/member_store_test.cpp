@@ -303,7 +303,7 @@ TEST(MemberStore, ServesOnWithoutDescriptors) {
               ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &lowered), 0);
               std::vector<Descriptor> used;
               while (used.empty() || used.back()) used.emplace_back(dup(0));
-              used.resize(used.size() - 2);  // one for the client's end, none for the server's
+              used.resize(used.size() - 2);  // frees a descriptor for the client's end alone
               expect_error(ErrorKind::kTimeout, {"no answer"}, [&] {
                 open_member_store({kHere}, port, kPassword, in(milliseconds(50)));
               });
