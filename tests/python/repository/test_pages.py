@@ -170,10 +170,10 @@ import torch.distributed as dist
 import torch_hbmcomm as hbmcomm
 STEPS, rank, total = 5, int(os.environ["RANK"]), torch.zeros(8)
 def next_members(handle):
-    own = pathlib.Path(folder, f"{uuid + 1}.{rank}")
-    own.with_suffix(".draft").write_text(handle)
-    own.with_suffix(".draft").rename(own)
-    files = [own.with_suffix(f".{each}") for each in range(2)]
+    draft = pathlib.Path(folder, f"draft.{rank}")
+    draft.write_text(handle)
+    draft.rename(pathlib.Path(folder, f"{uuid + 1}.{rank}"))
+    files = [pathlib.Path(folder, f"{uuid + 1}.{each}") for each in range(2)]
     while not all(file.exists() for file in files):
         time.sleep(0.001)
     return uuid + 1, [file.read_text() for file in files]
