@@ -3,15 +3,18 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <regex>
@@ -21,6 +24,7 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "communicator/shm/descriptor_exchange.h"
 #include "communicator/shm/shm_group.h"
 #include "expect_error.h"
 #include "fake_store.h"
@@ -313,12 +317,59 @@ TEST(Explore, NamesARankKilledInProgress) {
       } catch (const Error& error) {
         const std::string text = error.what();
         EXPECT_TRUE(text.find("missing ranks: 1.") != std::string::npos ||
-                    text.find("rank 1 of group g ended") != std::string::npos)
+                    text.find("exchange descriptors of memory with rank 1 (") != std::string::npos)
             << text;
       }
     };
     run_forked_ranks(4, explore, {1});
   }
+}
+
+// Returns the error of a rank that exchanges descriptors with rank 1, after `act` has used rank 1's
+// end of the connection.
+std::string error_of_exchange(const std::function<void(Descriptor)>& act) {
+  std::array<int, 2> ends{};
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, ends.data()), 0);
+  std::map<int, Descriptor> called;
+  called.emplace(1, Descriptor(ends[0]));
+  act(Descriptor(ends[1]));
+  const bootstrap::Participant rank_0{
+      std::make_shared<FakeStore>(), "g/", 0, 2, "group g", in(kTimeout)};
+  PeerListener listener;
+  Introduction own;
+  own.memory = Descriptor(dup(ends[0]));
+  own.pidfd = Descriptor(dup(ends[0]));
+  try {
+    shm::exchange(rank_0, own, std::move(called), listener, {{"key of rank 1", 1}});
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kPeer);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Exchange, NamesTheCauseOfALostConnection) {
+  const std::string lost =
+      "rank 0 of group g could not exchange descriptors of memory with rank 1 ";
+  std::vector<Descriptor> open;  // until the exchange ends
+  EXPECT_EQ(error_of_exchange([&](Descriptor end) {
+              shutdown(end.get(), SHUT_WR);
+              open.push_back(std::move(end));
+            }),
+            lost + "(it closed the connection)");
+  EXPECT_EQ(
+      error_of_exchange([&](const Descriptor& end) { EXPECT_EQ(write(end.get(), "x", 1), 1); }),
+      lost + "(it sent a packet of another size than 120 bytes)");
+  Greeting stranger;
+  std::string("another").copy(stranger.key.data(), stranger.key.size());
+  const auto introduce = [&](const Descriptor& end, const std::vector<int>& descriptors) {
+    std::string cause;
+    EXPECT_EQ(send(end.get(), &stranger, sizeof(stranger), descriptors, cause), Delivery::kDone);
+  };
+  EXPECT_EQ(error_of_exchange([&](const Descriptor& end) { introduce(end, {end.get()}); }),
+            lost + "(it sent 1 descriptors)");
+  EXPECT_EQ(error_of_exchange([&](const Descriptor& end) { introduce(end, {0, 1}); }),
+            lost + "(it is the process another, which is no peer)");
 }
 
 // Allocates blocks until the segment has no room.

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "communicator/shm/tuning.h"
 
 namespace hbm::communicator::shm {
@@ -76,9 +79,10 @@ class DescriptorExchange {
   bool advance(PeerConnection& connection) {
     if (!connection.received) receive_on(connection);
     if (!connection.socket || connection.rank == kUnknown || connection.sent) return true;
+    std::string cause;
     const Delivery sent = send(connection.socket.get(), &own_.greeting, sizeof(Greeting),
-                               {own_.memory.get(), own_.pidfd.get()});
-    if (sent == Delivery::kGone) lose(connection);
+                               {own_.memory.get(), own_.pidfd.get()}, cause);
+    if (sent == Delivery::kGone) lose(connection, cause);
     connection.sent = sent == Delivery::kDone;
     return sent != Delivery::kLater;
   }
@@ -86,16 +90,21 @@ class DescriptorExchange {
   void receive_on(PeerConnection& connection) {
     Introduction other;
     std::vector<Descriptor> descriptors;
+    std::string cause;
     const Delivery received =
-        receive(connection.socket.get(), &other.greeting, sizeof(Greeting), descriptors);
+        receive(connection.socket.get(), &other.greeting, sizeof(Greeting), descriptors, cause);
     if (received == Delivery::kLater) return;
-    const auto peer = received == Delivery::kDone && descriptors.size() == 2
-                          ? peers_.find(key_of(other.greeting))
-                          : peers_.end();
-    if (peer == peers_.end() || met_.contains(peer->second) ||
+    if (received == Delivery::kGone) return lose(connection, cause);
+    if (descriptors.size() != 2) {
+      return lose(connection, "it sent " + std::to_string(descriptors.size()) + " descriptors");
+    }
+    const auto peer = peers_.find(key_of(other.greeting));
+    if (peer == peers_.end()) {
+      return lose(connection, "it is the process " + key_of(other.greeting) + ", which is no peer");
+    }
+    if (met_.contains(peer->second) ||
         (connection.rank != kUnknown && connection.rank != peer->second)) {
-      lose(connection);
-      return;
+      return lose(connection, "it is rank " + std::to_string(peer->second) + " a second time");
     }
     connection.rank = peer->second;
     connection.received = true;
@@ -107,8 +116,13 @@ class DescriptorExchange {
   // Closes a connection that has failed. The exchange with other ranks continues, so that they do
   // not count as lost. The loss of an unknown caller is no error: such a caller may only have
   // checked whether a process listens here.
-  void lose(PeerConnection& connection) {
-    if (connection.rank != kUnknown) lost_.insert(connection.rank);
+  void lose(PeerConnection& connection, const std::string& cause) {
+    if (connection.rank != kUnknown) {
+      lost_.emplace(connection.rank, cause);
+    } else {
+      log::info("rank " + std::to_string(participant_.rank) + " of " + participant_.group +
+                " refuses an unknown caller: " + cause);
+    }
     connection.socket = Descriptor();
   }
 
@@ -130,7 +144,8 @@ class DescriptorExchange {
 
   // Returns the ranks that have not sent their descriptors, or have not received this rank's.
   std::set<int> missing() const {
-    std::set<int> ranks = lost_;
+    std::set<int> ranks;
+    for (const auto& [rank, cause] : lost_) ranks.insert(rank);
     for (const auto& [key, rank] : peers_) {
       if (!met_.contains(rank)) ranks.insert(rank);
     }
@@ -141,9 +156,15 @@ class DescriptorExchange {
   }
 
   [[noreturn]] void gone(const std::set<int>& ranks) const {
-    throw Error(ErrorKind::kPeer, list(ranks) + " of " + participant_.group +
-                                      " ended while becoming a local peer of rank " +
-                                      std::to_string(participant_.rank));
+    std::string causes;
+    for (const int rank : ranks) {
+      const auto lost = lost_.find(rank);
+      causes += (causes.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (" +
+                (lost == lost_.end() ? "it has not called" : lost->second) + ")";
+    }
+    throw Error(ErrorKind::kPeer, "rank " + std::to_string(participant_.rank) + " of " +
+                                      participant_.group +
+                                      " could not exchange descriptors of memory with " + causes);
   }
 
   [[noreturn]] void late() const {
@@ -159,8 +180,8 @@ class DescriptorExchange {
   const std::map<std::string, int>& peers_;
   std::vector<PeerConnection> connections_;
   std::map<int, Introduction> met_;
-  std::set<int> lost_;
-  const std::vector<int> nobody_;  // for aborts_: await() checks for deaths itself
+  std::map<int, std::string> lost_;  // the cause, by rank
+  const std::vector<int> nobody_;    // for aborts_: await() checks for deaths itself
   bootstrap::AbortWatcher aborts_{participant_, nobody_};
 };
 

@@ -111,7 +111,8 @@ bool trusted(int socket) {
   return peer.uid == geteuid();
 }
 
-Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>& descriptors) {
+Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>& descriptors,
+              std::string& cause) {
   iovec part{const_cast<void*>(data), bytes};
   alignas(cmsghdr) ControlBuffer control{};
   msghdr message{};
@@ -128,13 +129,17 @@ Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>
   while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {
     if (errno == EINTR) continue;
     if (errno == EAGAIN || errno == ETOOMANYREFS) return Delivery::kLater;
-    if (errno == EPIPE || errno == ECONNRESET) return Delivery::kGone;
+    if (errno == EPIPE || errno == ECONNRESET) {
+      cause = std::string("sending failed: ") + std::strerror(errno);
+      return Delivery::kGone;
+    }
     failed(ErrorKind::kNetwork, "cannot pass descriptors to another rank of this node");
   }
   return Delivery::kDone;
 }
 
-Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& descriptors) {
+Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& descriptors,
+                 std::string& cause) {
   iovec part{data, bytes};
   alignas(cmsghdr) ControlBuffer control{};
   msghdr message{};
@@ -146,7 +151,10 @@ Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& 
   while ((got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0) {
     if (errno == EINTR) continue;
     if (errno == EAGAIN) return Delivery::kLater;
-    if (errno == ECONNRESET) return Delivery::kGone;
+    if (errno == ECONNRESET) {
+      cause = std::string("receiving failed: ") + std::strerror(errno);
+      return Delivery::kGone;
+    }
     failed(ErrorKind::kNetwork, "cannot receive from another rank of this node");
   }
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
@@ -164,9 +172,12 @@ Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& 
                 "cannot take the descriptors that another rank of this node passed: this process "
                 "has too many open files (ulimit -n)");
   }
-  return static_cast<size_t>(got) == bytes && (message.msg_flags & MSG_TRUNC) == 0
-             ? Delivery::kDone
-             : Delivery::kGone;
+  if (static_cast<size_t>(got) == bytes && (message.msg_flags & MSG_TRUNC) == 0) {
+    return Delivery::kDone;
+  }
+  cause = got == 0 ? "it closed the connection"
+                   : "it sent a packet of another size than " + std::to_string(bytes) + " bytes";
+  return Delivery::kGone;
 }
 
 SocketFile::SocketFile(const std::string& directory, const std::string& name)

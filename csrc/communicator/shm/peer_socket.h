@@ -46,14 +46,16 @@ bool trusted(int socket);
 enum class Delivery { kDone, kLater, kGone };
 
 // Sends one packet with copies of `descriptors`. Returns kLater if the kernel has no room for the
-// packet now, and kGone if no process will receive it. Throws Error(kNetwork) on any other failure,
-// as receive() does.
-Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>& descriptors);
+// packet now. Returns kGone, and sets `cause`, if no process will receive the packet. Throws
+// Error(kNetwork) on any other failure, as receive() does.
+Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>& descriptors,
+              std::string& cause);
 
 // Receives one packet of exactly `bytes`, and its descriptors. Returns kLater if no packet has
-// arrived. Returns kGone if no packet will arrive, or if the packet has another size. Throws
-// Error(kExhausted) if this process cannot hold the descriptors.
-Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& descriptors);
+// arrived. Returns kGone, and sets `cause`, if no packet will arrive or if the packet has another
+// size. Throws Error(kExhausted) if this process cannot hold the descriptors.
+Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& descriptors,
+                 std::string& cause);
 
 class SocketFile {
  public:
