@@ -435,8 +435,8 @@ void OperationQueue::settle(Lock& lock, RequestOutcome& outcome) {
     if (hooks_.explain) {
       outcome.error = hooks_.explain(*outcome.request->operation_, outcome.error);
     }
-    outcome.request->abandon();
     if (hooks_.failed) hooks_.failed(outcome.error);
+    outcome.request->abandon();
   } else if (outcome.request) {
     outcome.request->release();
   }

@@ -118,7 +118,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
     std::function<std::exception_ptr(const Operation& operation, const std::exception_ptr& error)>
         explain;
     // Called with the error of each operation that failed while it was driven, or was interrupted
-    // by Ctrl-C. Not called for queued operations that are cancelled because the queue is broken.
+    // by Ctrl-C. Called before the operation is abandoned, so that another rank finds the report of
+    // a failure before it finds the abandoned operation. Not called for queued operations that are
+    // cancelled because the queue is broken.
     std::function<void(const std::exception_ptr& error)> failed;
     // Wakes a sleeping progress thread (Operation::sleep).
     std::function<void()> wake;

@@ -25,6 +25,7 @@ struct Script {
   bool peers_may_write = false;
   std::vector<int> missing;
   std::function<void()> on_begin = [] {};
+  std::function<void()> on_abandon = [] {};
   std::function<Progress()> on_poll = [this] {
     return ready.load() ? Progress::kDone : Progress::kIdle;
   };
@@ -69,6 +70,7 @@ class FakeOperation final : public Operation {
   void abandon() noexcept override {
     const Call call(*this);
     EXPECT_FALSE(script_->abandoned.exchange(true)) << script_->name << " was abandoned twice";
+    script_->on_abandon();
     over_ = true;
   }
 

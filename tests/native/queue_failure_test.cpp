@@ -55,6 +55,15 @@ TEST_F(QueueTest, AnErrorBreaksAnOrderedQueue) {
                [this] { enqueue(script("late")); });
 }
 
+TEST_F(UnorderedQueueTest, AFailureIsReportedBeforeItsOperationIsAbandoned) {
+  const auto bad = script("bad");
+  size_t reported = 0;
+  bad->on_poll = []() -> Progress { fail(); };
+  bad->on_abandon = [&] { reported = failures().size(); };
+  EXPECT_TRUE(wait(submit(bad)));
+  EXPECT_EQ(reported, 1u);
+}
+
 TEST(QueueErrors, FailureOfAnyStepIsReported) {
   const auto begins = ready_script("begins");
   begins->on_begin = fail;

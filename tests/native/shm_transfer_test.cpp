@@ -324,6 +324,27 @@ TEST(NodeTransfers, EndImmediatelyWhenTheReceiverCancels) {
   }
 }
 
+// A rank that gives up a message because the group has failed has read the report of the failure.
+// So the error of the other rank is the report.
+TEST(NodeTransfers, ErrorOfACancelledMessageIsTheFailureOfTheGroup) {
+  for (const bool receiver_cancels : {false, true}) {
+    TestNode node({.size = 3});
+    NodeRank sender(node, 0), receiver(node, 1), third(node, 2);
+    std::vector<float> found(10 * kLarge);
+    const OperationPtr taking = receive_operation(receiver, found, 0);
+    taking->begin();
+    const Message message(sender, found.size(), false, 5.0f);
+    const OperationPtr sending = message.send(sender, 1);
+    sending->begin();
+    EXPECT_EQ(taking->poll(), progress::Progress::kActive);
+    third.shm_group->report("rank 4 has died", /*death=*/true);
+    (receiver_cancels ? taking : sending)->abandon();
+    const OperationPtr& other = receiver_cancels ? sending : taking;
+    expect_error(ErrorKind::kDeath, {"rank 4 has died"}, [&] { other->poll(); });
+    other->abandon();
+  }
+}
+
 TEST(NodeTransfers, InvalidMessagesAreRefused) {
   using Spoil = std::function<void(Envelope&, MessageTransfer&)>;
   const std::vector<std::pair<std::string, Spoil>> cases = {

@@ -235,11 +235,11 @@ uint64_t PeerTransfers::most_rounds(size_t index) const {
 progress::Progress PeerTransfers::next_phase() {
   if (!learned_) learn();
   if (unbalanced_) {
-    if (shm_group_->failed()) shm_group_->require_alive({}, *this, [] { return false; });
+    shm_group_->require_no_report();
     return progress::Progress::kIdle;
   }
   if (!put() || (round_ < rounds_ && !deliver(round_))) {
-    if (shm_group_->failed()) shm_group_->require_alive({}, *this, [] { return false; });
+    shm_group_->require_no_report();
     return progress::Progress::kActive;
   }
   ++round_;

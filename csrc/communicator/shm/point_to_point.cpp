@@ -46,6 +46,13 @@ class MessageOperation : public progress::Operation {
   size_t chunk() const { return staged_chunk_bytes(bytes()); }
   size_t chunks() const { return (bytes() + chunk() - 1) / chunk(); }
 
+  // Throws the error of a message that its other rank has given up, as `what` says. If that rank's
+  // group has failed, the rank has reported the failure before, or has read the report.
+  [[noreturn]] void gave_up(const std::string& what) const {
+    shm_group().require_no_report();
+    throw Error(ErrorKind::kPeer, what + "; see that rank's error");
+  }
+
   const std::shared_ptr<MessageMatcher> matcher_;
   const MessageHeader header_;
 
@@ -124,8 +131,8 @@ class ShmSend final : public MessageOperation {
       throw Error(ErrorKind::kMismatch, receiver + " refused the message of " + describe() +
                                             ": it expects another type or size");
     }
-    throw Error(ErrorKind::kPeer, receiver + " gave up its receive of " + describe() +
-                                      " before it had the whole message; see that rank's error");
+    gave_up(receiver + " gave up its receive of " + describe() +
+            " before it had the whole message");
   }
 
   // Cancels a message that a receiver has taken. A receiver that reads the tensor continues. For a
@@ -268,9 +275,8 @@ class ShmReceive final : public MessageOperation {
     const auto* const staging = reinterpret_cast<const std::byte*>(&transfer + 1);
     const uint64_t filled = transfer.filled.load(std::memory_order_acquire);
     if (filled == kNoMore) {
-      throw Error(ErrorKind::kPeer, "rank " + std::to_string(rank_of(expected_.received->from)) +
-                                        " of " + shm_group().group() + " gave up the message of " +
-                                        describe() + " half-way; see that rank's error");
+      gave_up("rank " + std::to_string(rank_of(expected_.received->from)) + " of " +
+              shm_group().group() + " gave up the message of " + describe() + " half-way");
     }
     if (filled < drained_ || filled > chunks() || filled - drained_ > kStagedChunksInFlight) {
       spoiled("as chunks of its message that are there:", filled);

@@ -197,7 +197,7 @@ std::vector<int> ShmGroup::left() const {
 
 void ShmGroup::require_alive(const std::vector<int>& ranks, const progress::Operation& operation,
                              const std::function<bool()>& ready) {
-  if (failed()) throw_failure();
+  require_no_report();
   for (size_t i = 0; i < size(); ++i) {
     const LocalRank& local_rank = local_ranks_[i];
     if (std::find(ranks.begin(), ranks.end(), local_rank.group_rank) == ranks.end()) continue;
@@ -205,14 +205,14 @@ void ShmGroup::require_alive(const std::vector<int>& ranks, const progress::Oper
     if (!left && !is_dead(local_rank.pidfd)) continue;
     if (ready()) return;  // the rank published before it ended or left
     if (left) {
-      if (failed()) throw_failure();
+      require_no_report();
       throw Error(ErrorKind::kPeer, operation.describe() + ": " + group_ +
                                         " was destroyed on a rank that this one waits for, " +
                                         local_rank.name);
     }
     const std::string text =
         report(operation.describe() + ": " + local_rank.name + " has died", true);
-    if (failed()) throw_failure();
+    require_no_report();
     throw Error(ErrorKind::kDeath, text);
   }
 }
@@ -241,7 +241,8 @@ bool ShmGroup::failed() const noexcept {
   return control(0).failure.state.load(std::memory_order_seq_cst) == FailureReport::kWritten;
 }
 
-void ShmGroup::throw_failure() const {
+void ShmGroup::require_no_report() const {
+  if (!failed()) return;
   const FailureReport& record = control(0).failure;
   if (record.death != 0) throw Error(ErrorKind::kDeath, text_of(record));
   const std::string text = text_of(record);

@@ -142,6 +142,9 @@ class ShmGroup {
   std::string report(const std::string& failure, bool death) noexcept;
   bool failed() const noexcept;
 
+  // Throws the first report of the node, if there is one: Error(kDeath) or Error(kPeer).
+  void require_no_report() const;
+
   std::byte* at(size_t index, uint64_t offset) const noexcept {
     return local_ranks_[index].segment + offset;
   }
@@ -195,7 +198,6 @@ class ShmGroup {
   };
   static void ring(Doorbell& doorbell) noexcept;
   bool spin(Clock::time_point until, const std::function<bool()>& ready) const;
-  [[noreturn]] void throw_failure() const;
 
   const ForkGuard fork_;
   const std::string group_;
