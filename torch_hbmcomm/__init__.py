@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch_hbmcomm.low_rank import LowRank as LowRank
     from torch_hbmcomm.low_rank import LowRankState as LowRankState
     from torch_hbmcomm.low_rank import low_rank_hook as low_rank_hook
+    from torch_hbmcomm.outer_steps import OuterSteps as OuterSteps
     from torch_hbmcomm.parameter_server import ParameterServer as ParameterServer
     from torch_hbmcomm.parameter_server import SyncParameterServer as SyncParameterServer
     from torch_hbmcomm.reconfiguration import reconfigure as reconfigure
@@ -47,6 +48,7 @@ __all__ = [
     "LowRank",
     "LowRankState",
     "Options",
+    "OuterSteps",
     "ParameterServer",
     "SyncParameterServer",
     "__version__",
@@ -70,6 +72,7 @@ _HOMES = {
     "LowRank": "torch_hbmcomm.low_rank",
     "LowRankState": "torch_hbmcomm.low_rank",
     "Options": "torch_hbmcomm.backend",
+    "OuterSteps": "torch_hbmcomm.outer_steps",
     "ParameterServer": "torch_hbmcomm.parameter_server",
     "SyncParameterServer": "torch_hbmcomm.parameter_server",
     "async_hook": "torch_hbmcomm.async_ddp",

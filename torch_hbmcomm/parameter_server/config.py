@@ -35,12 +35,12 @@ class AsyncConfig:
     def __post_init__(self) -> None:
         _check_common(self.buffers, self.push_every, self.drop)
         if self.staleness is not None:
-            _check_whole("staleness", self.staleness)
+            check_whole("staleness", self.staleness)
             if self.staleness < 0:
                 raise ValueError(f"staleness is at least 0, not {self.staleness}; None: no bound")
         if self.staleness == 0 and self.overlap:
             raise ValueError("with staleness=0 an exchange cannot overlap the next step")
-        _check_positive("workers", self.workers)
+        check_positive("workers", self.workers)
         if self.timeout <= 0:
             raise ValueError(f"timeout is more than 0 seconds, not {self.timeout}")
         if self.transfer not in (None, torch.bfloat16):
@@ -93,7 +93,7 @@ class SyncConfig:
     def check(self, ranks: int) -> None:
         """Raise TypeError or ValueError for an argument that does not fit a group of `ranks`."""
         _check_common(self.buffers, self.push_every, self.drop)
-        _check_whole("server", self.server)
+        check_whole("server", self.server)
         if not 0 <= self.server < ranks:
             raise ValueError(
                 f"server={self.server} is no rank of the group, which has ranks 0 to {ranks - 1}"
@@ -108,7 +108,7 @@ def _check_common(buffers: str, push_every: int, drop: LayerDrop | None) -> None
     """Check the arguments that both parameter servers have."""
     if buffers not in _BUFFERS:
         raise ValueError(f'buffers is "shared" or "local", not {buffers!r}')
-    _check_positive("push_every", push_every)
+    check_positive("push_every", push_every)
     if drop is None:
         return
     if not isinstance(drop, LayerDrop):
@@ -121,12 +121,14 @@ def _check_common(buffers: str, push_every: int, drop: LayerDrop | None) -> None
         )
 
 
-def _check_positive(name: str, value: int) -> None:
-    _check_whole(name, value)
+def check_positive(name: str, value: int) -> None:
+    """Raise TypeError for a value that is no whole number, ValueError for one below 1."""
+    check_whole(name, value)
     if value < 1:
         raise ValueError(f"{name} is at least 1, not {value}")
 
 
-def _check_whole(name: str, value: int) -> None:
+def check_whole(name: str, value: int) -> None:
+    """Raise TypeError for a value that is no whole number."""
     if not isinstance(value, int):
         raise TypeError(f"{name} is a whole number, not {value!r}")
