@@ -93,6 +93,11 @@ assert (ones == 2).all()
 CLOSE = EQUAL.replace("assert torch.equal", "torch.testing.assert_close")
 # A job ends when all its workers have left, so no worker may train before all have joined.
 CLOSED = "dist.barrier()\n" + PUSH + "ps.close()\n"
+OUTER = """
+os.makedirs(f"{folder}/{rank}"); os.chdir(f"{folder}/{rank}")
+outer = hbmcomm.OuterSteps(model, optimizer, every=1)
+outer.step()
+"""
 BOX = "import numpy\narray = gradient = parameter = numpy.ones(1024, 'float32')\n"
 
 # The programs of each page for users, in order.
@@ -138,6 +143,32 @@ loader = once_all_have_joined()
         Script(after="assert sum(hbmcomm.memory.where(weights).values()) == 4 * weights.numel()"),
         None,  # needs a node of high-bandwidth memory
         Script(GROUP),
+    ],
+    "docs/outer-steps.md": [
+        Script(IMPORTS + DATA, after=EQUAL),
+        Script(GROUP + OUTER, after="assert os.path.getsize('weights.pt')"),
+        Script(
+            GROUP
+            + OUTER
+            + """
+saved = {"outer": outer.state_dict(), "optimizer": optimizer.state_dict()}
+torch.save(saved, f"checkpoint-{rank}.pt")
+outer = hbmcomm.OuterSteps(model, optimizer, every=4)
+""",
+            after="assert outer.stats()['meetings'] == 1; outer.close()" + EQUAL,
+        ),
+        # Both ranks abort their first group, and form the next one of the same members.
+        Script(
+            GROUP
+            + OUTER
+            + """
+uuid, handles = 1, [None, None]
+dist.all_gather_object(handles, hbmcomm.reconfigure_handle())
+dist.barrier()
+dist.group.WORLD.abort()
+""",
+            after="assert outer.stats()['meetings'] == 1; outer.close()" + EQUAL,
+        ),
     ],
     "docs/parameter-server.md": [
         Script(IMPORTS + DATA, after=EQUAL),
