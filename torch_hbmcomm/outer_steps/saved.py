@@ -14,9 +14,13 @@ _KEYS = {
 
 
 class Offer(NamedTuple):
-    """A rank's state, as the other ranks see it."""
+    """A rank's state, as the other ranks see it.
+
+    meetings: those whose results it has applied. begun: those whose deltas it has sent
+    """
 
     meetings: int
+    begun: int
     rank: int
     ranks: int
 
@@ -49,4 +53,6 @@ def offer_of(
             f"the state has fragments of {found} elements, and this OuterSteps of {list(counts)}: "
             f"load it with fragments={len(found)}"
         )
-    return Offer(int(state["meetings"]), int(state["rank"]), int(state["ranks"]))
+    meetings = int(state["meetings"])
+    begun = meetings + (state["transfer"] is not None)
+    return Offer(meetings, begun, int(state["rank"]), int(state["ranks"]))

@@ -25,7 +25,7 @@ from torch_hbmcomm.outer_steps.config import OuterConfig
 from torch_hbmcomm.outer_steps.exchange import Part
 from torch_hbmcomm.outer_steps.outer_model import OuterModel
 from torch_hbmcomm.outer_steps.outer_weights import Fragment, OuterWeights, broadcast
-from torch_hbmcomm.outer_steps.saved import Offer, offer_of
+from torch_hbmcomm.outer_steps.saved import offer_of
 from torch_hbmcomm.outer_steps.transfer import Transfer
 
 T = TypeVar("T")
@@ -230,7 +230,8 @@ class OuterSteps:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state, with the inner weights, for load_state_dict(). Every rank saves
-        its own, at the same step, and the state of its inner optimizer. Tensors are copies.
+        its own, between the same two meetings, and the state of its inner optimizer. Tensors are
+        copies.
 
         Waits for the fragment that is being sent, without applying it. If this raises an error of
         the group, the transfer is given up, and the next call succeeds.
@@ -251,10 +252,10 @@ class OuterSteps:
         continues as if it had not been interrupted. All arguments may be new, except `fragments`.
 
         Otherwise the ranks have changed, for example because one has died. All take the outer
-        weights of a rank with most meetings. A rank whose state has as many meetings keeps its
-        inner weights, and with them its steps since then. Every other rank takes the outer weights.
-        A transfer is given up, so its deltas wait for the next meeting. The steps since the last
-        meeting and the rounding errors of a rank that is gone are lost.
+        weights of a rank that has applied most meetings. A rank whose state has as many meetings
+        keeps its inner weights, so its steps since then count at the next meeting. Every other rank
+        takes the outer weights. A transfer is given up, and its deltas wait for the next meeting.
+        The steps since the last meeting and the rounding errors of a rank that is gone are lost.
 
         state: the result of state_dict(), or None on a rank that has none
 
@@ -266,20 +267,22 @@ class OuterSteps:
         self._check_works("load_state_dict()")
         counts = [len(one.weights) for one in self._outer.fragments]
         offers = together(self._group, lambda: offer_of(state, self._model.specs, counts))
-        most = max(-1 if one is None else one.meetings for one in offers)
-        if most < 0:
+        present = [one for one in offers if one is not None]
+        if not present:
             raise ValueError("load_state_dict() was given None on every rank: no rank has a state")
         self._transfer = None
-        kept = [one is not None and one.meetings == most for one in offers]
+        most = max(one.meetings for one in present)
+        places = [(present[0].begun, rank, len(offers)) for rank in range(len(offers))]
+        same = [one and (one.begun, one.rank, one.ranks) for one in offers] == places
+        kept = [one is not None and (same or one.meetings == most) for one in offers]
         if state is not None and kept[self._group.rank()]:
             self._outer.load_state_dict(state)
             for name in self.stats():
                 setattr(self, f"_{name}", state[name])
-        ranks = self._group.size()
-        if offers != [Offer(most, rank, ranks) for rank in range(ranks)]:
+            if same and state["transfer"] is not None:
+                self._transfer = Transfer.of(state["transfer"])
+        if not same:
             self._follow(kept)
-        elif state is not None and state["transfer"] is not None:
-            self._transfer = Transfer.of(state["transfer"])
 
     def _follow(self, kept: Sequence[bool]) -> None:
         """Take the outer weights of the first rank that has kept its state. Collective."""

@@ -39,7 +39,7 @@ class Transfer:
     ) -> Transfer:
         """Begin to send this rank's delta.
 
-        part_of: returns this rank's part for a delta. A delta that is not finite is refused.
+        part_of: returns this rank's part for a delta, which is refused if it is not finite
         """
         flats = outer.model.flats("parameter")
         inner = fragment.inner(flats)
@@ -50,7 +50,9 @@ class Transfer:
         # Deltas so large that their sum may overflow are refused like infinities.
         bound = torch.finfo(values.dtype if wire == torch.int8 else wire).max / (2 * group.size())
         finite = values.abs().max() <= bound and buffers.isfinite().all()
-        part = part_of(delta) if finite else Part.REFUSED
+        part = part_of(delta)
+        if part.counts and not finite:
+            part = Part.REFUSED
         levels = config.levels(group.size())
         exchange = Exchange(group, part, values, wire, levels, buffers, counters)
         return Transfer(steps, inner, exchange)

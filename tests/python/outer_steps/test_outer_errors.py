@@ -95,6 +95,30 @@ def test_a_delta_that_is_not_finite_is_left_out(
     pool.run(refuse_a_delta, value, dtype, delay)
 
 
+def end_badly(context: Context) -> None:
+    """close() returns if last deltas, or the outer weights themselves, are not finite."""
+    model = Counting()
+    optimizer, outer = model.started(every=2)
+    model.move(optimizer, math.nan)
+    outer.step()
+    with pytest.warns(RuntimeWarning, match="rank 0 is not finite"):
+        outer.close()
+    assert vector(model).tolist() == [0, 0, 0]
+
+    with torch.no_grad():
+        model.weight.fill_(3e38)
+    optimizer, outer = model.started(every=1, outer_lr=100)
+    model.move(optimizer, 1e37)
+    outer.step()
+    assert vector(model).tolist() == [math.inf] * 3
+    with pytest.warns(RuntimeWarning, match="rank 0 is not finite"):
+        outer.close()
+
+
+def test_close_ends_without_a_finite_delta(pool: Pool) -> None:
+    pool.run(end_badly)
+
+
 def scale(context: Context) -> None:
     """Train with a GradScaler that skips a step on rank 0 alone, and accumulated gradients."""
     model = net(torch.float32)

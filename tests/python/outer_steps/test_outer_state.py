@@ -66,6 +66,32 @@ def test_resumed_training_continues_alike(pool: Pool, options: dict[str, Any], a
     pool.run(resume, options, at)
 
 
+def resume_between_steps(context: Context) -> None:
+    """Ranks save at different steps: rank 0 before the transfer is applied, the others after."""
+    model = Counting()
+    optimizer, outer = model.started(delay=2)
+    model.move(optimizer, 1)
+    outer.meet()
+    for _ in range(1 + context.rank):
+        model.move(optimizer, 1)
+        outer.step()
+    assert outer.stats()["meetings"] == (context.rank > 0)
+    saved = outer.state_dict()
+    again = Counting()
+    other, resumed = again.started(delay=2)
+    resumed.load_state_dict(saved)
+    for one, stepper, owner in ((model, optimizer, outer), (again, other, resumed)):
+        one.move(stepper, 1)
+        owner.step()
+        owner.close()
+    assert_same(vector(again), vector(model), "the end")
+    assert_same(vector(again), torch.full((3,), 3 + (context.size - 1) / 2), "the mean")
+
+
+def test_ranks_at_different_steps_resume_alike(pool: Pool) -> None:
+    pool.run(resume_between_steps)
+
+
 def join_others(context: Context) -> None:
     """Only rank 1 has a state. It keeps its steps; the other ranks take the outer weights."""
     model = Counting()
