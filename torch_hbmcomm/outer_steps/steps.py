@@ -22,7 +22,7 @@ from torch_hbmcomm.agreement import together
 from torch_hbmcomm.groups import chosen_group
 from torch_hbmcomm.optimizers import Optimizer, optimizers_with
 from torch_hbmcomm.outer_steps.config import OuterConfig
-from torch_hbmcomm.outer_steps.exchange import Part
+from torch_hbmcomm.outer_steps.mean_delta import Part
 from torch_hbmcomm.outer_steps.outer_model import OuterModel
 from torch_hbmcomm.outer_steps.outer_weights import Fragment, OuterWeights, broadcast
 from torch_hbmcomm.outer_steps.saved import offer_of

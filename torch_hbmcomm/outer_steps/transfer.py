@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from torch_hbmcomm.outer_steps.config import OuterConfig
-from torch_hbmcomm.outer_steps.exchange import Arrived, Exchange, Part
+from torch_hbmcomm.outer_steps.mean_delta import Arrived, MeanDelta, Part
 from torch_hbmcomm.outer_steps.outer_weights import Fragment, OuterWeights, cloned
 
 
@@ -20,12 +20,12 @@ class Transfer:
 
     begun: steps of this rank when it began
     inner: the fragment's inner weights then, flat
-    exchange: None for a transfer of a checkpoint, which has arrived
+    averaging: None for a transfer of a checkpoint, which has arrived
     """
 
     begun: int
     inner: torch.Tensor
-    exchange: Exchange | None
+    averaging: MeanDelta | None
     arrived: Arrived | None = None
 
     @staticmethod
@@ -54,19 +54,19 @@ class Transfer:
         if part.counts and not finite:
             part = Part.REFUSED
         levels = config.levels(group.size())
-        exchange = Exchange(group, part, values, wire, levels, buffers, counters)
-        return Transfer(steps, inner, exchange)
+        averaging = MeanDelta(group, part, values, wire, levels, buffers, counters)
+        return Transfer(steps, inner, averaging)
 
     def advance(self) -> None:
         """Begin the part of the transfer that needs an answer of all ranks, if there is one."""
-        if self.exchange is not None:
-            self.exchange.advance()
+        if self.averaging is not None:
+            self.averaging.advance()
 
     def wait(self) -> Arrived:
         """Return the result. Raises the errors of the group."""
         if self.arrived is None:
-            assert self.exchange is not None
-            self.arrived = self.exchange.wait()
+            assert self.averaging is not None
+            self.arrived = self.averaging.wait()
         return self.arrived
 
     def apply(

@@ -70,9 +70,8 @@ class Serial:
         self._seed = seed
         self._interval = every // fragments
         self._delay, self._alpha = delay, alpha
-        self._outer = list(vector(self.models[0]).clone().tensor_split(1))
-        total = self._outer[0].numel()
-        self._outer = list(self._outer[0].split(-(-total // fragments)))
+        start = vector(self.models[0]).clone()
+        self._outer = list(start.split(-(-len(start) // fragments)))
         self._steppers = [
             torch.optim.SGD([one], lr=outer_lr, momentum=momentum, nesterov=momentum > 0)
             for one in self._outer

@@ -54,8 +54,8 @@ class Arrived(NamedTuple):
     sent_bytes: int
 
 
-class Exchange:
-    """A transfer that has begun. All ranks begin, advance and wait in the same order.
+class MeanDelta:
+    """The sums of a transfer that has begun. All ranks begin, advance and wait in the same order.
 
     Args:
         part: this rank's part; values count only if part.counts
