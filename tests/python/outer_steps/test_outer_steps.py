@@ -209,6 +209,22 @@ def test_buffers_are_averaged_at_a_meeting(pool: Pool) -> None:
     pool.run(average_buffers)
 
 
+def break_a_buffer(context: Context) -> None:
+    model = Normed()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0)
+    outer = hbmcomm.OuterSteps(model, optimizer, every=1)
+    statistics = model.norm.running_mean
+    assert statistics is not None
+    statistics.fill_(float("nan") if context.rank == 0 else 3)
+    with pytest.warns(RuntimeWarning, match="a buffer of rank 0 is not finite"):
+        outer.step()
+    assert statistics.tolist() == ([0, 0] if context.size == 1 else [3, 3])
+
+
+def test_a_rank_with_a_broken_buffer_takes_the_others_buffers(pool: Pool) -> None:
+    pool.run(break_a_buffer)
+
+
 def look_at_the_outer_weights(context: Context) -> None:
     model = Counting()
     optimizer, outer = model.started(every=2)
