@@ -1,20 +1,12 @@
-"""The asynchronous parameter server: local steps, and exchanges with the weights in the boxes.
-
-Ahn et al. 2018, section IV, has two scenarios. In the sequential one an exchange follows the
-computation. In the parallel one a thread runs the exchange during the next step's computation, so
-an iteration takes max(T_comp, T_comm) (equation 1).
-"""
+"""The asynchronous parameter server: local steps, and exchanges with the weights in the boxes."""
 
 from __future__ import annotations
 
-import logging
-import math
 import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -24,29 +16,23 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.agreement import together
 from torch_hbmcomm.groups import chosen_group
 from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.parameter_server.async_agreement import AsyncOffer, agree_on_server
 from torch_hbmcomm.parameter_server.checkpoint import check_kind, count, part, restored_on_error
 from torch_hbmcomm.parameter_server.config import AsyncConfig
-from torch_hbmcomm.parameter_server.exchange import BoundedExchange, Scales
-from torch_hbmcomm.parameter_server.job import AsyncJob
-from torch_hbmcomm.parameter_server.layout import Shard, lay_out, manifest_mismatch
+from torch_hbmcomm.parameter_server.node import Disagreement, NodeWorker, nodes_of, split_nodes
 from torch_hbmcomm.parameter_server.own_steps import OwnSteps
-from torch_hbmcomm.parameter_server.packing import TensorSpec
-from torch_hbmcomm.parameter_server.replica import Replica, model_tensors
 from torch_hbmcomm.parameter_server.rules import Rule, named
-from torch_hbmcomm.parameter_server.selection import AsyncLayerDrop, Selection, SendAll, layers_in
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
-from torch_hbmcomm.parameter_server.shared_model import SharedModel, check_optimizer
-from torch_hbmcomm.pipeline import TaskPipeline
-from torch_hbmcomm.tensors import check_fills_memory, is_finite
-
-_log = logging.getLogger(__name__)
+from torch_hbmcomm.parameter_server.shared_model import check_optimizer
+from torch_hbmcomm.parameter_server.worker import SENDING, AsyncWorker, Call, Plan
+from torch_hbmcomm.tensors import is_finite
 
 _FINISHED, _CLOSED = "finish()", "close()"
 _SAVED = "what ParameterServer.state_dict() returned"
 _FAILED = "an error in an exchange: the object can only be closed"
+_BREAKING = (Call.STEP, Call.PULL, Call.SAVE, Call.FINISH)  # after an error in these: _FAILED
 
 
 class ParameterServer:
@@ -92,11 +78,17 @@ class ParameterServer:
         workers: the number of workers to wait for at the start; None: the group's size, or 1
         keep: True: the weights stay in the boxes when the last worker leaves; a job of the same
             name then continues with them
-        group: the group that was formed with the boxes; None: the default group
+        group: the group that was formed with the boxes, or with `box` and `aggregate` the group
+            whose ranks are summed; None: the default group
         timeout: seconds to wait for other workers
+        aggregate: "node": the ranks of a node are one worker (Lee et al. 2020, section 2). They sum
+            their changes over shared memory, the first of them exchanges with the boxes, and all
+            take the result. Then every method except stats() is a collective of the node. None:
+            each process is a worker. A process without a process group is a worker by itself.
 
-    Without `box` the constructor is a collective. If one rank's arguments are wrong, each other
-    rank raises RuntimeError with that rank's text, and the group stays usable.
+    Without `box`, and with `aggregate`, the constructor is a collective. If one rank's arguments
+    are wrong, each other rank raises RuntimeError with that rank's text, and the group stays
+    usable.
 
     Raises:
         ValueError: incompatible arguments, or a model unlike the other workers' models
@@ -104,6 +96,8 @@ class ParameterServer:
         MemoryError: a box is too small; says how much is needed.
         RuntimeError: another rank's arguments are wrong, or all other workers left while this one
             joined
+        torch.distributed.DistBackendError: a rank has died; with `aggregate` also in later calls,
+            if it is a rank of the node
         TimeoutError: other workers did not come within `timeout`.
         smb.BoxError: an error of a box. After such an error in step() the object can only be
             closed.
@@ -127,30 +121,31 @@ class ParameterServer:
         group: dist.ProcessGroup | None = None,
         timeout: float = 300.0,
         drop: LayerDrop | None = None,
+        aggregate: Literal["node"] | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._pipeline: TaskPipeline | None = None
-        self._in_flight: Future[list[Shard]] | None = None  # the exchange during this step
-        self._arrived: Sequence[Shard] = ()  # shards that the last exchange fetched, unapplied
         self._steps = self._refused = 0
-        self._unsent = 0  # steps since the last exchange
-        self._pending = False  # True: the model has unsent changes
+        self._unsent = 0  # steps since this process's changes were last sent
         self._seconds = 0.0  # time of step() in exchanges, and in waits for them
         self._ended = ""  # the call or error after which methods are refused
         self._loaded = False
+        nodes: list[list[int]] = []  # the ranks of each node, if these are one worker
         with ExitStack() as resources:
+            connections = resources.enter_context(ExitStack())
 
             def prepare() -> Sequence[smb.Box]:
                 """Check the arguments that a rank can check alone, and lay out its model."""
-                if box is not None and group is not None:
+                if box is not None and group is not None and aggregate is None:
                     raise ValueError("give box, or a group that has boxes, not both")
                 if box is None and not dist.is_initialized():
                     raise ValueError(
                         "there is no process group: give box, or form a group with a box"
                     )
                 check_optimizer("every worker", model, optimizer)
-                size = 1 if box is not None else dist.get_world_size(group)
+                if aggregate == "node" and dist.is_initialized():
+                    nodes.extend(nodes_of(chosen_group(group)))
+                size = 1 if box is not None else len(nodes) or dist.get_world_size(group)
                 self._config = AsyncConfig(
                     rule=named(rule),
                     staleness=staleness,
@@ -162,18 +157,41 @@ class ParameterServer:
                     keep=keep,
                     timeout=timeout,
                     drop=drop,
+                    aggregate=aggregate,
                 )
-                boxes = smb.all_of(group) if box is None else connect_boxes(box, resources)
-                self._lay_out(len(boxes))
+                boxes = smb.all_of(group) if box is None else connect_boxes(box, connections)
+                self._plan = Plan.of(model, optimizer, self._config, len(boxes))
                 return boxes
 
-            if dist.is_initialized() and (box is None or group is not None):
-                boxes, name = self._prepare_together(chosen_group(group), prepare, name)
+            boxes: Sequence[smb.Box] = ()
+
+            def offer() -> AsyncOffer:
+                nonlocal boxes
+                boxes = prepare()
+                manifest = self._plan.layout.manifest(self._config.group_terms)
+                terms = self._config.node_terms
+                if box is not None:
+                    return AsyncOffer(manifest, name, {**terms, "name": repr(name)})
+                # The name is unique, because several jobs may use the group's boxes.
+                return AsyncOffer(manifest, f"{name}/{secrets.token_hex(8)}", terms)
+
+            node = None
+            if dist.is_initialized() and (box is None or group or aggregate is not None):
+                whole = chosen_group(group)
+                name = agree_on_server(whole, offer, lambda: nodes)
+                if nodes:
+                    node = split_nodes(whole, nodes, timeout)
             else:
                 boxes = prepare()
-            self._join(boxes, name, resources)
-            if self._config.overlap:
-                self._pipeline = resources.enter_context(TaskPipeline("hbm-exchange"))
+            join = partial(AsyncWorker, boxes, name, self._plan, self._config)
+            self._worker: AsyncWorker | NodeWorker
+            if node is None:
+                self._worker = join(self._plan.model)
+            else:
+                self._worker = NodeWorker(node, self._plan, join)
+                if not self._worker.leads:
+                    connections.close()
+            resources.callback(self._worker.close)
             self._own_steps = OwnSteps(optimizer)
             resources.callback(self._own_steps.release)
             self._resources = resources.pop_all()
@@ -195,65 +213,16 @@ class ParameterServer:
             closure: passed to the optimizer's step(); None: no closure
         """
         self._check("step()", _FINISHED)
-        self._shared.find()  # raises before the optimizer changes the model
+        self._find(Call.STEP)  # raises before the optimizer changes the model
         with self._own_steps.allowed():
             loss = self._optimizer.step(closure) if closure else self._optimizer.step()
         self._steps += 1
         self._unsent += 1
-        self._pending = True
-        if self._unsent == self._config.push_every:
+        if self._unsent >= self._config.push_every:
             start = time.perf_counter()
-            with self._broken_by_errors():
-                if self._pipeline is not None:
-                    self._exchange_during_next_step(self._pipeline)
-                elif self._config.rule.reads_first:
-                    self._pull_then_push()
-                else:
-                    self._push_and_pull()
-            self._unsent = 0
+            self._perform(Call.STEP)
             self._seconds += time.perf_counter() - start
         return loss
-
-    def _exchange_during_next_step(self, pipeline: TaskPipeline) -> None:
-        """Apply the arrived weights, and start an exchange that runs during the next step.
-
-        Waits for the last exchange first, because that exchange uses the delta buffers until it
-        ends.
-        """
-        self._wait_for_exchange()
-        workers, scales = self._workers_and_scales()
-        sent = self._fill_delta_buffers(workers)
-        layers = {shard.layer for shard in sent}
-        for shard in sent:
-            self._replica.take_ahead(shard, scales[shard.kind])
-        for shard in self._arrived:
-            if shard.layer not in layers:
-                self._replica.take_unsent(shard)
-        self._in_flight = pipeline.submit(
-            partial(self._exchange.start, sent, scales), partial(self._exchange.end, sent)
-        )
-
-    def _push_and_pull(self) -> None:
-        """Exchange now, applying each shard while other shards are in flight."""
-        workers, scales = self._workers_and_scales()
-        sent = self._fill_delta_buffers(workers)
-        layers = {shard.layer for shard in sent}
-        for arrival in self._exchange.start(sent, scales):
-            shard = arrival.wait()
-            if shard.layer in layers:
-                self._replica.take(shard)
-            else:
-                self._replica.take_unsent(shard)
-        self._exchange.finish(sent)
-
-    def _pull_then_push(self) -> None:
-        """Exchange now, by a rule that computes deltas from fresh weights."""
-        workers, scales = self._workers_and_scales()
-        self._exchange.pull(self._layout.changing)
-        sent = self._fill_delta_buffers(workers)
-        for shard in sent:
-            self._replica.take(shard)
-        self._exchange.push(sent, scales)
 
     def finish(self, wait: bool = False) -> None:
         """Send all unsent changes, and end this worker's training. Call it after the last step.
@@ -264,17 +233,17 @@ class ParameterServer:
             wait needs the boxes alone, not the process group. A worker that dies is waited for
             until its lease ends. Raises TimeoutError, which names the workers that still train,
             after the constructor's `timeout`; pull() still works after it.
+
+        With `aggregate` it returns when every rank of the node has called finish() or close().
+        Until then this rank takes part in the others' exchanges, without changes of its own.
         """
         self._check("finish()")
         if self._ended != _FINISHED:
-            self._shared.find()
-            with self._broken_by_errors():
-                self._send_all()
-                self._job.membership.retire()
+            self._find(Call.FINISH)
+            self._perform(Call.FINISH)
             self._ended = _FINISHED
         if wait:
-            with self._naming_process():
-                self._job.membership.wait_retired()
+            self._perform(Call.WAIT)
 
     def pull(self) -> None:
         """Send all unsent changes, and copy the box's weights into the model, without rounding.
@@ -282,26 +251,27 @@ class ParameterServer:
         With "easgd" the box's weights are the center, which replaces this worker's model.
         """
         self._check("pull()")
-        self._shared.find()
-        with self._broken_by_errors():
-            self._send_all()
-            self._adopt(self._layout.changing)
+        self._find(Call.PULL)
+        self._perform(Call.PULL)
 
     def state_dict(self) -> dict[str, Any]:
-        """Send all unsent changes, and return a checkpoint. Call it on one worker.
+        """Send all unsent changes, and return a checkpoint. Call it on one worker; with `aggregate`
+        on every rank of one node.
 
         It has "model", which is the model's state_dict() with the box's weights; "steps"; and with
         `drop` also "drop". It does not have the optimizer's state, because each worker has its own:
         save that separately.
         """
         self._check("state_dict()")
-        tensors = self._shared.find()
-        weights = [tensor.detach().clone() for tensor in tensors]
-        with self._broken_by_errors():
-            self._send_all()
-            if not self._config.rule.reads_first:
-                self._adopt(self._layout.changing)  # the box's weights have the delta just sent
-            self._replica.read(weights, self._layout.changing)
+        tensors = self._find(Call.SAVE)
+        before = [tensor.detach().clone() for tensor in tensors]
+        self._perform(Call.SAVE)
+        if self._config.rule.reads_first:
+            with self._broken_by_errors():
+                self._worker.read(before)
+            weights = before
+        else:
+            weights = [tensor.detach().clone() for tensor in tensors]
         found = {id(tensor): copy for tensor, copy in zip(tensors, weights, strict=True)}
 
         def saved(value: Any) -> Any:
@@ -312,7 +282,7 @@ class ParameterServer:
         return {
             "model": {key: saved(value) for key, value in own.items()},
             "steps": self._steps,
-            **self._selection.state_dict(),
+            **self._plan.selection.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -323,29 +293,29 @@ class ParameterServer:
 
         Raises ValueError for an incomplete state, a state of a SyncParameterServer, or weights that
         are not finite. Raises TypeError if the state or its model is no mapping, and RuntimeError
-        for another model's state. In these cases nothing is loaded.
+        for another model's state. In these cases nothing is loaded. With `aggregate` the other
+        ranks of the node then raise RuntimeError with that text.
         """
         self._check("load_state_dict()")
-        if self._steps or self._loaded:
-            raise RuntimeError("a checkpoint is loaded once, and before the first step")
-        self._shared.find(everything=True)
-        check_kind(state, "ParameterServer", _SAVED)
-        weights, steps = part(state, "model", _SAVED), count(state, "steps", _SAVED)
-        _require_finite(self._model, weights)
         with restored_on_error(self._model):
-            self._model.load_state_dict(weights)
-            self._selection.load_state_dict(state)
-        membership = self._job.membership
-        if membership.begun():
-            _log.warning("training has begun in the box: its weights stay, not the checkpoint's")
-        elif membership.claims_load():
-            self._replica.give()
-            membership.set_loaded()
-        else:
-            membership.wait_loaded()
+            with self._withdrawing(Call.LOAD):
+                if self._steps or self._loaded:
+                    raise RuntimeError("a checkpoint is loaded once, and before the first step")
+                self._plan.model.find(everything=True)
+                check_kind(state, "ParameterServer", _SAVED)
+                weights, steps = part(state, "model", _SAVED), count(state, "steps", _SAVED)
+                _require_finite(self._model, weights)
+                before = self._plan.selection.state_dict()
+                self._model.load_state_dict(weights)
+                self._plan.selection.load_state_dict(state)
+            try:
+                self._worker.meet(Call.LOAD, False)
+            except Disagreement:
+                self._plan.selection.load_state_dict(before)
+                raise
+        self._worker.act(Call.LOAD)
         self._loaded = True
         self._steps = steps
-        self._adopt(self._layout.shards)
 
     def stats(self) -> dict[str, int | float]:
         """Return counters since the start: steps, pushed_bytes, pulled_bytes, refused (updates),
@@ -354,17 +324,17 @@ class ParameterServer:
 
         With `drop` it also returns sent_layers, dropped_layers, and the present threshold (-1:
         none).
+
+        With `aggregate` the bytes are counted on the rank that exchanges with the boxes, and are 0
+        on the other ranks of the node. On these ranks workers, ahead and the counts of layers are
+        as of the node's last call.
         """
         self._check("stats()")
         return {
             "steps": self._steps,
-            "workers": len(self._job.membership.active()),
-            "ahead": self._exchange.lead(),
-            "pushed_bytes": self._exchange.pushed_bytes,
-            "pulled_bytes": self._exchange.pulled_bytes,
+            **self._worker.stats(),
             "refused": self._refused,
             "exchange_seconds": self._seconds,
-            **self._selection.stats(),
         }
 
     def close(self) -> None:
@@ -372,6 +342,9 @@ class ParameterServer:
 
         After an error it sends nothing, because part of the delta may be in the weights already.
         Does nothing the second time.
+
+        With `aggregate` it returns when every rank of the node has called close(), as finish()
+        does. After an error it waits for no rank.
         """
         if self._ended == _CLOSED:
             return
@@ -379,7 +352,9 @@ class ParameterServer:
         self._ended = _CLOSED
         with self._resources:
             if send:
-                self._send_all()
+                self._perform(Call.CLOSE)
+            else:
+                self._worker.abandon()
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -399,175 +374,51 @@ class ParameterServer:
         if self._ended in (_CLOSED, _FAILED, *too_late):
             raise RuntimeError(f"{method} after {self._ended}")
 
+    # -- calls of a worker -----------------------------------------------------------------------
+
+    def _find(self, call: Call) -> list[torch.Tensor]:
+        """Return the model's tensors as SharedModel.find() does, which raises if it has changed."""
+        with self._withdrawing(call):
+            return self._plan.model.find()
+
+    @contextmanager
+    def _withdrawing(self, call: Call) -> Iterator[None]:
+        """If the block raises, let the ranks that are one worker with this one raise in `call`."""
+        try:
+            yield
+        except Exception as error:
+            self._worker.withdraw(call, error)
+            raise
+
+    def _perform(self, call: Call) -> None:
+        """Take part in calls of the worker until `call` is done, and warn of refused updates."""
+        done = None
+        while done is not call:
+            with self._broken_by_errors() if call in _BREAKING else nullcontext():
+                done = self._worker.meet(call, self._unsent > 0)
+                refused = self._worker.act(done)
+            if done is Call.STEP or (done in SENDING and not self._config.rule.reads_first):
+                self._unsent = 0
+            if refused is None:
+                continue
+            self._refused += 1
+            warnings.warn(
+                f"{self._worker.who}: the update of {refused} in step {self._steps} is not finite; "
+                "it was not sent, and the worker continues with the box's weights. Its optimizer's "
+                "state may be spoilt: check the loss and the gradients before step().",
+                RuntimeWarning,
+                stacklevel=3,  # the caller of ParameterServer's method
+            )
+
     @contextmanager
     def _broken_by_errors(self) -> Iterator[None]:
         try:
-            with self._naming_process():
-                yield
+            yield
+        except Disagreement:
+            raise
         except BaseException:
             self._ended = _FAILED
             raise
-
-    @contextmanager
-    def _naming_process(self) -> Iterator[None]:
-        """Name the process of a group's box in BoxUnreachable."""
-        try:
-            yield
-        except smb.BoxUnreachable as error:
-            process = self._job.process
-            if not process:
-                raise
-            raise smb.BoxUnreachable(
-                f"{error}. The group's box is {process}, without a store: if this process has "
-                "ended, the weights are lost, and the job must start again from a checkpoint"
-            ) from error
-
-    # -- joining ---------------------------------------------------------------------------------
-
-    def _prepare_together(
-        self, group: dist.ProcessGroup, prepare: Callable[[], Sequence[smb.Box]], name: str
-    ) -> tuple[Sequence[smb.Box], str]:
-        """Call prepare() on every rank, and compare the layouts. Collective.
-
-        Returns the group's boxes, and a job name. The name is unique, because several jobs may use
-        the same boxes.
-        """
-        boxes: list[smb.Box] = []
-
-        def attempt() -> tuple[bytes, str]:
-            boxes.extend(prepare())
-            manifest = self._layout.manifest(self._config.manifest_terms)
-            return manifest, f"{name}/{secrets.token_hex(8)}"
-
-        try:
-            manifests = together(group, attempt, "a ParameterServer")
-        except dist.DistBackendError as error:
-            raise dist.DistBackendError(
-                f"the ranks of the group cannot agree on a ParameterServer: {error}. If its box "
-                "still serves, the live ranks can go on without the group: pass "
-                "box=hbmcomm.smb.all_of(group), a name, and workers=, their number"
-            ) from error
-        first, name = manifests[0]
-        for rank, (manifest, _) in enumerate(manifests):
-            if why := manifest_mismatch(first, manifest):
-                raise ValueError(
-                    f"the ParameterServers of rank 0 (here) and rank {rank} (there) do not fit "
-                    f"each other: {why}"
-                )
-        return boxes, name
-
-    def _lay_out(self, boxes: int) -> None:
-        """Lay the model's tensors out in the boxes, and make the object that selects layers."""
-        config = self._config
-        tensors = model_tensors(self._model, config.buffers == "shared")
-        for name, tensor, kind in tensors:
-            check_fills_memory(kind, name, tensor)
-        specs = [TensorSpec.of(*one) for one in tensors]
-        self._shared = SharedModel(self._model, self._optimizer, specs)
-        self._selection: Selection
-        if config.drop is None:
-            self._layers = 0  # layers with a version counter
-            self._layout = lay_out(specs, boxes, config.transfer_name)
-            self._selection = SendAll(self._layout.changing)
-        else:
-            layers = layers_in(specs, config.transfer_name, config.drop)
-            self._layers = len(layers)
-            members = [layer.members for layer in layers]
-            self._layout = lay_out(specs, boxes, config.transfer_name, members)
-            self._selection = AsyncLayerDrop(config.drop, layers, self._layout.changing)
-        self._kinds = {shard.kind for shard in self._layout.changing}
-
-    def _join(self, boxes: Sequence[smb.Box], name: str, resources: ExitStack) -> None:
-        """Join the job, and take its weights. Closing `resources` leaves the job."""
-        config, changing = self._config, self._layout.changing
-        self._job = job = AsyncJob(boxes, name, self._layout, config, self._layers)
-        resources.callback(job.close)
-        self._replica = Replica(self._shared, job.exchange, config.rule)
-        if job.leads:
-            self._replica.give()
-            job.publish()
-        job.weights.check_mark(job.membership.ready())
-        ahead = config.exchanges_ahead
-        self._exchange = BoundedExchange(
-            job.exchange, job.membership, changing, job.versions, ahead
-        )
-        self._adopt(self._layout.shards)
-        if clock := job.membership.activate(math.inf if ahead is None else ahead + 1):
-            self._exchange.count_from(clock)
-            # Take the weights again: before activate() other workers did not wait for this one, and
-            # may have pushed.
-            self._adopt(changing)
-        job.membership.wait_for_workers(config.workers)
-
-    # -- parts of an exchange --------------------------------------------------------------------
-
-    def _wait_for_exchange(self) -> None:
-        """Wait for the exchange in flight, if any; then self._arrived has its shards."""
-        if self._in_flight is not None:
-            in_flight, self._in_flight = self._in_flight, None
-            self._arrived = in_flight.result()
-
-    def _workers_and_scales(self) -> tuple[int, Scales]:
-        """Return the number of workers believed alive, and the scale of deltas for each kind of
-        shard."""
-        self._job.membership.notice_deaths()
-        workers = max(len(self._job.membership.active()), 1)
-        return workers, {kind: self._config.rule.scale(kind, workers) for kind in self._kinds}
-
-    def _fill_delta_buffers(self, workers: int, everything: bool = False) -> Sequence[Shard]:
-        """Compute the deltas, and fill the delta buffers of the shards that are sent.
-
-        Returns these shards: the selection's choice, or with `everything` all pending shards. If an
-        element is not finite, refuses the update and returns no shard.
-        """
-        self._replica.locate()
-        sums = []
-        for shard in self._layout.changing:
-            delta = self._replica.delta(shard, workers)
-            delta_sum = self._selection.delta_sum(delta)
-            if math.isnan(delta_sum):
-                self._refuse(self._replica.first_not_finite(shard, delta))
-                return ()
-            sums.append(delta_sum)
-        choose = self._selection.pending if everything else self._selection.choose
-        sent = choose(sums)
-        for shard in sent:
-            self._replica.fill_delta_buffer(shard, workers)
-        self._pending = len(sent) < len(self._layout.changing)
-        return sent
-
-    def _refuse(self, name: str) -> None:
-        """Count an update that is not sent, warn of it, and copy the box's weights into the
-        model."""
-        self._refused += 1
-        warnings.warn(
-            f"worker {self._job.membership.index}: the update of {name} in step {self._steps} is "
-            "not finite; it was not sent, and the worker continues with the box's weights. Its "
-            "optimizer's state may be spoilt: check the loss and the gradients before step().",
-            RuntimeWarning,
-            stacklevel=5,  # the caller of ParameterServer's method
-        )
-        self._adopt(self._layout.changing)
-
-    def _send_all(self) -> None:
-        """Add all unsent changes to the weights, or refuse the update."""
-        self._wait_for_exchange()
-        workers, scales = self._workers_and_scales()
-        if self._pending and not self._config.rule.reads_first:
-            self._exchange.add(self._fill_delta_buffers(workers, everything=True), scales)
-            self._pending = False
-            self._unsent = 0
-        while rest := self._replica.fill_delta_buffers_with_rest():
-            self._exchange.add(rest, scales)
-
-    def _adopt(self, shards: Sequence[Shard]) -> None:
-        """Copy the box's weights into the model. Discards unsent changes."""
-        self._exchange.forget_changes()
-        self._replica.adopt(shards)
-        self._pending = False
-        self._arrived = ()
-        if self._config.overlap:
-            self._exchange.prefetch(self._layout.changing)
 
 
 def _require_finite(model: nn.Module, weights: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class AsyncConfig:
     keep: bool
     timeout: float
     drop: LayerDrop | None
+    aggregate: str | None
 
     def __post_init__(self) -> None:
         _check_common(self.buffers, self.push_every, self.drop)
@@ -45,6 +46,14 @@ class AsyncConfig:
             raise ValueError(f"timeout is more than 0 seconds, not {self.timeout}")
         if self.transfer not in (None, torch.bfloat16):
             raise ValueError(f"transfer is None or torch.bfloat16, not {self.transfer}")
+        if self.aggregate not in (None, "node"):
+            raise ValueError(f'aggregate is None or "node", not {self.aggregate!r}')
+        if self.aggregate is not None and self.rule.reads_first:
+            raise ValueError(
+                f"aggregate does not go with rule {self.rule!r}: with it each process keeps a "
+                "model of its own, and the ranks of a node have one together. Use Downpour, or "
+                "leave aggregate out"
+            )
         if self.drop is not None and self.rule.reads_first:
             raise ValueError(
                 f"drop does not go with rule {self.rule!r}: it sends a part of the distance to the "
@@ -65,6 +74,16 @@ class AsyncConfig:
             "staleness": self.staleness,
             "drop": repr(self.drop),
         }
+
+    @property
+    def group_terms(self) -> dict[str, Any]:
+        """The settings that must be equal on all ranks of a group, for the manifest."""
+        return {**self.manifest_terms, "aggregate": self.aggregate}
+
+    @property
+    def node_terms(self) -> dict[str, str]:
+        """The settings that must be equal on all ranks of a node that are one worker."""
+        return {field.name: repr(getattr(self, field.name)) for field in fields(self)}
 
     @property
     def transfer_name(self) -> str | None:

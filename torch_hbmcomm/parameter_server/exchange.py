@@ -303,9 +303,10 @@ class BoundedExchange:
         if self._versions is not None:
             self._versions.changed()
 
-    def lead(self) -> int:
-        """Return the number of exchanges that this worker is ahead of the slowest one."""
-        return max((self._pushed - entry.pushed for entry in self._membership.active()), default=0)
+    @property
+    def pushed(self) -> int:
+        """The worker's clock of pushes."""
+        return self._pushed
 
     @property
     def pushed_bytes(self) -> int:

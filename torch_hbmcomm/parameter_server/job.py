@@ -20,6 +20,7 @@ class AsyncJob:
 
     leads: True: this worker must write the first weights, and then call publish()
     versions: the version counters of `layers` layers; None: no layer is dropped
+    processes: the number of processes that train for this worker
     process: the process of the first box, if a process group has started it; else ""
 
     Raises:
@@ -37,6 +38,7 @@ class AsyncJob:
         layout: Layout,
         config: AsyncConfig,
         layers: int,
+        processes: int,
     ) -> None:
         segments = JobSegments(
             boxes, name, layout.weights_bytes, layout.delta_bytes, temporary=not config.keep
@@ -45,7 +47,7 @@ class AsyncJob:
         with ExitStack() as leaving:
             with segments.naming_needs(0):
                 self.membership = MembershipTable(
-                    boxes[0], name, config.timeout, temporary=not config.keep
+                    boxes[0], name, config.timeout, not config.keep, processes
                 )
             leaving.callback(self.membership.leave)
             leaving.callback(segments.free)

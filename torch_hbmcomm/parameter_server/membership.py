@@ -48,6 +48,7 @@ class WorkerCell(IntEnum):
     STATE = 0
     PUSHED = 1  # exchanges whose delta is in the weights
     PULLED = 2  # exchanges whose weights the worker has taken
+    PROCESSES = 3  # processes that train for the worker
 
 
 class WorkerState(IntEnum):
@@ -68,17 +69,22 @@ class WorkerEntry:
     state: int
     pushed: int
     pulled: int
+    processes: int
 
 
 class MembershipTable:
     """This worker's entry, and its view of the other entries.
+
+    processes: the number of processes that train for this worker
 
     Every method may raise smb.BoxError; those that wait raise TimeoutError after `timeout` seconds.
 
     Threads: any, but notice_deaths() is called by one thread only.
     """
 
-    def __init__(self, box: smb.Box, name: str, timeout: float, temporary: bool) -> None:
+    def __init__(
+        self, box: smb.Box, name: str, timeout: float, temporary: bool, processes: int = 1
+    ) -> None:
         self._box = box
         self._name = name
         self._timeout = timeout
@@ -86,6 +92,7 @@ class MembershipTable:
         self._next_check = 0.0
         self._checked = 0
         self.index, self._life = self._claim()
+        self._write(self.index, WorkerCell.PROCESSES, processes, worker=True)
 
     # -- joining and leaving ---------------------------------------------------------------------
 
@@ -258,8 +265,9 @@ class MembershipTable:
         entries = memoryview(bytearray(_ENTRY_BYTES * end))
         self._segment.read(_ENTRY_BYTES, len(entries), into=entries)
         cells = entries.cast("q").tolist()
-        width = _ENTRY_BYTES // _CELL
-        return [WorkerEntry(at // width, *cells[at : at + 3]) for at in range(0, len(cells), width)]
+        width, read = _ENTRY_BYTES // _CELL, len(WorkerCell)
+        rows = (cells[at : at + read] for at in range(0, len(cells), width))
+        return [WorkerEntry(index, *row) for index, row in enumerate(rows)]
 
     def _wait_while(self, lags: Callable[[WorkerEntry], bool], event: str) -> None:
         """Wait until no active worker lags; dead workers do not count.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -12,8 +13,14 @@ from torch_hbmcomm.parameter_server.exchange import Exchange
 from torch_hbmcomm.parameter_server.layout import Shard
 from torch_hbmcomm.parameter_server.packing import packed_ranges, parts_of
 from torch_hbmcomm.parameter_server.rules import Rule
-from torch_hbmcomm.parameter_server.shared_model import SharedModel
 from torch_hbmcomm.tensors import flat, is_finite
+
+
+class Model(Protocol):
+    """Finds the tensors that a worker trains, in the layout's order."""
+
+    def find(self, everything: bool = False) -> list[torch.Tensor]:
+        """Return the tensors. Constants are empty tensors, unless `everything`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Replica:
 
     def __init__(
         self,
-        model: SharedModel,
+        model: Model,
         exchange: Exchange,
         rule: Rule,
     ) -> None:
@@ -146,6 +153,17 @@ class Replica:
         part = self._parts[shard]
         for local, at in self._locals(shard):
             self._rule.take_unsent(local, part.base[at], part.fresh[at])
+
+    def copy_relative(self, into: Sequence[torch.Tensor], shares: Mapping[str, float]) -> None:
+        """Copy base + share * (model - base) to tensors of one dimension, in the layout's order.
+
+        shares: by the kind of the tensor
+        """
+        self.locate()
+        for shard, part in self._parts.items():
+            targets = parts_of(shard.spans, into)
+            for (local, at), (target, _) in zip(self._locals(shard), targets, strict=True):
+                torch.lerp(part.base[at], local, shares[shard.kind], out=target)
 
     def first_not_finite(self, shard: Shard, delta: torch.Tensor) -> str:
         """Name the first tensor of a shard whose delta has a NaN or an infinity."""

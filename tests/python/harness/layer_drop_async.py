@@ -14,7 +14,7 @@ from torch import nn
 
 import torch_hbmcomm as hbmcomm
 from harness.ps_task import weights
-from harness.ps_workers import Boxes, parameter_server
+from harness.ps_workers import Boxes, exchanging, parameter_server
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
 from torch_hbmcomm.parameter_server.packing import packed_ranges
 
@@ -69,14 +69,16 @@ class Layered(nn.Module):
 
 def waiting(ps: ParameterServer, model: nn.Module) -> Weights:
     """Return a worker's unsent updates: model - base, plus the rounding errors of sent deltas."""
-    ps._wait_for_exchange()
+    worker = exchanging(ps)
+    worker.wait_for_exchange()
+    trained = worker._replica.locate()
     ahead = {name: torch.zeros_like(value) for name, value in weights(model).items()}
-    for shard, part in ps._replica._parts.items():
+    for shard, part in worker._replica._parts.items():
         for span, inside in packed_ranges(shard.spans):
-            name = ps._layout.tensors[span.tensor].name
+            name = ps._plan.layout.tensors[span.tensor].name
             if name in ahead:
                 at = slice(span.start, span.stop)
-                own = model.get_parameter(name).detach().flatten()[at]
+                own = trained[span.tensor].detach().flatten()[at]
                 ahead[name].flatten()[at] = own - part.base[inside]
                 if part.rest is not None:
                     ahead[name].flatten()[at] += part.rest[inside]

@@ -17,6 +17,7 @@ from harness import seeds
 from harness.ps_task import Optimize, backward, network, weights
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import ParameterServer
+from torch_hbmcomm.parameter_server.worker import AsyncWorker
 
 TOKEN = "a token for tests"
 WAIT_SECONDS = 60.0  # seconds for other workers
@@ -112,4 +113,12 @@ def trained(
 
 def settle(ps: ParameterServer) -> None:
     """Wait until the overlapping exchange is done. Users need no such call."""
-    ps._wait_for_exchange()
+    exchanging(ps).wait_for_exchange()
+
+
+def exchanging(ps: ParameterServer) -> AsyncWorker:
+    """Return the worker of a process, or of its node. REQUIRES: this rank leads its node."""
+    if isinstance(ps._worker, AsyncWorker):
+        return ps._worker
+    assert ps._worker._worker is not None
+    return ps._worker._worker

@@ -17,6 +17,7 @@ from harness.ps_task import Optimize, alone, assert_near, backward, network, sgd
 from harness.ps_workers import (
     WAIT_SECONDS,
     Boxes,
+    exchanging,
     parameter_server,
     serving,
     settle,
@@ -151,7 +152,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
 
 def clock_of(ps: ParameterServer) -> int:
     """Return the worker's clock, which users do not see."""
-    return ps._exchange._pushed
+    return exchanging(ps)._exchange.pushed
 
 
 # -- against training in one process -------------------------------------------------------------

@@ -175,6 +175,7 @@ dist.group.WORLD.abort()
         Script(GROUP, after=CLOSED),
         Script(SERVED, after=CLOSED),
         Script(SERVED, after=CLOSED),
+        Script(SERVED, after=CLOSED + EQUAL),
         Script(
             SERVED
             + "ps = hbmcomm.ParameterServer(model, optimizer)\n"
