@@ -158,7 +158,7 @@ def test_a_nan_costs_its_node_one_update(pool_of_nodes: Pool, options: dict[str,
 
 
 def train_with_a_scaler(context: Context) -> Any:
-    """Let the gradients of one rank overflow in one step. Its scaler alone takes a smaller scale."""
+    """Let one rank's gradients overflow in one step. Its scaler alone takes a smaller scale."""
     model, given, start = network(), [], 2.0**10
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=start, growth_interval=1000)

@@ -211,8 +211,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 def make(context: Context, **options: Any) -> ParameterServer:
     model = Cells(context.size)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    options = {"rule": Downpour("sum"), "aggregate": "node", "timeout": WAIT_SECONDS} | options
-    return ParameterServer(model, optimizer, **options)
+    chosen: dict[str, Any] = {"rule": Downpour("sum"), "aggregate": "node"}
+    return ParameterServer(model, optimizer, **{**chosen, "timeout": WAIT_SECONDS, **options})
 
 
 def differ(context: Context) -> None:
