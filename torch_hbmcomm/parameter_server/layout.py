@@ -112,14 +112,14 @@ def lay_out(
     boxes: int,
     transfer: str | None = None,
     layers: Sequence[Sequence[int]] = (),
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int | None = None,
 ) -> Layout:
     """Pack tensors into shards, and give each shard to the box that has the least so far.
 
     Args:
         transfer: the dtype of deltas on the wire, as travels_as() says
         layers: the indices of each layer's tensors; empty: no layer is dropped
-        shard_bytes: the most bytes that the values of a shard take
+        shard_bytes: the most bytes that the values of a shard take; None: SHARD_BYTES
 
     Raises ValueError for a dtype that a box cannot add.
     """
@@ -129,7 +129,7 @@ def lay_out(
             raise ValueError(f"{tensor}: a parameter server holds {', '.join(allowed)}")
     total = sum(tensor.count * width(tensor.dtype) for tensor in tensors)
     share = -(-total // boxes)
-    most = min(shard_bytes, max(share, _ALIGNMENT))
+    most = min(SHARD_BYTES if shard_bytes is None else shard_bytes, max(share, _ALIGNMENT))
     weights, deltas = [0] * boxes, [0] * boxes
     shards: list[Shard] = []
     layer_of = {index: number for number, members in enumerate(layers) for index in members}

@@ -15,11 +15,20 @@ from torch import nn
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour
+from torch_hbmcomm.parameter_server.layout import lay_out
+from torch_hbmcomm.parameter_server.packing import TensorSpec
+from torch_hbmcomm.parameter_server.replica import model_tensors
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "many_shards")
 
 
 # -- traffic -------------------------------------------------------------------------------------
+
+
+def test_the_model_has_many_shards() -> None:
+    specs = [TensorSpec.of(*tensor) for tensor in model_tensors(Awkward(), True)]
+    uncut = lay_out(specs, boxes=1, shard_bytes=1 << 30)
+    assert len(lay_out(specs, boxes=1).changing) > 3 * len(uncut.changing)
 
 
 def trained_bytes(model: nn.Module) -> int:
