@@ -22,6 +22,7 @@ from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
+from urllib.parse import urlparse
 
 import pytest
 import torch
@@ -155,6 +156,9 @@ def _live(
     pipe: Connection, job: Job, rank: int, url: str, is_served: bool, call: Call, fate: Fate
 ) -> None:
     os.environ.update(job.environment, TORCHELASTIC_USE_AGENT_STORE=str(is_served))
+    if is_served:  # as torchrun's agent sets them; PyTorch 2.14 and later compare them with the url
+        address = urlparse(url)
+        os.environ.update(MASTER_ADDR=str(address.hostname), MASTER_PORT=str(address.port))
     if job.layout:
         os.environ["HBMCOMM_NODE_ID"] = job.layout[rank]
     torch.set_num_threads(1)
