@@ -16,7 +16,8 @@ _KEYS = {
 class Offer(NamedTuple):
     """A rank's state, as the other ranks see it.
 
-    meetings: those whose results it has applied. begun: those whose deltas it has sent
+    meetings: the number of meetings whose results the rank has applied
+    begun: the number of meetings for which the rank has sent its delta
     """
 
     meetings: int

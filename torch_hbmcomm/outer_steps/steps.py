@@ -1,8 +1,8 @@
 """OuterSteps: workers take steps of their own, and an outer optimizer moves the common weights.
 
-After Douillard et al. 2023, *DiLoCo: Distributed low-communication training of language models*
-(algorithm 1), and Douillard et al. 2025, *Streaming DiLoCo with overlapping communication*
-(algorithm 2). torchft's DiLoCo calls `every` sync_every, `delay` fragment_sync_delay and `alpha`
+Sources: algorithm 1 of Douillard et al. 2023, *DiLoCo: Distributed low-communication training of
+language models*. Algorithm 2 of Douillard et al. 2025, *Streaming DiLoCo with overlapping
+communication*. torchft's DiLoCo calls `every` sync_every, `delay` fragment_sync_delay and `alpha`
 fragment_update_alpha.
 """
 

@@ -74,7 +74,7 @@ class Transfer:
     ) -> Arrived:
         """Wait, and move the outer weights and the model. If it raises, nothing has changed.
 
-        rank: of this process in the group
+        rank: this process's rank in the group
         """
         arrived = self.wait()
         flats = outer.model.flats("parameter")

@@ -159,8 +159,9 @@ class NodeWorker:
     Raises:
         Disagreement: nothing has moved
         DistBackendError: another rank of the node has died or failed
-        the leader's errors of AsyncWorker, on every rank, if they are a TimeoutError, MemoryError,
-            ValueError or smb.BoxError; else RuntimeError
+        TimeoutError, MemoryError, ValueError, smb.BoxError: the leader's AsyncWorker raised it;
+            every rank raises it
+        RuntimeError: the leader's AsyncWorker raised another error
 
     Threads: one at a time.
     """

@@ -102,8 +102,10 @@ class DescriptorExchange {
     if (peer == peers_.end()) {
       return lose(connection, "it is the process " + key_of(other.greeting) + ", which is no peer");
     }
-    if (met_.contains(peer->second) ||
-        (connection.rank != kUnknown && connection.rank != peer->second)) {
+    if (connection.rank != kUnknown && connection.rank != peer->second) {
+      return lose(connection, "it is rank " + std::to_string(peer->second));
+    }
+    if (met_.contains(peer->second)) {
       return lose(connection, "it is rank " + std::to_string(peer->second) + " a second time");
     }
     connection.rank = peer->second;

@@ -51,7 +51,7 @@ def test_the_weights_are_those_of_a_serial_reference(pool: Pool, options: dict[s
 
 
 def average(context: Context) -> None:
-    """With outer_lr=1 and no momentum, the outer weights are the mean of the inner weights."""
+    """Average the inner weights: outer_lr=1, without momentum."""
     model = Counting()
     optimizer, outer = model.started(every=2)
     model.move(optimizer, 1)
@@ -117,7 +117,7 @@ def test_a_transfer_overlaps_the_next_steps(pool: Pool) -> None:
 
 
 def take_different_steps(context: Context) -> None:
-    """With every=None, ranks meet after different numbers of steps; all deltas count alike."""
+    """Meet after a different number of steps on each rank. All deltas count alike."""
     model = Counting()
     optimizer, outer = model.started(delay=1)
     total = 0.0

@@ -87,7 +87,6 @@ def _train_until_it_died(context: Context, victim: int, results: Path) -> None:
         model.add_one(context.rank)
         ps.step()
         steps += 1
-    assert context.rank > 0 or steps >= 20
     settle_all(ps)
     ps.close()
     report.write_text(f"{steps} {model.seen()}")
