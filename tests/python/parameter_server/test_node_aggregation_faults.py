@@ -98,11 +98,14 @@ def test_a_death_ends_its_node_alone(mortal_pool: Pool, victim: int, tmp_path: P
     with pytest.raises(RankFailure) as raised:
         mortal_pool.run(lose_a_rank, victim, tmp_path)
     assert raised.value.kinds == {victim: pools.DIED}, raised.value
-    first, second = ((tmp_path / str(rank)).read_text() for rank in (0, 1))
-    assert first == second
-    steps, cells = first.split(" ", 1)
-    own, others, killed, its_peer = map(int, cells.strip("[]").split(","))
-    assert own == others == int(steps)
+    # The survivors may notice the death at different steps, because only the first rank of a node
+    # asks the box how many workers live.
+    (first_steps, cells), (second_steps, same_cells) = (
+        (tmp_path / str(rank)).read_text().split(" ", 1) for rank in (0, 1)
+    )
+    assert cells == same_cells
+    first, second, killed, its_peer = map(int, cells.strip("[]").split(","))
+    assert (first, second) == (int(first_steps), int(second_steps))
     exchanges = int((tmp_path / str(5 - victim)).read_text())
     assert killed == its_peer
     assert exchanges <= killed <= exchanges + 1  # an exchange may be in flight
