@@ -122,10 +122,11 @@ if WITHOUT_TORCH:
     (ROOT / folder).mkdir(parents=True, exist_ok=True)
     OPTIONS = {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}}
 
-setup(
-    ext_modules=[Extension(f"torch_hbmcomm.{name}", sources=[]) for name in MODULES],
-    cmdclass={"build_ext": BuildNative, "dist_info": DistInfo},
-    distclass=BoxDistribution if WITHOUT_TORCH else Distribution,
-    install_requires=dependencies.dependencies(MINORS),
-    options=OPTIONS,
-)
+with native_build.alone():
+    setup(
+        ext_modules=[Extension(f"torch_hbmcomm.{name}", sources=[]) for name in MODULES],
+        cmdclass={"build_ext": BuildNative, "dist_info": DistInfo},
+        distclass=BoxDistribution if WITHOUT_TORCH else Distribution,
+        install_requires=dependencies.dependencies(MINORS),
+        options=OPTIONS,
+    )

@@ -1,9 +1,12 @@
 """Builds the native parts of the package with CMake (csrc/CMakeLists.txt)."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import cmake
@@ -16,6 +19,23 @@ SOURCE = ROOT / "csrc"
 LIBRARIES = ["libhbm_verbs", "libhbmsmb"]
 LIBRARIES_OF_GROUPS = ["libhbm_memkind"]  # for the process group; the memory box needs none
 HEADER = SOURCE / "smb.h"  # for C programs that link libhbmsmb
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Waits until no other build uses this checkout's `build` directory, and keeps others waiting.
+
+    CMake, Ninja and setuptools do not expect that another process writes to their directories.
+    """
+    lock = ROOT / "build" / "lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("Waiting for another build in", ROOT, file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def put_header(package: Path, *, in_place: bool) -> None:

@@ -18,6 +18,7 @@ from torch_hbmcomm import native, native_advice
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import native_build  # noqa: E402
 import native_requirements  # noqa: E402
 import torch_releases  # noqa: E402
 from dependencies import dependencies  # noqa: E402
@@ -83,6 +84,18 @@ def test_the_memory_box_alone_registers_no_backend(tmp_path: Path, without_torch
     groups = set(re.findall(r"\[(.*)\]", found.read_text()))
     backends = {"torch.backends", "torch.distributed.backends"}
     assert groups == {"console_scripts"} | (set() if without_torch else backends)
+
+
+def test_a_build_waits_for_the_one_before_it(tmp_path: Path) -> None:
+    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
+    with native_build.alone():
+        waiting = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == f"Waiting for another build in {ROOT}\n"
+        assert not list(tmp_path.iterdir())
+    _, errors = waiting.communicate()
+    assert waiting.returncode == 0, errors
+    assert list(tmp_path.glob("*.egg-info/entry_points.txt"))
 
 
 def test_builds_serve_the_releases_named_in_the_environment(
