@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import families
 from harness.context import BACKEND
 from harness.network import free_port
 
@@ -55,9 +55,7 @@ class Job:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(ProcessLookupError):  # all processes have ended
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        families.kill(self._process)
 
     def ended(self) -> bool:
         return self._process.poll() is not None
@@ -71,7 +69,7 @@ class Job:
         try:
             output, _ = self._process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            families.kill(self._process)
             output, _ = self._process.communicate()
             raise AssertionError(f"did not end within {limit} s; output:\n{output}") from None
         return Finished(self._process.returncode, _WARNINGS_OF_THE_NETWORK.sub("", output))

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.families import family
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -37,17 +39,5 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def used(root: int) -> float:
     """Return the processor time of process `root` and its descendants, ended ones included."""
-    parents, seconds = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name, in parentheses, may have spaces.
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # ended since
-        pid = int(path.parent.name)
-        parents[pid] = int(fields[1])
-        seconds[pid] = sum(map(int, fields[11:15])) / _TICKS
-    family = {root}
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= more
-    return sum(seconds.get(pid, 0.0) for pid in family)
+    ticks = (sum(map(int, fields[11:15])) for fields in family(root).values())
+    return sum(ticks) / _TICKS

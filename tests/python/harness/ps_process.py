@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from harness import families
 from harness.box_process import ROOT, TOKEN
 from harness.jobs import BIN, environment
 from harness.pool import processes
@@ -157,9 +156,7 @@ class AgentsWorker(WorkerProcess):
         return self._process.wait(limit)
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):  # all processes have ended
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        families.kill(self._process)
 
 
 def work(task: Task) -> None:

@@ -56,6 +56,14 @@ def test_output_of_a_job_omits_network_warnings() -> None:
     assert run(["printf", "%s\\n", *lines]).output == f"{refused}\ndone\n"
 
 
+def test_a_job_that_takes_too_long_is_killed_with_all_its_sessions() -> None:
+    """torchrun's workers are in sessions of their own, and keep the pipe of the output open."""
+    with pytest.raises(AssertionError, match="did not end within 1 s"):
+        run(
+            ["sh", "-c", "setsid sleep 1000"], limit=1
+        )  # the pipe's end shows that no process has it
+
+
 def raise_in_one(context: Context) -> None:
     print(f"rank {context.rank} was here")
     if context.rank == 1:
