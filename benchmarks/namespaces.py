@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 PAYLOAD = 1448 / 1514
@@ -92,12 +92,14 @@ def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
 
 
 @contextmanager
-def switched_nodes(count: int, rate: str, queue: str = QUEUE) -> Iterator[list[Node]]:
+def switched_nodes(
+    count: int, rate: str | Sequence[str], queue: str = QUEUE
+) -> Iterator[list[Node]]:
     """Make nodes joined by a switch, and remove them at the end.
 
     The switch is a bridge in its own namespace.
 
-    rate: each link's rate in each direction, in tc(8)'s notation.
+    rate: the rate of every link in each direction, or a rate for each link, in tc(8)'s notation.
     queue: longest time that a packet waits for a link before it is dropped, in tc(8)'s notation.
 
     Raises NoNamespaces.
@@ -105,6 +107,7 @@ def switched_nodes(count: int, rate: str, queue: str = QUEUE) -> Iterator[list[N
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
         raise NoNamespaces("network namespaces need root, and iproute2")
     nodes = [Node(number) for number in range(count)]
+    rates = [rate] * count if isinstance(rate, str) else rate
     switch = f"hbm{os.getpid()}-switch"
     with ExitStack() as stack:
         for name in [switch, *(node.name for node in nodes)]:
@@ -112,7 +115,7 @@ def switched_nodes(count: int, rate: str, queue: str = QUEUE) -> Iterator[list[N
             stack.callback(_ip, "netns", "delete", name)
         _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
         _ip("-n", switch, "link", "set", "bridge", "up")
-        for number, node in enumerate(nodes):
+        for number, (node, own_rate) in enumerate(zip(nodes, rates, strict=True)):
             port = f"port{number}"
             _ip("-n", node.name, "link", "set", "lo", "up")
             ends = [[node.link, "netns", node.name], [port, "netns", switch]]
@@ -121,8 +124,8 @@ def switched_nodes(count: int, rate: str, queue: str = QUEUE) -> Iterator[list[N
             _ip("-n", node.name, "link", "set", node.link, "up")
             _ip("-n", switch, "link", "set", port, "master", "bridge")
             _ip("-n", switch, "link", "set", port, "up")
-            node.slow(rate, queue)
-            _slow(switch, port, rate, queue)
+            node.slow(own_rate, queue)
+            _slow(switch, port, own_rate, queue)
         for node in nodes:
             _await_up(node)
         yield nodes

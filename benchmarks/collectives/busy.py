@@ -47,7 +47,7 @@ from torch_hbmcomm.bench.result import (
 )
 from torch_hbmcomm.sizes import KIB, parse_bytes
 
-_LONGEST = 3600  # seconds until a busy process ends itself, if the benchmark was killed
+_MOST = 3600  # seconds of processor time, then a busy process ends: the benchmark was killed
 _FEWEST = 10  # operations in a block
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -134,7 +134,8 @@ class BusyPlan:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    command = ["timeout", str(_LONGEST), "sh", "-c", "while :; do :; done"]
+    # Not timeout(1): if SIGTERM comes right after its fork, it leaves its command running.
+    command = ["sh", "-c", f"ulimit -t {_MOST}; while :; do :; done"]
     processes = [subprocess.Popen(command) for _ in range(count)]
     try:
         yield

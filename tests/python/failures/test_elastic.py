@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +20,9 @@ from pathlib import Path
 import pytest
 import torch
 from harness import beyond_gloo, jobs
-from harness.network import free_port
+from harness.network import free_port, skip_unless_namespaces_work
+
+from benchmarks.namespaces import two_nodes
 
 LIMIT = 240.0  # seconds, for a wait of some ten on an idle machine
 pytestmark = [
@@ -44,13 +46,35 @@ def busy() -> Iterator[None]:
         process.kill()
 
 
+@pytest.fixture
+def launcher() -> Iterator[Sequence[str]]:
+    """Yield the words that run a command in a network namespace of this test.
+
+    torchrun chooses the port of the workers' store, and a worker listens there seconds later. In
+    the namespace no other process takes the port before the worker.
+    """
+    skip_unless_namespaces_work()
+    with two_nodes(rate=None) as (node, _):
+        yield node.launcher
+
+
 class Agents:
     """Starts agents of one job, which meet on this machine.
 
+    launcher: the words before an agent's command
     An agent that is silent for ten seconds counts as lost.
     """
 
-    def __init__(self, folder: Path, nodes: str, steps: int, kills: str, restarts: int) -> None:
+    def __init__(
+        self,
+        launcher: Sequence[str],
+        folder: Path,
+        nodes: str,
+        steps: int,
+        kills: str,
+        restarts: int,
+    ) -> None:
+        self._launcher = launcher
         self._point = f"127.0.0.1:{free_port()}"
         self._options = (f"--nnodes={nodes}", f"--max-restarts={restarts}")
         self._training = (TRAINING, folder, str(steps), kills)
@@ -66,7 +90,7 @@ class Agents:
             f"--nproc-per-node={WORKERS}",
         )
         return jobs.Job(
-            [jobs.BIN / "torchrun", *rendezvous, *self._options, *self._training],
+            [*self._launcher, jobs.BIN / "torchrun", *rendezvous, *self._options, *self._training],
             HBMCOMM_NODE_ID=node,
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # docs/running.md has the reason
         )
@@ -131,10 +155,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("nodes", ["a", "ab"], ids=["one agent", "two agents"])
-def test_all_workers_restart_from_the_checkpoint(nodes: str, folder: Path) -> None:
+def test_all_workers_restart_from_the_checkpoint(
+    nodes: str, folder: Path, launcher: Sequence[str]
+) -> None:
     """A worker is killed, and later rank 0. With two agents the ranks use MPI."""
     steps, ranks = 20, WORKERS * len(nodes)
-    agents = Agents(folder, str(len(nodes)), steps, f"7:{ranks - 1},14:0", 2 * len(nodes))
+    agents = Agents(launcher, folder, str(len(nodes)), steps, f"7:{ranks - 1},14:0", 2 * len(nodes))
     with ExitStack() as stack:
         running = [stack.enter_context(agents.start(node)) for node in nodes]
         for job in running:
@@ -146,9 +172,11 @@ def test_all_workers_restart_from_the_checkpoint(nodes: str, folder: Path) -> No
 @pytest.mark.parametrize(
     "end", [signal.SIGTERM, signal.SIGKILL], ids=["agent ended", "machine lost"]
 )
-def test_a_second_node_comes_and_goes(end: signal.Signals, folder: Path) -> None:
+def test_a_second_node_comes_and_goes(
+    end: signal.Signals, folder: Path, launcher: Sequence[str]
+) -> None:
     """The second agent is ended, or its machine is lost: its agent and its workers are killed."""
-    agents = Agents(folder, "1:2", WITHOUT_END, "", 3)
+    agents = Agents(launcher, folder, "1:2", WITHOUT_END, "", 3)
     with agents.start("a") as first:
         await_steps(folder, 3, WORKERS, first)
         with agents.start("b") as second:
