@@ -82,7 +82,7 @@ void find_hbm(hwloc_topology_t topology, const std::string& why_no_hbm, Topology
     found.hbm_source = "memkind, by CPUID (Xeon Phi)";
   } else {
     found.hbm_source =
-        "memkind, by HMAT: nodes of at least " + std::to_string(bandwidth_threshold()) + " MB/s";
+        "memkind, by HMAT: nodes of at least " + std::to_string(bandwidth_threshold()) + " MiB/s";
   }
 }
 

@@ -120,7 +120,7 @@ std::string why_unavailable_or_throw(Policy policy) {
                          ? "; this machine has NUMA nodes 0 to " +
                                std::to_string(libraries().numa_max_node()) +
                                ": name those that are HBM, as in 4-7, or unset the variable"
-                         : std::string("; the threshold is a number of MB/s")));
+                         : std::string("; the threshold is a number of MiB/s")));
   }
   return why_unavailable(policy);
 }

@@ -29,6 +29,12 @@ bootstrap::KeyValue::Deadline deadline_after(milliseconds timeout) {
   return limited ? now + timeout : kNever;
 }
 
+std::string joined(const std::vector<std::string>& keys) {
+  std::string text;
+  for (const std::string& key : keys) text += (text.empty() ? "" : ", ") + key;
+  return text;
+}
+
 std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
@@ -51,11 +57,12 @@ std::string name_of(const bootstrap::Handle& handle) {
 }  // namespace
 
 template <typename Question>
-auto C10dMemberStore::ask(const Question& question, Deadline deadline) {
+auto C10dMemberStore::ask(const Question& question, Deadline deadline, const std::string& keys) {
   try {
     return question(deadline);
   } catch (const Error& error) {
-    const std::string text = name_ + ": " + error.what();
+    const std::string waiting = keys.empty() ? "" : ", in a wait for these keys: " + keys;
+    const std::string text = name_ + ": " + error.what() + waiting;
     if (error.kind() == ErrorKind::kInvalid) C10_THROW_ERROR(ValueError, text);
     if (error.kind() == ErrorKind::kTimeout) C10_THROW_ERROR(DistStoreError, text);
     C10_THROW_ERROR(DistNetworkError, text);
@@ -90,7 +97,7 @@ std::vector<std::vector<uint8_t>> C10dMemberStore::multiGet(const std::vector<st
   std::vector<std::vector<uint8_t>> values;
   await(keys, deadline, [&](Deadline answer_by) {
     values.clear();
-    const auto found = ask([&](auto by) { return store_->get(keys, by); }, answer_by);
+    const auto found = ask([&](auto by) { return store_->get(keys, by); }, answer_by, joined(keys));
     for (const auto& value : found) {
       if (value) values.push_back(bytes_of(*value));
     }
@@ -126,7 +133,7 @@ int64_t C10dMemberStore::getNumKeys() {
 void C10dMemberStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
   const Deadline deadline = deadline_after(timeout);
   await(keys, deadline, [&](Deadline answer_by) {
-    return ask([&](auto by) { return store_->has(keys, by); }, answer_by);
+    return ask([&](auto by) { return store_->has(keys, by); }, answer_by, joined(keys));
   });
 }
 
@@ -136,10 +143,9 @@ void C10dMemberStore::await(const std::vector<std::string>& keys, Deadline deadl
   auto pause = kFirstMemberStorePause;
   while (!found(std::max(deadline, steady_clock::now() + bootstrap::kStoreAnswerTimeout))) {
     if (steady_clock::now() >= deadline) {
-      std::string names;
-      for (const std::string& key : keys) names += (names.empty() ? "" : ", ") + key;
-      C10_THROW_ERROR(DistStoreError,
-                      name_ + ": not all of these keys were set before the timeout: " + names);
+      C10_THROW_ERROR(
+          DistStoreError,
+          name_ + ": not all of these keys were set before the timeout: " + joined(keys));
     }
     park_at_process_end();
     std::this_thread::sleep_for(pause);

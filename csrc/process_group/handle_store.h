@@ -57,8 +57,9 @@ class C10dMemberStore final : public c10d::Store {
 
   template <typename Question>
   auto ask(const Question& question);
+  // `keys`: those that the caller waits for, for errors.
   template <typename Question>
-  auto ask(const Question& question, Deadline deadline);
+  auto ask(const Question& question, Deadline deadline, const std::string& keys = "");
   // Calls `found` until it returns true. Throws at the deadline. `found` asks the store, which has
   // a second for each answer even if the deadline is earlier.
   void await(const std::vector<std::string>& keys, Deadline deadline,

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -18,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <regex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -40,6 +42,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kTimeout{60'000};
 constexpr size_t kSegmentBytes = size_t{64} << 20;
+constexpr int kNone = -1;  // instead of a descriptor
 
 bootstrap::KeyValue::Deadline in(milliseconds time) {
   return std::chrono::steady_clock::now() + time;
@@ -370,6 +373,40 @@ TEST(Exchange, NamesTheCauseOfALostConnection) {
             lost + "(it sent 1 descriptors)");
   EXPECT_EQ(error_of_exchange([&](const Descriptor& end) { introduce(end, {0, 1}); }),
             lost + "(it is the process another, which is no peer)");
+}
+
+TEST(Exchange, ReceivesThePacketOfAPeerThatClosesTheConnection) {
+  constexpr int kConnections = 100'000;
+  std::atomic<int> peers_end{kNone};
+  std::jthread peer([&](const std::stop_token& stop) {
+    const Greeting greeting;
+    while (!stop.stop_requested()) {
+      const Descriptor end(peers_end.exchange(kNone));
+      if (!end) {
+        std::this_thread::yield();
+        continue;
+      }
+      std::string cause;
+      EXPECT_EQ(send(end.get(), &greeting, sizeof(greeting), {STDERR_FILENO}, cause),
+                Delivery::kDone);
+    }
+  });
+  for (int i = 0; i < kConnections; ++i) {
+    std::array<int, 2> ends{};
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, ends.data()), 0);
+    const Descriptor own(ends[0]);
+    peers_end = ends[1];
+    Greeting received;
+    std::vector<Descriptor> descriptors;
+    std::string cause;
+    Delivery delivery = Delivery::kLater;
+    while (delivery == Delivery::kLater) {
+      std::this_thread::yield();
+      delivery = receive(own.get(), &received, sizeof(received), descriptors, cause);
+    }
+    EXPECT_EQ(delivery, Delivery::kDone) << cause;
+    EXPECT_EQ(descriptors.size(), 1U);
+  }
 }
 
 // Allocates blocks until the segment has no room.

@@ -1,6 +1,7 @@
 // The environment in which MPI starts, and the trial of MPI_Init in a child process. In these
 // tests, shell scripts replace the program of the trial.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -118,6 +119,21 @@ TEST_F(Trial, EndsAtTheDeadline) {
 TEST_F(Trial, RethrowsTheChecksException) {
   EXPECT_THROW(try_with(kPasses, 2, kTimeout, [] { throw std::domain_error("over"); }),
                std::domain_error);
+}
+
+// UCX creates a file in /dev/shm and unlinks it a moment later. A rank may kill the program between
+// the two.
+TEST_F(Trial, LeavesNoSegment) {
+  for (const char* prefix : {"/dev/shm/ucx_shm_posix_", "/dev/shm/mpich_shm_"}) {
+    const std::string segment = prefix + std::to_string(getpid());
+    const std::string script = "exec 3>" + segment + "; exec sleep 1000";
+    const auto check = [&] {
+      if (access(segment.c_str(), F_OK) == 0) throw std::domain_error("over");
+    };
+    EXPECT_THROW(try_with(script, 1, kTimeout, check), std::domain_error);
+    EXPECT_NE(access(segment.c_str(), F_OK), 0) << segment;
+    unlink(segment.c_str());
+  }
 }
 
 }  // namespace

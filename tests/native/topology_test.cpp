@@ -102,6 +102,7 @@ TEST(Topology, FindsHbmByBandwidth) {
     unlink(path.c_str());
     EXPECT_TRUE(found.hbm_available) << found.hbm_source;
     EXPECT_NE(found.hbm_source.find("HMAT"), std::string::npos) << found.hbm_source;
+    EXPECT_NE(found.hbm_source.find(" MiB/s"), std::string::npos) << found.hbm_source;
     EXPECT_EQ(found.mode, MemoryMode::kFlat);
     EXPECT_EQ(found.cluster, "2 (SNC-2)");
     ASSERT_EQ(found.nodes.size(), 4u);

@@ -12,8 +12,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/descriptor.h"
@@ -71,7 +73,8 @@ class Program {
 
   ~Program() {
     if (collect(WNOHANG) || pid_ < 0) return;
-    unlink_segments(std::to_string(pid_));
+    stop();
+    unlink_segments_of(pid_);
     kill(pid_, SIGKILL);
     collect(0);
   }
@@ -132,6 +135,28 @@ class Program {
     if (found == pid_) status_ = status;
     pid_ = -1;
     return status_.has_value();
+  }
+
+  // Stops the program, so that it creates no more segments. Waits until it has stopped or ended,
+  // but at most kTrialStopTimeout: a system call that does not return delays the stop.
+  void stop() noexcept {
+    kill(pid_, SIGSTOP);
+    const auto until = steady_clock::now() + kTrialStopTimeout;
+    while (runs() && steady_clock::now() < until) {
+      std::this_thread::sleep_for(kTrialStopCheckPeriod);
+    }
+  }
+
+  // Returns false if the program is stopped (T), has ended (Z), or does not exist any more. Reads
+  // /proc, because other code of the user's program may collect the state from waitpid().
+  bool runs() const noexcept try {
+    std::ifstream file("/proc/" + std::to_string(pid_) + "/stat");
+    std::string text;
+    std::getline(file, text);
+    const size_t name_end = text.rfind(") ");
+    return name_end != std::string::npos && std::strchr("TZX", text[name_end + 2]) == nullptr;
+  } catch (const std::exception&) {  // no memory
+    return false;
   }
 
   pid_t pid_ = -1;  // -1: not started, or its exit status was collected

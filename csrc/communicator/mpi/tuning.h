@@ -150,6 +150,18 @@ inline constexpr std::chrono::seconds kTrialTimeout{60};
 // Measure: `mpi_start_test --gtest_filter=Trial.ReturnsAfterMpiInit`
 inline constexpr std::chrono::milliseconds kTrialCheckPeriod{10};
 
+// The longest wait until a trial that has failed is stopped. Its segments are unlinked then.
+// Below: the rank waits.
+// Above: from the value on, the rank kills the trial, which may leave a segment in /dev/shm.
+// Measure: `mpi_start_test --gtest_filter=Trial.LeavesNoSegment`
+inline constexpr std::chrono::seconds kTrialStopTimeout{5};
+
+// The period in which a rank checks whether a trial is stopped.
+// Below: a smaller value takes processor time from the trial.
+// Above: a larger value delays the error.
+// Measure: `mpi_start_test --gtest_filter=Trial.LeavesNoSegment`
+inline constexpr std::chrono::milliseconds kTrialStopCheckPeriod{1};
+
 // The bytes of the trial's output that an error quotes.
 // Unit: bytes
 // Below: up to and including the value, the error quotes all of the output.

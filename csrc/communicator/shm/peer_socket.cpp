@@ -143,19 +143,24 @@ Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& 
   iovec part{data, bytes};
   alignas(cmsghdr) ControlBuffer control{};
   msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
   ssize_t got = 0;
-  while ((got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0) {
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN) return Delivery::kLater;
-    if (errno == ECONNRESET) {
-      cause = std::string("receiving failed: ") + std::strerror(errno);
-      return Delivery::kGone;
+  // The kernel checks for a packet first, and then for the end of the connection. The peer may send
+  // its packet and close the connection between the two checks. So the end counts at the second
+  // call.
+  for (int calls = 0; calls < 2 && got == 0; ++calls) {
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    while ((got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN) return Delivery::kLater;
+      if (errno == ECONNRESET) {
+        cause = std::string("receiving failed: ") + std::strerror(errno);
+        return Delivery::kGone;
+      }
+      failed(ErrorKind::kNetwork, "cannot receive from another rank of this node");
     }
-    failed(ErrorKind::kNetwork, "cannot receive from another rank of this node");
   }
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {

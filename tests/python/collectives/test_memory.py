@@ -51,7 +51,7 @@ def run(body: str, **environment: str) -> str:
     return logged
 
 
-HIDDEN = {"MEMKIND_HBW_THRESHOLD": "1000000000"}  # MB/s
+HIDDEN = {"MEMKIND_HBW_THRESHOLD": "1000000000"}  # MiB/s
 
 
 def with_hbm(body: str, **environment: str) -> str:
@@ -171,6 +171,16 @@ def test_nodes_that_do_not_exist_are_an_error() -> None:
             memory.empty(10)
         """,
         MEMKIND_HBW_NODES="no-node",
+    )
+
+
+def test_a_threshold_that_is_no_number_is_an_error() -> None:
+    run(
+        """
+        with pytest.raises(ValueError, match="MEMKIND_HBW_THRESHOLD=many; .* a number of MiB/s"):
+            memory.empty(1024, policy="bind")
+        """,
+        MEMKIND_HBW_THRESHOLD="many",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -123,6 +125,24 @@ def test_wrong_questions_raise() -> None:
             for error in (waited, got):
                 assert error.startswith("DistStoreError") and "absent" in error, error
             assert late == "b'value'"
+
+
+def wait_for_absent() -> str:
+    return raised(store().wait, ["absent"], timedelta(milliseconds=50))
+
+
+def test_a_wait_names_its_keys_if_the_server_is_stopped() -> None:
+    with Members(KIND) as members:
+        group = members.start("ab")
+        assert_joined(group, 1)
+        os.kill(group[0].pid, signal.SIGSTOP)
+        try:
+            error = group[1].call(wait_for_absent)
+        finally:
+            os.kill(group[0].pid, signal.SIGCONT)
+        assert error.startswith("DistStoreError: the store of the handle of pid "), error
+        assert "it did not answer before the timeout, in a wait for these keys: " in error, error
+        assert error.endswith("/absent"), error
 
 
 def ask_until_it_fails() -> str:
