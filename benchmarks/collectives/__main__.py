@@ -11,6 +11,7 @@ from benchmarks.collectives.native import (
     IntelMpi,
     MpiInC,
     MpiInPlace,
+    Slots,
 )
 from benchmarks.collectives.open_mpi import OpenMpi
 from torch_hbmcomm.bench import collectives as installed
@@ -48,6 +49,7 @@ def contenders() -> dict[str, Contender]:
         DeepSpeed(),
         DeepSpeedInC(),
         known["nothing"],
+        Slots(),
         Bound(),
     )
     return {one.name: one for one in everyone}

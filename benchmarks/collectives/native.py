@@ -26,6 +26,7 @@ from torch_hbmcomm.bench.contenders import OVER_MPI, Contender, Hbm
 from torch_hbmcomm.bench.mpich import Mpich
 from torch_hbmcomm.bench.peer import PeerFailed
 from torch_hbmcomm.bench.rounds import Timed
+from torch_hbmcomm.sizes import KIB
 
 MEET_SECONDS = 60.0
 _LIBRARIES = Path(sysconfig.get_path("data"), "lib")
@@ -136,6 +137,24 @@ class HbmInC(InC):
     def program(self) -> programs.Conversation:
         kind = "zero-copy" if self.zero_copy else "staged"
         return _rank("hbm_loops", kind, environment=tuple(self._environment))
+
+
+class Slots(InC):
+    """Plain loops through slots in shared memory, with plain tensors."""
+
+    name = "slots"
+    about = "staging at the least: plain loops through shared slots, without checks and sleep"
+    reference = True
+    dtypes = ("float32",)
+
+    _COLLECTIVES = ("allreduce", "broadcast", "sendrecv")
+    _SLOT_BYTES = 32 * KIB
+
+    def offers(self, collective: str, dtype: str, size: int) -> bool:
+        return collective in self._COLLECTIVES and super().offers(collective, dtype, size)
+
+    def program(self) -> programs.Conversation:
+        return _rank("slot_loops", str(self._SLOT_BYTES))
 
 
 class MpiInC(InC):

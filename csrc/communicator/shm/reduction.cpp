@@ -96,15 +96,7 @@ progress::Progress ShmReduction::decide() {
 }
 
 progress::Progress ShmReduction::one_shot() {
-  if (takes_result()) {
-    auto& sources = shm_group_->sources();
-    for (size_t i = 0; i < shm_group_->size(); ++i) {
-      const Slot& slot = shm_group_->slot(i);
-      sources[i] = fits_inline() ? slot.inline_data.data() : shm_group_->data(slot);
-    }
-    kernels::reduce(buffers_.out, sources.data(), sources.size(), count_, signature_.dtype,
-                    signature_.reduce_op, buffers_.divisor);
-  }
+  if (takes_result()) reduce_shown(buffers_.out, {0, count_}, 0);
   return progress::Progress::kDone;
 }
 
@@ -148,14 +140,7 @@ progress::Progress ShmReduction::zero_copy() {
 
 progress::Progress ShmReduction::whole_chunk() {
   const ElementRange range = chunk(next_);
-  if (takes_result()) {
-    auto& sources = shm_group_->sources();
-    for (size_t i = 0; i < shm_group_->size(); ++i)
-      sources[i] = shm_group_->data(shm_group_->slot(i));
-    sources[shm_group_->self()] = at(buffers_.in, range.offset * element());
-    kernels::reduce(at(buffers_.out, range.offset * element()), sources.data(), sources.size(),
-                    range.count, signature_.dtype, signature_.reduce_op, buffers_.divisor);
-  }
+  if (takes_result()) reduce_shown(at(buffers_.out, range.offset * element()), range, 0);
   if (++next_ == chunks_) return progress::Progress::kDone;
   post(next_);
   return progress::Progress::kActive;
@@ -184,13 +169,23 @@ void ShmReduction::show_chunk(Slot& slot, size_t index) {
 }
 
 void ShmReduction::reduce_shares(size_t index) {
-  const ElementRange mine = share(chunk(index).count, shm_group_->self());
+  const ElementRange range = chunk(index);
+  const ElementRange mine = share(range.count, shm_group_->self());
+  reduce_shown(shm_group_->data(shm_group_->next_slot()) + shm_group_->layout().chunk_bytes,
+               {range.offset + mine.offset, mine.count}, mine.offset);
+}
+
+// This rank's part comes from its tensor. Its slot has the same data, but the cache lines of the
+// slot are in the caches of the ranks that read it.
+void ShmReduction::reduce_shown(void* out, ElementRange range, size_t shown) {
   auto& sources = shm_group_->sources();
   for (size_t i = 0; i < shm_group_->size(); ++i) {
-    sources[i] = shm_group_->data(shm_group_->slot(i)) + mine.offset * element();
+    const Slot& slot = shm_group_->slot(i);
+    const std::byte* const there = fits_inline() ? slot.inline_data.data() : shm_group_->data(slot);
+    sources[i] = there + shown * element();
   }
-  kernels::reduce(shm_group_->data(shm_group_->next_slot()) + shm_group_->layout().chunk_bytes,
-                  sources.data(), sources.size(), mine.count, signature_.dtype,
+  sources[shm_group_->self()] = at(buffers_.in, range.offset * element());
+  kernels::reduce(out, sources.data(), sources.size(), range.count, signature_.dtype,
                   signature_.reduce_op, buffers_.divisor);
 }
 

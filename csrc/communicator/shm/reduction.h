@@ -57,6 +57,9 @@ class ShmReduction final : public PhasedOperation {
   void show_chunk(Slot& slot, size_t chunk);
   bool fits_inline() const { return count_ * element() <= kSlotInlineBytes; }
   void reduce_shares(size_t chunk);
+  // Reduces the elements `range` of the tensor into `out`. The other ranks show them in their
+  // slots, from element `shown` on.
+  void reduce_shown(void* out, ElementRange range, size_t shown);
   void collect(size_t chunk);
 
   ElementRange chunk(size_t index) const;

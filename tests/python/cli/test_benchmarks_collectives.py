@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from harness import Context, Pool
+from harness import Context, Pool, families
 from typer.testing import CliRunner
 
 from benchmarks import front_page, plot, programs
@@ -66,6 +66,17 @@ def test_hbm_does_every_collective_without_python(
         (name, "float16", 0 if name == "barrier" else 48) for name in COLLECTIVES
     )
     assert not list(temporary.glob("hbmcomm-bench-*"))
+
+
+@pytest.mark.full
+@needs_programs
+@pytest.mark.parametrize("processes", [2, 3])
+def test_plain_loops_through_slots_are_measured(tmp_path: Path, processes: int) -> None:
+    """The program checks the results. 3 MiB go through each ring of slots more than once."""
+    sizes = ("--sizes", "8,48,3MiB", "--dtype", "float32", "--ranks", str(processes))
+    found = measured_by("slots", tmp_path / "out.json", *sizes)
+    names = ("allreduce", "broadcast", "sendrecv")
+    assert found == sorted((name, "float32", size) for name in names for size in (8, 48, 3 << 20))
 
 
 @pytest.mark.full
@@ -229,11 +240,21 @@ def test_allreduce_is_measured_with_busy_processes(tmp_path: Path) -> None:
     assert measured == [(cell, name) for cell in cells for name in ("hbm", "gloo")]
 
 
+def test_busy_processes_end_even_if_they_have_just_started() -> None:
+    code = "from benchmarks.collectives.busy import busy_processes as busy\n"
+    code += "for _ in range(200):\n    with busy(1):\n        pass\n"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)
+    assert process.wait() == 0
+    left = [fields for fields in families.processes().values() if fields[3] == str(process.pid)]
+    assert left == []
+
+
 def test_contenders_include_the_installed_commands() -> None:
     assert list(main.contenders()) == [
         "hbm-zero-copy", "hbm-staged", "hbm-mpi", "hbm-c-zero-copy", "hbm-c-staged", "hbm-c-mpi",
         "hbm-c-mpi-abi", "gloo", "mpich", "mpi-c", "mpi-c-in-place", "intel-mpi", "open-mpi",
-        "mpi-objects", "deepspeed", "deepspeed-c", "nothing", "bound",
+        "mpi-objects", "deepspeed", "deepspeed-c", "nothing", "slots",
+        "bound",
     ]  # fmt: skip
 
 
