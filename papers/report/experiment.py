@@ -8,6 +8,7 @@ from enum import Enum
 
 from benchmarks.markdown import Table
 from benchmarks.panels import Panel
+from papers.report.verdicts import Claim, Outcome, Unmeasured, Verdict
 from torch_hbmcomm.bench.result import Measurement, Result
 
 
@@ -44,23 +45,40 @@ class Experiment:
 
     figures: the numbers of the figures in the paper.
     differs: differences of our set-up.
-    found: findings of the paper.
-    answer: our findings; empty if the table shows them.
+    claims: findings of the paper, at least one.
+    answer: our figures that neither the table nor the claims have.
     runs: empty if the experiment is not measurable here.
     table, panels: make our table and plots. Each gets the results of the completed runs, by the
         runs' names.
     """
 
     name: str
-    paper: str
     figures: str
     label: Label
     differs: str
-    found: Sequence[str]
+    claims: Sequence[Claim]
     runs: Sequence[Run]
     table: Callable[[Mapping[str, Result]], Table]
     panels: Callable[[Mapping[str, Result]], Sequence[Panel]]
     answer: Callable[[Mapping[str, Result]], Sequence[str]] = lambda results: ()
+
+    @property
+    def papers(self) -> str:
+        """The titles of the papers."""
+        return "; ".join(dict.fromkeys(claim.paper.title for claim in self.claims))
+
+    def outcome(self, claim: Claim, results: Mapping[str, Result], quick: bool) -> Outcome:
+        """Return the outcome of a claim. Without all full runs it is NOT_MEASURED, unless the claim
+        needs no run."""
+        if isinstance(claim.outcome, Outcome):
+            return claim.outcome
+        if quick or any(run.name not in results for run in self.runs):
+            command = f"python -m papers.report --full --only {self.name}"
+            return Outcome("", Verdict.NOT_MEASURED, f"A verdict needs the full run: `{command}`.")
+        try:
+            return claim.outcome(results)
+        except Unmeasured as missing:
+            return Outcome("", Verdict.NOT_MEASURED, str(missing))
 
 
 def number(value: float) -> str:

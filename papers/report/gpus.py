@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from benchmarks.markdown import Table
 from papers.report.experiment import Experiment, Label
+from papers.report.verdicts import (
+    PANDA,
+    Claim,
+    unmeasurable,
+)
 
 _ROWS = (
     (
@@ -15,10 +20,81 @@ _ROWS = (
     ("images a second, GPUs", "GPUs and their nodes", "the section images, on CPUs"),
 )
 
+
+def _claim(item: str, finding: str, needed: str, here: str = "") -> Claim:
+    return Claim(PANDA, item, finding, unmeasurable(f"It needs {needed}.", here))
+
+
+_CLAIMS = (
+    _claim(
+        "Slides on CUDA-aware MPI",
+        "Staging of device buffers in a pipeline overlaps their copies with the transfer, with"
+        " MPI's plain interface.",
+        "two nodes with GPUs",
+        "hbm stages tensors of a device in a pipeline, and the tests run it on an emulated device.",
+    ),
+    _claim(
+        "Slide on MVAPICH2-GDR: latency and bandwidth",
+        "Transfers between GPUs of two nodes gain by GPUDirect RDMA (curves without numbers).",
+        "two nodes with GPUs and InfiniBand",
+    ),
+    _claim(
+        "Slide on Horovod",
+        "ResNet-50 scales with up to 90 % efficiency on 64 GPUs (Pascal).",
+        "64 GPUs",
+        "The section images has images a second on CPUs.",
+    ),
+    _claim(
+        "Slides on all_reduce of 16 GPUs: Baidu, Open MPI, NCCL2, DGX-2",
+        "MVAPICH2-GDR is better than the other libraries or comparable in most cases (curves"
+        " without numbers).",
+        "16 GPUs",
+        "benchmarks/gpu.sh compares all_reduce of 2 ranks on one GPU with Gloo.",
+    ),
+    _claim(
+        "Slide on MPI_Allreduce at scale",
+        "On up to 1,536 GPUs, latency and bandwidth of all_reduce are better in most cases (curves"
+        " without numbers).",
+        "a cluster of GPUs",
+    ),
+    _claim(
+        "Slide on TensorFlow and MVAPICH2-GDR",
+        "ResNet-50 learns on the 8 GPUs of a DGX-2 (a curve without numbers).",
+        "a node of 8 GPUs",
+    ),
+    _claim(
+        "Slide on OSU-Caffe",
+        "GoogLeNet scales to 128 GPUs (a curve without numbers).",
+        "128 GPUs, and OSU-Caffe",
+    ),
+    _claim(
+        "Slide on out-of-core training",
+        "OC-Caffe is up to 80 % better than Intel's Caffe on CPUs for ResNet-50.",
+        "OC-Caffe, which is another framework, and a GPU",
+    ),
+    _claim(
+        "Slides on RDMA for gRPC and TensorFlow",
+        "RDMA makes gRPC's latency up to 2.5 to 2.8 times better, and training of Inception3 20, 34"
+        " and 37 % faster on 8, 16 and 24 GPUs.",
+        "InfiniBand, GPUs and TensorFlow over gRPC, which is another framework",
+    ),
+    _claim(
+        "Slides on RDMA for Hadoop and Spark",
+        "RDMA makes RandomWriter 3 times and TeraGen 4 times faster, and reduces the time of"
+        " PageRank by 37 and 43 %.",
+        "InfiniBand, Hadoop and Spark, which are other frameworks",
+    ),
+    _claim(
+        "Slide on deep learning over big data",
+        "BigDL over RDMA-Spark is 2.6 times faster, with similar accuracy.",
+        "InfiniBand and Spark, which is another framework",
+    ),
+)
+
+
 GPUS = Experiment(
     name="gpus",
-    paper="Panda 2019, Scalable and Distributed DNN Training on Modern HPC Systems",
-    figures="tensors of GPUs",
+    figures="tensors of GPUs, and other frameworks",
     label=Label.NOT_MEASURABLE,
     differs=(
         "At most one GPU is available. The tests run every collective on an emulated device. It has"
@@ -26,11 +102,7 @@ GPUS = Experiment(
         " benchmarks/gpu.sh compared all_reduce and training steps of 2 ranks on one H200 with Gloo"
         " (docs/accelerators.md)."
     ),
-    found=(
-        "ResNet-50 with Horovod on 64 GPUs (Pascal) scales with up to 90 % efficiency. The figures"
-        " of all_reduce are curves without numbers. The keynote also has gains of other frameworks:"
-        " up to 80 % by out-of-core training, and 20, 34 and 37 % over gRPC on 8, 16 and 24 GPUs.",
-    ),
+    claims=_CLAIMS,
     runs=(),
     table=lambda results: Table(("figure", "needed hardware", "substitute here"), _ROWS),
     panels=lambda results: (),

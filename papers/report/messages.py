@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.markdown import Table
 from benchmarks.panels import Panel
@@ -17,6 +17,16 @@ from papers.connections.__main__ import (
     WAYS,
 )
 from papers.report.experiment import Experiment, Label, Run, number
+from papers.report.verdicts import (
+    EQUAL,
+    LONG_TAIL,
+    ZHANG,
+    Claim,
+    Outcome,
+    Spread,
+    Unmeasured,
+    graded,
+)
 from torch_hbmcomm.bench.result import Measurement, Result
 from torch_hbmcomm.sizes import KIB, format_bytes
 
@@ -89,30 +99,6 @@ def _table(results: Mapping[str, Result]) -> Table:
     return Table(heading, rows)
 
 
-def _answer(results: Mapping[str, Result]) -> list[str]:
-    """Return our findings, with the numbers of the paper's."""
-    connected, threaded = _of(results, CONNECTIONS), _of(results, THREADS)
-    alone = {
-        (one.contender, one.of["operation"], one.of["bytes"]): one
-        for one in connected
-        if one.of["count"] == 1
-    }
-    answers = [_of_aggregation(_of(results, AGGREGATION), alone)]
-    for contender in (_MESSAGES, _RMA):
-        ours = [one for one in connected if one.contender == contender]
-        shared = [one for one in threaded if one.contender == contender]
-        tails = [one.values["p99_us"] / one.values["min_us"] for one in ours]
-        longest = max(one.values["max_us"] / one.values["min_us"] for one in ours)
-        answers.append(
-            f"{contender}: number of connections, and their throughput over one connection's,"
-            f" medians over operations and sizes: {_more_connections(ours, alone)} (findings 3 and"
-            f" 6; there are two cores). {_more_threads(shared, alone)} (2 and 5). The 99th"
-            f" percentile of a latency is {number(min(tails))} to {number(max(tails))} times the"
-            f" minimum. The longest is up to {number(longest)} times the minimum (7)."
-        )
-    return answers
-
-
 _Alone = Mapping[tuple[str, str, int], Measurement]
 """The measurements of one connection with one thread, by contender, operation and bytes."""
 
@@ -122,49 +108,127 @@ def _times_alone(one: Measurement, alone: _Alone) -> float:
     return float(one.values["gb_s"] / single.values["gb_s"])
 
 
-def _more_connections(found: Sequence[Measurement], alone: _Alone) -> str:
-    times: dict[int, list[float]] = {}
-    for one in found:
-        times.setdefault(one.of["count"], []).append(_times_alone(one, alone))
-    medians = {count: statistics.median(these) for count, these in sorted(times.items())}
-    return ", ".join(f"{count}: {number(these)}" for count, these in medians.items() if count > 1)
+def _alone(results: Mapping[str, Result]) -> _Alone:
+    return {
+        (one.contender, one.of["operation"], one.of["bytes"]): one
+        for one in _of(results, CONNECTIONS)
+        if one.of["count"] == 1
+    }
 
 
-def _more_threads(found: Sequence[Measurement], alone: _Alone) -> str:
-    """Compare the most threads with one, small and large messages apart."""
-    most = max(one.of["count"] for one in found)
-    rates = []
-    for heading, large in ((f"below {format_bytes(_LARGE)}", False), ("from there on", True)):
-        times = [
-            _times_alone(one, alone)
-            for one in found
-            if one.of["count"] == most and (one.of["bytes"] >= _LARGE) == large
-        ]
-        if times:
-            rates.append(f"{number(min(times))} to {number(max(times))} {heading}")
-    return f"{most} threads on one connection, over one thread's throughput: {', '.join(rates)}"
+def _gains(results: Mapping[str, Result], contender: str) -> dict[int, float]:
+    """Return the throughput of several connections over one connection's, as medians over
+    operations and sizes, by the number of connections.
 
-
-def _of_aggregation(found: Sequence[Measurement], alone: _Alone) -> str:
-    """Return our answer to the paper's finding 1, on aggregation, for messages (tcp).
-
-    It uses the minima, because means include waits for a core.
+    Raises Unmeasured without several connections.
     """
+    alone = _alone(results)
+    times: dict[int, list[float]] = {}
+    for one in _of(results, CONNECTIONS):
+        if one.contender == contender and one.of["count"] > 1:
+            times.setdefault(one.of["count"], []).append(_times_alone(one, alone))
+    if not times:
+        raise Unmeasured(f"The record has no several connections of {contender}.")
+    return {count: statistics.median(these) for count, these in sorted(times.items())}
+
+
+def _listed(gains: Mapping[int, float]) -> str:
+    counts = ", ".join(map(str, gains))
+    listed = ", ".join(f"{gain:.2f}" for gain in gains.values())
+    return f"With {counts} connections the throughput is {listed} times one connection's"
+
+
+def _aggregation(results: Mapping[str, Result]) -> Outcome:
+    """Answer finding 1 by minima, because means include waits for a core."""
+    found = [one for one in _of(results, AGGREGATION) if one.contender == _MESSAGES]
+    if not found:
+        raise Unmeasured(f"The record has no aggregation of {_MESSAGES}.")
     least = min(one.of["bytes"] for one in found)
     fastest = {
-        one.of["operation"]: one.values["min_us"]
-        for one in found
-        if (one.contender, one.of["bytes"]) == (_MESSAGES, least)
+        one.of["operation"]: one.values["min_us"] for one in found if one.of["bytes"] == least
     }
+    alone = _alone(results)
     single, together = (
         alone[_MESSAGES, "write", size].values["min_us"] for size in (least, _AGGREGATED)
     )
-    times = [f"{number(fastest['alone'] / fastest[way])} ({way})" for way in WAYS if way != "alone"]
-    return (
-        f"{_MESSAGES}, minima: {MESSAGES} writes of {format_bytes(least)} together are"
-        f" {', '.join(times)} times as fast as one after the other. A write of"
-        f" {format_bytes(_AGGREGATED)} takes {number(together)} µs, a write of"
-        f" {format_bytes(least)} {number(single)} µs (finding 1)."
+    gains = {way: fastest["alone"] / fastest[way] for way in WAYS if way != "alone"}
+    shown = " or ".join(f"{number(gain)} times ({way})" for way, gain in gains.items())
+    cheap = together <= EQUAL * single
+    return Outcome(
+        f"{MESSAGES} writes of {format_bytes(least)} together are {shown} as fast as one after the"
+        f" other. A write of {format_bytes(_AGGREGATED)} takes {together / single:.2f} times the"
+        f" time of a write of {format_bytes(least)}.",
+        graded(min(gains.values()) > EQUAL and cheap, max(gains.values()) > EQUAL),
+        "Both figures are minima over TCP on loopback, as means include waits for one of two"
+        " cores.",
+    )
+
+
+def _threads(contender: str, reason: str) -> Callable[[Mapping[str, Result]], Outcome]:
+    """Return the function that compares the most threads on one connection with one thread."""
+
+    def outcome(results: Mapping[str, Result]) -> Outcome:
+        alone = _alone(results)
+        found = [one for one in _of(results, THREADS) if one.contender == contender]
+        most = max((one.of["count"] for one in found), default=0)
+        of_most = [one for one in found if one.of["count"] == most]
+        small, large = (
+            Spread.of(
+                [_times_alone(one, alone) for one in of_most
+                 if (one.of["bytes"] >= _LARGE) == is_large],
+                f"threads of {contender}",
+            )
+            for is_large in (False, True)
+        )  # fmt: skip
+        return Outcome(
+            f"{most} threads reach {small.span} times one thread's throughput below"
+            f" {format_bytes(_LARGE)}, and {large.span} times from there on.",
+            graded(max(small.most, large.most) <= EQUAL, min(small.median, large.median) <= EQUAL),
+            reason,
+        )
+
+    return outcome
+
+
+def _connections(results: Mapping[str, Result]) -> Outcome:
+    gains = _gains(results, _MESSAGES)
+    return Outcome(
+        f"{_listed(gains)}.",
+        graded(min(gains.values()) > EQUAL, max(gains.values()) > EQUAL),
+        "The figures are medians over reads and writes of all sizes, over TCP on two cores.",
+    )
+
+
+def _enough(contender: str, count: int) -> Callable[[Mapping[str, Result]], Outcome]:
+    """Return the function that asks whether more connections than `count` gain no more."""
+
+    def outcome(results: Mapping[str, Result]) -> Outcome:
+        gains = _gains(results, contender)
+        if count not in gains:
+            raise Unmeasured(f"The record has no {count} connections of {contender}.")
+        more = max((gain for many, gain in gains.items() if many > count), default=0.0)
+        first = min(many for many, gain in gains.items() if gain * EQUAL >= max(gains.values()))
+        return Outcome(
+            f"{_listed(gains)}; from {first} on it is within 10 % of the best.",
+            graded(first == count, more <= EQUAL * gains[count]),
+            "Two cores serve all connections, so more of them cannot gain much.",
+        )
+
+    return outcome
+
+
+def _tails(results: Mapping[str, Result]) -> Outcome:
+    found = [one for one in _of(results, CONNECTIONS) if one.contender == _MESSAGES]
+    most = max((one.of["count"] for one in found), default=0)
+    many = [one.values for one in found if one.of["count"] == most]
+    late = Spread.of([one["p99_us"] / one["min_us"] for one in many], "late messages")
+    uneven = Spread.of([one["uneven"] for one in many], "uneven connections")
+    return Outcome(
+        f"With {most} connections the 99th percentile is {late.times('the minimum')}. The"
+        f" slowest connection's mean is {uneven.times('the mean of the fastest')}.",
+        graded(late.median >= LONG_TAIL and uneven.median > EQUAL, late.most >= LONG_TAIL),
+        "The threads of all connections share two cores, so a part of the tail is waiting for a"
+        " core.",
     )
 
 
@@ -221,9 +285,75 @@ def _each_connection(found: Sequence[Measurement]) -> list[Panel]:
     return panels
 
 
+_THREADS_RULE = (
+    "It holds if the most threads gain at most 10 % in all cells, and in part if in the median of"
+    " small or of large messages."
+)
+_ENOUGH_RULE = (
+    "It holds if the fewest connections within 10 % of the best throughput are as many as in the"
+    " paper, and in part if fewer suffice."
+)
+_CLAIMS = (
+    Claim(
+        ZHANG,
+        "Fig. 2, finding 1",
+        "Messages that are aggregated to 512 B improve throughput without a penalty in latency.",
+        _aggregation,
+        "It holds if each way of aggregating gains more than 10 %, and a write of 512 B takes at"
+        " most 10 % longer. It holds in part if one way gains.",
+    ),
+    Claim(
+        ZHANG,
+        "Fig. 2, finding 2",
+        "More threads on one connection do not improve the throughput of messages.",
+        _threads(_MESSAGES, "Messages are reads and writes of a box by TCP on loopback."),
+        _THREADS_RULE,
+    ),
+    Claim(
+        ZHANG,
+        "Fig. 2, finding 3",
+        "More connections improve the throughput of messages significantly.",
+        _connections,
+        "It holds if each number of connections gains more than 10 % in the median, and in part if"
+        " some number does.",
+    ),
+    Claim(
+        ZHANG,
+        "Abstract, connections",
+        "Throughput is highest with only 4 to 6 connections.",
+        _enough(_MESSAGES, 4),
+        _ENOUGH_RULE,
+    ),
+    Claim(
+        ZHANG,
+        "Fig. 3, finding 5",
+        "More threads on one connection do not improve the throughput of RMA.",
+        _threads(
+            _RMA, "Shared memory replaces RMA: each thread copies by itself, and no adapter does."
+        ),
+        _THREADS_RULE,
+    ),
+    Claim(
+        ZHANG,
+        "Fig. 3, finding 6",
+        "More connections improve RMA, and four suffice for the best performance.",
+        _enough(_RMA, 4),
+        _ENOUGH_RULE,
+    ),
+    Claim(
+        ZHANG,
+        "Fig. 4, finding 7; abstract",
+        "Latencies have long tails, and the load of the connections is severely unbalanced.",
+        _tails,
+        "It holds if in the median the 99th percentile is at least twice the minimum, and the"
+        " connections differ by more than 10 %. It holds in part if the percentile is so high in"
+        " some cell.",
+    ),
+)
+
+
 MESSAGES_OVER_CONNECTIONS = Experiment(
     name=_RUN,
-    paper="Zhang, Jung 2017, An In-depth Performance Analysis of Many-Integrated Core",
     figures="Figs. 2 to 4, from 64 B on",
     label=Label.MEASURED,
     differs=(
@@ -231,18 +361,8 @@ MESSAGES_OVER_CONNECTIONS = Experiment(
         " are reads and writes by tcp over loopback. RMA is shared memory of one machine, so its"
         " times do not answer finding 4. On two cores, more than two threads only alternate."
     ),
-    found=(
-        "Messages that are aggregated to 512 B improve throughput without a penalty in latency"
-        " (finding 1).",
-        "More threads on one connection do not help (findings 2 and 5). More connections do"
-        " (finding 3). For RMA four connections are enough (finding 6); the paper's abstract says"
-        " four to six.",
-        "From 512 B on, one of the two, messages or RMA, becomes faster than the other. The paper's"
-        " sentence names messages twice, so it does not say which (finding 4).",
-        "Latencies have long tails (finding 7).",
-    ),
+    claims=_CLAIMS,
     runs=(Run(_RUN, "papers.connections", [], ["--quick"]),),
     table=_table,
     panels=_panels,
-    answer=_answer,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from guest.ranks import COLLECTIVES, WHATS
 
@@ -10,10 +10,18 @@ from benchmarks.markdown import Table
 from papers.placement.__main__ import MODES
 from papers.placement.__main__ import PLACEMENT as PLACED
 from papers.report.experiment import Experiment, Label, Run
+from papers.report.verdicts import (
+    WOO,
+    Claim,
+    Outcome,
+    Unmeasured,
+    Verdict,
+    graded,
+    unmeasurable,
+)
 from torch_hbmcomm.bench.result import Measurement, Result
 from torch_hbmcomm.sizes import format_bytes
 
-_PAPER = "Woo, Choi, Lee 2020, MPI for Python in MCDRAM"
 _RUN = "placement"
 _MODES = "memory-modes"
 # The paper's seconds of broadcast, gather and allreduce, with Python buffers in MCDRAM and 68
@@ -82,6 +90,206 @@ def _modes_table(results: Mapping[str, Result]) -> Table:
     return Table(["guest", "mode by hbmcomm info", "nodes", "of HBM", "found by"], rows)
 
 
+def _placed(shares: Iterable[float], name: str) -> tuple[str, Verdict]:
+    """Return the number of shares that are whole, and the verdict on a placement.
+
+    Raises Unmeasured, with the `name` of the shares, without any.
+    """
+    found = list(shares)
+    if not found:
+        raise Unmeasured(f"The record has no {name}.")
+    whole = sum(share == 1 for share in found)
+    return f"{whole} of {len(found)}", graded(whole == len(found), whole > 0)
+
+
+_PLACED_RULE = "It holds if all of these are placed so, and in part if some are."
+_IN_A_GUEST = (
+    "The kernel reports the node of each page, but all nodes are in one memory, so this says"
+    " nothing about speed."
+)
+
+
+def _requested(results: Mapping[str, Result]) -> Outcome:
+    found = (one.values["share"] for one in results[_RUN].measurements)
+    count, verdict = _placed(found, "memory of a requested kind")
+    return Outcome(
+        f"{count} allocations (tensors, hbm's segments, MPI's buffers) have all their bytes in the"
+        " requested memory, DDR or HBM.",
+        verdict,
+        _IN_A_GUEST,
+    )
+
+
+def _own_quarter(results: Mapping[str, Result]) -> Outcome:
+    found = (
+        one.values["own_share"]
+        for one in results[_RUN].measurements
+        if one.of["cluster"] == "SNC-4" and "own_share" in one.values
+    )
+    count, verdict = _placed(found, "memory of ranks that are bound in SNC-4")
+    return Outcome(
+        f"{count} allocations of ranks that are bound to a quarter each have all their bytes on the"
+        " rank's own node.",
+        verdict,
+        _IN_A_GUEST,
+    )
+
+
+def _modes(results: Mapping[str, Result]) -> Outcome:
+    found = results[_MODES].measurements
+    named = [one for one in found if one.of["mode"] == one.of["guest"]]
+    if not found:
+        raise Unmeasured("The record has no guest.")
+    hybrid_alone = all((one.values["hbm_nodes"] > 0) == (one.of["guest"] == "hybrid")
+                       for one in found)  # fmt: skip
+    return Outcome(
+        f"hbmcomm info names the mode in {len(named)} of {len(found)} guests; nodes of HBM exist"
+        f" {'in hybrid mode alone' if hybrid_alone else 'in other modes too'}.",
+        graded(hybrid_alone and len(named) == len(found), bool(named)),
+        "The guests' firmware describes the cache, and hbm's detection of it is real.",
+    )
+
+
+_PLACED_CLAIMS = (
+    Claim(
+        WOO,
+        "Section 6, point 1; Tables 1 to 4",
+        "Memkind places the arrays of Python in MCDRAM efficiently.",
+        _requested,
+        _PLACED_RULE,
+    ),
+    Claim(
+        WOO,
+        "Section 4.3; Fig. 11, four containers",
+        "In SNC-4, each of four containers has its memory on the nodes next to its cores.",
+        _own_quarter,
+        _PLACED_RULE,
+    ),
+)
+
+_NO_CACHE = unmeasurable(
+    "The firmware only describes a cache, so it makes nothing faster; no machine with MCDRAM is"
+    " available."
+)
+_MODE_CLAIMS = (
+    Claim(
+        WOO,
+        "Section 3.4, memory modes",
+        "In cache mode all MCDRAM is a cache; in hybrid mode a part of it is memory.",
+        _modes,
+        "It holds if hbmcomm info finds this in all guests, and in part if it names some modes.",
+    ),
+    Claim(
+        WOO,
+        "Fig. 8, cache mode",
+        "With MCDRAM as a cache, a broadcast of buffers is up to 88 % faster than in DDR4.",
+        _NO_CACHE,
+    ),
+    Claim(
+        WOO,
+        "Fig. 9, cache mode",
+        "With MCDRAM as a cache, a gather of buffers is up to 13 % faster than in DDR4.",
+        _NO_CACHE,
+    ),
+    Claim(
+        WOO,
+        "Fig. 10, cache mode",
+        "With MCDRAM as a cache, an allreduce of buffers is up to 110 % faster than in DDR4, and"
+        " one of objects up to 76 % faster than in MCDRAM in flat mode.",
+        _NO_CACHE,
+    ),
+    Claim(
+        WOO,
+        "Section 6, point 1; Figs. 8 to 10, flat and cache mode",
+        "Except for an allreduce of objects, MCDRAM in flat mode is faster than MCDRAM as a cache.",
+        _NO_CACHE,
+    ),
+)
+
+_ONE_MEMORY = unmeasurable(
+    "No machine with two kinds of memory is available; the section placement counts which memory"
+    " holds the data."
+)
+_NO_QUARTERS = unmeasurable(
+    "No chip in SNC-4 is available; the section placement counts the bytes in each quarter."
+)
+_SPEED_CLAIMS = (
+    Claim(
+        WOO,
+        "Fig. 8, flat mode; abstract",
+        "A broadcast of buffers is up to 487 % faster in MCDRAM than in DDR4 (16 processes, one"
+        " container).",
+        _ONE_MEMORY,
+    ),
+    Claim(
+        WOO,
+        "Fig. 9, flat mode",
+        "A gather of buffers is up to 74 % faster in MCDRAM than in DDR4.",
+        _ONE_MEMORY,
+    ),
+    Claim(
+        WOO,
+        "Fig. 10, flat mode",
+        "An allreduce of buffers is up to 162 % faster in MCDRAM than in DDR4.",
+        _ONE_MEMORY,
+    ),
+    Claim(
+        WOO,
+        "Figs. 8 and 10, MCDRAM",
+        "In MCDRAM, broadcast and allreduce of buffers take about as long as in C.",
+        unmeasurable("No machine with MCDRAM is available; the section processes has DDR."),
+    ),
+    Claim(
+        WOO,
+        "Table 1",
+        "On the host, buffers in DDR4 take 545 % (broadcast), 159 % (gather) and 262 % (allreduce)"
+        " of MCDRAM's time.",
+        _ONE_MEMORY,
+    ),
+    Claim(
+        WOO,
+        "Table 2",
+        "On the host, C in DDR4 takes 271 %, 103 % and 201 % of MCDRAM's time, so buffers gain more"
+        " by MCDRAM than C.",
+        _ONE_MEMORY,
+    ),
+    Claim(
+        WOO,
+        "Table 3",
+        "In four containers, buffers in DDR4 take 202 %, 131 % and 217 % of MCDRAM's time.",
+        _ONE_MEMORY,
+    ),
+    Claim(
+        WOO,
+        "Table 4",
+        "In four containers, C in DDR4 takes 105 %, 108 % and 102 % of MCDRAM's time, so buffers"
+        " gain more by MCDRAM than C there, too.",
+        _ONE_MEMORY,
+    ),
+    Claim(
+        WOO,
+        "Fig. 11",
+        "SNC-4 is hardly faster or slower than quadrant mode, although shorter paths were expected"
+        " to make it faster.",
+        _NO_QUARTERS,
+    ),
+    Claim(
+        WOO,
+        "Table 6; section 6, point 3",
+        "On the host, SNC-4 takes 5 % more time (broadcast), 1 % less (gather) and 12 % more"
+        " (allreduce) than quadrant mode.",
+        _NO_QUARTERS,
+    ),
+    Claim(
+        WOO,
+        "Table 7; section 6, point 3",
+        "In four containers, SNC-4 takes 2 % more time (broadcast) and the same time (gather,"
+        " allreduce) as quadrant mode.",
+        _NO_QUARTERS,
+    ),
+)
+
+
 def _run(name: str, section: str) -> Run:
     arguments = [f"--sections={section}"]
     return Run(name, "papers.placement", arguments, arguments)
@@ -89,7 +297,6 @@ def _run(name: str, section: str) -> Run:
 
 PLACEMENT = Experiment(
     name="placement",
-    paper=_PAPER,
     figures="Fig. 11, Tables 1 to 4, 6 and 7: placement of memory",
     label=Label.EMULATED,
     differs=(
@@ -102,12 +309,11 @@ PLACEMENT = Experiment(
         " processors, so there the part on a rank's own node says nothing. Processes on the host"
         " are not bound here; the paper binds them to cores in SNC-4. A share is the part of the"
         " memory that is of the requested kind. The segments and MPI's buffers of a line include"
-        " memory of earlier collectives."
+        " memory of earlier collectives. In the last column, seconds are of Python buffers in"
+        " MCDRAM with 68 processes. Percentages are for the number of processes with which MCDRAM"
+        " gains most."
     ),
-    found=(
-        "In the last column, seconds are of Python buffers in MCDRAM with 68 processes. Percentages"
-        " are for the number of processes with which MCDRAM gains most.",
-    ),
+    claims=_PLACED_CLAIMS,
     runs=(_run(_RUN, PLACED),),
     table=_table,
     panels=lambda results: (),
@@ -115,7 +321,6 @@ PLACEMENT = Experiment(
 
 MEMORY_MODES = Experiment(
     name=_MODES,
-    paper=_PAPER,
     figures="Figs. 8 to 10, cache mode",
     label=Label.EMULATED,
     differs=(
@@ -124,12 +329,7 @@ MEMORY_MODES = Experiment(
         " times were measured. Cache mode has no node to bind to. There hbm allocates DDR, behind"
         " the cache (docs/memory.md)."
     ),
-    found=(
-        "With MCDRAM as a cache, buffers are up to 88 % (broadcast), 13 % (gather) and 110 %"
-        " (allreduce) faster than in DDR4 in flat mode. They are slower than in MCDRAM in flat"
-        " mode. Only an allreduce of objects is faster with the cache than in MCDRAM in flat mode,"
-        " by up to 76 %.",
-    ),
+    claims=_MODE_CLAIMS,
     runs=(_run(_MODES, MODES),),
     table=_modes_table,
     panels=lambda results: (),
@@ -137,18 +337,13 @@ MEMORY_MODES = Experiment(
 
 MEMORY_SPEED = Experiment(
     name="memory-speed",
-    paper=_PAPER,
     figures="Tables 1 to 4, 6 and 7, Figs. 8 to 11: how fast a kind of memory is",
     label=Label.NOT_MEASURABLE,
     differs=(
         "No machine with HBM or with a chip in SNC-4 is available, and all nodes of a virtual"
         " machine are in one memory."
     ),
-    found=(
-        "In flat mode MCDRAM is always faster than DDR4, but only by 2 to 8 % in C in four"
-        " containers. Compared with quadrant mode, SNC-4 takes 1 % less time (gather) to 12 % more"
-        " time (allreduce).",
-    ),
+    claims=_SPEED_CLAIMS,
     runs=(),
     table=lambda results: Table(("figure", "needed hardware", "substitute here"), _SPEEDS),
     panels=lambda results: (),

@@ -129,10 +129,12 @@ def test_series_of_processes_are_relative_to_c() -> None:
         "whole-4": run(4, mpi_c_in_place=1.0, mpich=3.0),
         "whole-8": run(8, mpich=3.0),
     }
-    assert PROCESSES.answer(results) == [
-        "broadcast takes with mpich 2.00 to 3.00 (median 2.50) times C's time.",
-        "broadcast takes with hbm-staged 0.50 to 0.50 (median 0.50) times C's time.",
-    ]
+    [buffers] = [one for one in PROCESSES.claims if one.item == "Fig. 8, host, DDR4"]
+    assert callable(buffers.outcome)
+    assert buffers.outcome(results).here == (
+        "In DDR, broadcast of buffers is slower than C: 2.50 times the time of C"
+        " (2.00 to 3.00 over 2 cells)."
+    )
 
 
 def thread(operations: float, mean: float, maximum: float = 9.0) -> Thread:
@@ -196,15 +198,21 @@ def test_the_findings_on_messages_are_answered() -> None:
         one = message("tcp", 64, 9.0, section="aggregation", operation=way)
         found.append(replace(one, values={**one.values, "min_us": fastest}))
     results = {MESSAGES_OVER_CONNECTIONS.name: result("connections", found)}
-    aggregated, tcp, shm = MESSAGES_OVER_CONNECTIONS.answer(results)
-    assert "64 writes of 64 B together are 2 (batch), 8 (packed) times as fast" in aggregated
-    assert "A write of 512 B takes 1 µs, a write of 64 B 1 µs (finding 1)" in aggregated
-    assert tcp.startswith("hbm tcp") and shm.startswith("hbm shm")
-    assert "medians over operations and sizes: 4: 4 (findings 3 and 6; there are two cores)" in tcp
-    assert "4 threads on one connection, over one thread's throughput: 0.8 to 0.8 below" in tcp
-    assert "0.8 to 0.8 below 64 KiB, 2 to 2 from" in tcp
-    assert "0.8 to 0.8 below 64 KiB (2 and 5). The 99th percentile" in shm
-    assert "is 5 to 5 times the minimum. The longest is up to 9 times the minimum (7)" in shm
+    here = {
+        claim.item.split(";")[0]: MESSAGES_OVER_CONNECTIONS.outcome(claim, results, False).here
+        for claim in MESSAGES_OVER_CONNECTIONS.claims
+    }
+    aggregated = here["Fig. 2, finding 1"]
+    assert "of 64 B together are 2 times (batch) or 8 times (packed) as fast" in aggregated
+    assert "A write of 512 B takes 1.00 times the time of a write of 64 B." in aggregated
+    assert here["Fig. 2, finding 2"] == (
+        "4 threads reach 0.80 to 0.80 times one thread's throughput below 64 KiB, and 2.00 to 2.00"
+        " times from there on."
+    )
+    for item in ("Fig. 2, finding 3", "Fig. 3, finding 6"):
+        assert "With 4 connections the throughput is 4.00 times one connection's" in here[item]
+    assert here["Fig. 3, finding 5"] == "", "shm has no large message"
+    assert "the 99th percentile is 5.00 times the minimum" in here["Fig. 4, finding 7"]
 
 
 @pytest.mark.skipif(
@@ -232,7 +240,12 @@ def test_messages_are_measured_over_connections_and_threads(tmp_path: Path) -> N
     titles = [panel.title for panel in MESSAGES_OVER_CONNECTIONS.panels(results)]
     assert "read, hbm tcp" in titles and "read, one connection" in titles
     assert "read of 4 KiB, hbm shm,\neach of 3 connections" in titles
-    assert len(MESSAGES_OVER_CONNECTIONS.answer(results)) == 1 + len(("tcp", "shm"))
+    here = {
+        claim.item: MESSAGES_OVER_CONNECTIONS.outcome(claim, results, quick=False).here
+        for claim in MESSAGES_OVER_CONNECTIONS.claims
+    }
+    assert here["Fig. 2, finding 3"].startswith("With 3 connections the throughput is")
+    assert here["Fig. 2, finding 2"] == "", "a quick run has no large messages"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,16 @@ import pytest
 from papers.report import page
 from papers.report.__main__ import EXPERIMENTS, contents, measure
 from papers.report.connections import CONNECTIONS
-from papers.report.containers import CONTAINERS, PAPER
+from papers.report.containers import CONTAINERS
 from papers.report.dropping import TABLE_1
 from papers.report.experiment import Run
 from papers.report.memory_box import ASYNC_SGD, CLIENTS
 from papers.report.nodes import NODES
+from papers.report.verdicts import PAPERS, Outcome, Verdict
 from torch_hbmcomm.bench.result import Measurement, Result, sampled
 
 ROOT = Path(__file__).resolve().parents[3]
+RECORDS = ROOT / "papers" / "records"
 MACHINE = {"cpu": "a processor", "cores": 2, "torch": "2", "time": "now"}
 
 
@@ -117,11 +121,8 @@ def test_unhidden_communication_is_shown() -> None:
     ]
     result = Result("async_sgd", MACHINE, {}, measurements=measured)
     assert list(ASYNC_SGD.answer({ASYNC_SGD.name: result})) == [
-        "Parallel, cells of 3 with more than 1 ms of exposed communication: "
-        "1 with hbm shm, 2 with MPI.",
         "b with 2 workers: exposed communication 10.0, 50.0 ms (hbm shm, MPI).",
         "c with 2 workers: exposed communication 0.5, 70.0 ms (hbm shm, MPI).",
-        "All scenarios, cells of 3 with a single sample: 3 with hbm shm, 3 with MPI.",
     ]
 
 
@@ -180,6 +181,147 @@ def test_containers_are_compared_with_host_and_paper() -> None:
     assert [list(row) for row in CONTAINERS.table({"containers": result}).rows] == [
         ["allreduce", "1 MiB", "2.00", "1.10", "1.00", "0.90", "4.00", "4.50", "1.01, 3.53, 3.71"]
     ]
-    ratios = [time / host for host, *others in PAPER.values() for time in others]
-    assert f"{min(ratios[1::3]):.1f} to {max(ratios[1::3]):.1f}" in CONTAINERS.found[0]
-    assert f"{min(ratios[2::3]):.1f} to {max(ratios[2::3]):.1f}" in CONTAINERS.found[0]
+    assert "Two containers take 2.62 to 6.99" in CONTAINERS.claims[1].finding
+    assert "four 3.24 to 7.83 times" in CONTAINERS.claims[1].finding
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table of verdicts."""
+
+    paper: str
+    item: str
+    finding: str
+    here: str
+    verdict: str
+    reason: str
+    section: str
+
+
+def lines_of(text: str) -> list[Line]:
+    """Return the table of verdicts of a page."""
+    _, table = text.split("| --- | --- | --- | --- | --- | --- | --- |\n", 1)
+    rows = table.split("\n\n", 1)[0].splitlines()
+    return [Line(*row.removeprefix("| ").removesuffix(" |").split(" | ")) for row in rows]
+
+
+def page_of_records() -> str:
+    return page.markdown(contents(RECORDS), {}, quick=False)
+
+
+def test_every_experiment_has_claims() -> None:
+    assert [name for name, one in EXPERIMENTS.items() if not one.claims] == []
+    claims = [claim for one in EXPERIMENTS.values() for claim in one.claims]
+    assert {claim.paper for claim in claims} == set(PAPERS)
+    items = [(claim.paper, claim.item) for claim in claims]
+    assert len(set(items)) == len(items)
+    assert all(callable(claim.outcome) for claim in claims if claim.rule)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_links_of_the_table_lead_to_sections(tmp_path: Path, failed: bool) -> None:
+    """A failed experiment has a section of its own; the others share "Not measured yet"."""
+    runs = [run for one in EXPERIMENTS.values() for run in one.runs]
+    failures = {run.name: "no memory" for run in runs} if failed else {}
+    text = page.write(tmp_path, contents(tmp_path), failures, quick=False).read_text()
+    claims = [claim for one in EXPERIMENTS.values() for claim in one.claims]
+    lines = lines_of(text)
+    assert {(one.paper, one.item) for one in lines} == {
+        (claim.paper.short, claim.item) for claim in claims
+    }
+    html = (tmp_path / "report.html").read_text()
+    links = re.findall(r'<a href="#(.+?)"', html)
+    assert len(links) == len(lines)
+    assert set(links) <= set(re.findall(r'<h2 id="(.+?)"', html))
+    assert ("not-measured-yet" in links) != failed
+
+
+def test_sections_repeat_the_table() -> None:
+    text = page_of_records()
+    for line in lines_of(text):
+        name = re.fullmatch(r"\[(.+)\]\(#.+\)", line.section)
+        assert name
+        section = text.split(f"\n## {name[1]}: ")[1].split("\n## ")[0]
+        repeated = [f"- **{line.paper}, {line.item}: {line.verdict.strip('*')}.**"]
+        repeated += [f"The paper: {line.finding}"]
+        repeated += [f"Here: {line.here}"] if line.here != "-" else []
+        assert " ".join([*repeated, line.reason]) in section.split("\nVerdicts:\n")[1]
+
+
+def test_claims_have_a_verdict_in_the_records() -> None:
+    """A claim that no program measures is an exception."""
+    for experiment, results in contents(RECORDS):
+        for claim in experiment.claims:
+            found = experiment.outcome(claim, results, quick=False)
+            unmeasured = found.verdict is Verdict.NOT_MEASURED
+            assert not unmeasured or found is claim.outcome, (claim.item, found.reason)
+            assert found.reason.endswith("."), claim.item
+
+
+def changed(result: Result, first: int) -> Result:
+    """Return a result in which every figure differs, adjacent ones by different factors.
+
+    first: chooses the first measurement's factor.
+    """
+
+    def other(place: int, one: Measurement) -> Measurement:
+        factor = 2.0 + (first + place) % 7
+        of = {**one.of, "mode": "another"} if "mode" in one.of else dict(one.of)
+        if "compute_ms" in of:
+            of["compute_ms"] /= factor
+        summary = one.samples and replace(
+            one.samples,
+            median=one.samples.median * factor,
+            maximum=one.samples.maximum * factor**2,
+        )
+        values = {name: (factor + k) * value for k, (name, value) in enumerate(one.values.items())}
+        curves = {name: [factor * value for value in these] for name, these in one.curves.items()}
+        return replace(one, of=of, samples=summary, values=values, curves=curves)
+
+    return replace(result, measurements=[other(*one) for one in enumerate(result.measurements)])
+
+
+def test_changed_figures_change_the_sentences() -> None:
+    for experiment, results in contents(RECORDS):
+        others = {name: changed(result, k) for k, (name, result) in enumerate(results.items())}
+        for claim in experiment.claims:
+            if callable(claim.outcome):
+                assert claim.outcome(results).here != claim.outcome(others).here, claim.item
+
+
+def containers_at(ratio: float) -> dict[str, Result]:
+    of = {"collective": "allreduce", "bytes": 1 << 20}
+    measured = [sampled(of, who, (us,)) for who, us in (("host", 1.0), ("1 container", ratio))]
+    return {"containers": Result("containers", MACHINE, {}, measurements=measured)}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [(1.05, Verdict.HOLDS), (0.5, Verdict.IN_PART), (1.5, Verdict.FAILS)],
+)
+def test_a_verdict_follows_from_the_ratio(ratio: float, verdict: Verdict) -> None:
+    found = CONTAINERS.outcome(CONTAINERS.claims[0], containers_at(ratio), quick=False)
+    assert found.verdict is verdict
+    assert f"{ratio:.2f} to {ratio:.2f} times" in found.here
+    assert "each figure is a single sample" in found.reason
+
+
+def test_a_missing_figure_leaves_a_claim_without_a_verdict() -> None:
+    found = CONTAINERS.outcome(CONTAINERS.claims[1], containers_at(1.0), quick=False)
+    assert found.verdict is Verdict.NOT_MEASURED
+    assert "2 containers apart" in found.reason
+
+
+def test_quick_runs_have_no_verdicts() -> None:
+    lines = lines_of(page.markdown(contents(RECORDS), {}, quick=True))
+    constant = {
+        (claim.paper.short, claim.item)
+        for one in EXPERIMENTS.values()
+        for claim in one.claims
+        if isinstance(claim.outcome, Outcome)
+    }
+    for line in lines:
+        if (line.paper, line.item) not in constant:
+            assert line.verdict == "**not measured yet**"
+            assert "python -m papers.report --full --only" in line.reason
+            assert line.here == "-"
