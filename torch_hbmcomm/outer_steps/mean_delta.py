@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from torch_hbmcomm.tensors import power_of_two_above
+
 _BLOCK = 1024  # elements with one scale
 _HALF = 1 << 32  # a counter is sent as two numbers, because float64 has 53 bits
 
@@ -138,13 +140,6 @@ class MeanDelta:
     def _reduce(self, values: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
         self._sent_bytes += values.nbytes
         return dist.all_reduce(values, op, group=self._group, async_op=True)
-
-
-def power_of_two_above(values: torch.Tensor) -> torch.Tensor:
-    """Return for each value the least power of two that is not smaller, and is normal."""
-    values = values.clamp(min=torch.finfo(values.dtype).tiny)
-    mantissa = torch.frexp(values).mantissa  # in [0.5, 1); the quotient below is exact
-    return torch.where(mantissa == 0.5, values, values / mantissa)
 
 
 def _blocks(values: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from torch_hbmcomm.parameter_server.packing import Span, TensorSpec, pack_spans
 from torch_hbmcomm.parameter_server.replica import model_tensors
-from torch_hbmcomm.tensors import check_fills_memory, flat
+from torch_hbmcomm.tensors import check_fills_memory, flat, local_part
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -43,9 +43,9 @@ class OuterModel:
                     f"{kind} {name} is {tensor.dtype}: OuterSteps averages "
                     f"{', '.join(str(dtype).removeprefix('torch.') for dtype in _FLOATS)}"
                 )
-            check_fills_memory(kind, name, _local(tensor))
+            check_fills_memory(kind, name, local_part(tensor))
             self._found.append((name, tensor, kind))
-        self.specs = [TensorSpec.of(name, _local(one), kind) for name, one, kind in self._found]
+        self.specs = [TensorSpec.of(name, local_part(one), kind) for name, one, kind in self._found]
         dtypes = {tensor.dtype for _, tensor, kind in self._found if kind == "parameter"}
         self.wide = torch.float64 if torch.float64 in dtypes else torch.float32
         self.names = [name for name, _, kind in self._found if kind == "parameter"]
@@ -58,7 +58,7 @@ class OuterModel:
         found = []
         for (name, tensor, kind), spec in zip(self._found, self.specs, strict=True):
             if not kinds or kind in kinds:
-                local = _local(tensor)
+                local = local_part(tensor)
                 if (now := TensorSpec.of(name, local, kind)) != spec:
                     raise RuntimeError(
                         f"the model has {now} now, and had {spec} when OuterSteps was made: make "
@@ -86,10 +86,6 @@ class OuterModel:
                 f"fragments={fragments} is too many for {sum(sizes)} elements of parameters"
             )
         return runs
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _check_mesh(name: str, tensor: DTensor, ranks: Sequence[int]) -> None:

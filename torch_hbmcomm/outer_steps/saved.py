@@ -26,6 +26,13 @@ class Offer(NamedTuple):
     ranks: int
 
 
+def check_same_tensors(saved: Sequence[str], present: Sequence[str]) -> None:
+    """Raise ValueError if the texts of a state's tensors are not those of the model's."""
+    if list(saved) != list(present):
+        unlike = [*(set(saved) ^ set(present)), *saved]
+        raise ValueError(f"the state is of another model: they differ in {min(unlike)}")
+
+
 def offer_of(
     state: Mapping[str, Any] | None, specs: Sequence[TensorSpec], counts: Sequence[int]
 ) -> Offer | None:
@@ -44,10 +51,7 @@ def offer_of(
         raise TypeError(f"a state is a mapping or None, not {type(state).__name__}")
     if lacking := sorted(_KEYS - set(state)):
         raise ValueError(f"the state lacks {', '.join(lacking)}: load the result of state_dict()")
-    saved, present = list(state["tensors"]), [str(spec) for spec in specs]
-    if saved != present:
-        unlike = [*(set(saved) ^ set(present)), *saved]
-        raise ValueError(f"the state is of another model: they differ in {min(unlike)}")
+    check_same_tensors(state["tensors"], [str(spec) for spec in specs])
     found = [len(one["weights"]) for one in state["fragments"]]
     if found != list(counts):
         raise ValueError(

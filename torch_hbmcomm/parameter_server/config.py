@@ -67,6 +67,11 @@ class AsyncConfig:
             )
 
     @property
+    def narrows_weights(self) -> bool:
+        """True: with `transfer` weights come back as narrow as deltas."""
+        return True
+
+    @property
     def manifest_terms(self) -> dict[str, Any]:
         """The settings that must be equal on all workers of a job, for the manifest."""
         return {
@@ -133,6 +138,11 @@ def _check_common(buffers: str, push_every: int, drop: LayerDrop | None) -> None
     if not isinstance(drop, LayerDrop):
         raise TypeError(f"drop is a LayerDrop or None, not {drop!r}")
     drop.check()
+    if drop.target == "blocks":
+        raise ValueError(
+            'drop.target="blocks" is for layer_drop_hook: a parameter server sends whole layers, '
+            'with target="bytes" or "paper"'
+        )
     if (drop.wire_dtype, drop.skip_update) != (None, None):
         raise ValueError(
             "drop.wire_dtype and drop.skip_update are for layer_drop_hook, and a parameter server "

@@ -60,7 +60,9 @@ class AsyncJob:
                 if not self.leads:
                     _compare(segments, name, manifest)
                 self.weights = ShardedValues(segments, layout, "weights", mode)
-                self.exchange = Exchange(segments, self.weights, narrow=True, sends=SENDS)
+                self.exchange = Exchange(
+                    segments, self.weights, narrow=config.narrows_weights, sends=SENDS
+                )
                 self.versions = LayerVersions(segments, layers, mode) if layers else None
             except smb.NoSuchKey as error:
                 raise RuntimeError(

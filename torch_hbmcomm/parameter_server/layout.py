@@ -18,13 +18,14 @@ from typing import Any
 
 from torch_hbmcomm.parameter_server.packing import Span, TensorSpec, pack_spans
 
-SHARD_BYTES = 2 << 20
+SHARD_BYTES = 2 << 20  # bytes: the most with one box
+_LEAST_SHARD_BYTES = 512 << 10  # bytes: the most with many boxes
 _ALIGNMENT = 64  # bytes
 
 _SUMMED = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _WIDTHS = _SUMMED | {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _NARROWED = {("float32", "bfloat16"), ("float64", "float32")}
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,9 @@ def lay_out(
     Args:
         transfer: the dtype of deltas on the wire, as travels_as() says
         layers: the indices of each layer's tensors; empty: no layer is dropped
-        shard_bytes: the most bytes that the values of a shard take; None: SHARD_BYTES
+        shard_bytes: the most bytes that the values of a shard take; None: SHARD_BYTES divided by
+            the number of boxes. An exchange has the same number of shards in flight for each box.
+            So the bytes in flight on the link of the worker do not grow with the boxes.
 
     Raises ValueError for a dtype that a box cannot add.
     """
@@ -129,7 +132,9 @@ def lay_out(
             raise ValueError(f"{tensor}: a parameter server holds {', '.join(allowed)}")
     total = sum(tensor.count * width(tensor.dtype) for tensor in tensors)
     share = -(-total // boxes)
-    most = min(SHARD_BYTES if shard_bytes is None else shard_bytes, max(share, _ALIGNMENT))
+    if shard_bytes is None:
+        shard_bytes = min(SHARD_BYTES, max(SHARD_BYTES // boxes, _LEAST_SHARD_BYTES))
+    most = min(shard_bytes, max(share, _ALIGNMENT))
     weights, deltas = [0] * boxes, [0] * boxes
     shards: list[Shard] = []
     layer_of = {index: number for number, members in enumerate(layers) for index in members}
@@ -167,8 +172,8 @@ def manifest_mismatch(ours: bytes, theirs: bytes) -> str | None:
     here, there = json.loads(ours), json.loads(theirs)
     ours_, theirs_ = ({**one, **one["terms"]} for one in (here, there))
     for key in ("version", "boxes", *here["terms"]):
-        if ours_[key] != theirs_[key]:
-            return f"{key} is {ours_[key]} here, and {theirs_[key]} there"
+        if ours_[key] != theirs_.get(key):
+            return f"{key} is {ours_[key]} here, and {theirs_.get(key)} there"
     for a, b in zip(here["tensors"], there["tensors"], strict=False):
         if a != b:
             return f"{TensorSpec(*_tuples(a))} here, {TensorSpec(*_tuples(b))} there"

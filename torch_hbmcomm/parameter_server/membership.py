@@ -40,6 +40,7 @@ class JobCell(IntEnum):
     END = 1  # all entries that have been used are below it
     LOADS = 2  # number of workers that came with a checkpoint
     LOADED = 3  # 1: the first of these workers has written the checkpoint
+    RESUMED = 4  # number of workers that wait_resumed() has counted
 
 
 class WorkerCell(IntEnum):
@@ -203,6 +204,7 @@ class MembershipTable:
         if not any(self._alive(index) for index in others):
             self._write(0, JobCell.LOADS, 0)
             self._write(0, JobCell.LOADED, 0)
+            self._write(0, JobCell.RESUMED, 0)
 
     def claims_load(self) -> bool:
         """Return True if this worker is the first with a checkpoint. Later workers call
@@ -217,6 +219,20 @@ class MembershipTable:
         for _ in self._waiting(lambda: "the worker that loads the checkpoint"):
             if self._read(0, JobCell.LOADED):
                 return
+
+    def wait_resumed(self, workers: int) -> None:
+        """Count this worker, and wait until `workers` have been counted. Call it once."""
+        self._segment.fetch_add(JobCell.RESUMED * _CELL, 1)
+        for _ in self._waiting(
+            lambda: f"{workers} workers to load ({self._read(0, JobCell.RESUMED)} have called)"
+        ):
+            if self._read(0, JobCell.RESUMED) >= workers:
+                self._fence()
+                return
+
+    def loads(self) -> int:
+        """Return the number of workers that came with a checkpoint."""
+        return self._read(0, JobCell.LOADS)
 
     # -- inside ----------------------------------------------------------------------------------
 

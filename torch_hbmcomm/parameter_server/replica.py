@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,9 +11,11 @@ from torch import nn
 
 from torch_hbmcomm.parameter_server.exchange import Exchange
 from torch_hbmcomm.parameter_server.layout import Shard
-from torch_hbmcomm.parameter_server.packing import packed_ranges, parts_of
+from torch_hbmcomm.parameter_server.packing import Span, packed_ranges, parts_of
 from torch_hbmcomm.parameter_server.rules import Rule
 from torch_hbmcomm.tensors import flat, is_finite
+
+_OWN = ("base", "momentum", "rest")  # the parts of a worker's own state, as of _Part
 
 
 class Model(Protocol):
@@ -28,13 +30,15 @@ class _Part:
     """The flat tensors of a shard, all of the shard's length.
 
     base: the weights taken last. delta, fresh: memory of the box (over shm), or this process's copy
-    of it. rest: rounding errors of earlier deltas, if deltas are narrower than weights.
+    of it. rest: rounding errors of earlier deltas, if deltas are narrower than weights. momentum:
+    of earlier deltas, at least as wide as float32, if the rule has it.
     """
 
     base: torch.Tensor
     delta: torch.Tensor
     fresh: torch.Tensor
     rest: torch.Tensor | None
+    momentum: torch.Tensor | None
 
 
 class Replica:
@@ -112,15 +116,23 @@ class Replica:
             return self._compute(shard, part, part.delta, workers)
         return self._compute(shard, part, self._scratch[: shard.count], workers).add_(part.rest)
 
-    def fill_delta_buffer(self, shard: Shard, workers: int) -> None:
+    def fill_delta_buffer(self, shard: Shard, workers: int, momentum: bool) -> None:
         """Put a delta that is sent into its delta buffer, and keep the rounding error. A delta as
         wide as the weights has been put there by delta() already.
+
+        momentum: True: step the momentum of the rule, if it has one, and add it to the delta
 
         REQUIRES: delta() of this shard was computed since the model changed.
         """
         part = self._parts[shard]
+        delta = part.delta
         if part.rest is not None:
-            part.rest.add_(self._compute(shard, part, self._scratch[: shard.count], workers))
+            delta = self._compute(shard, part, self._scratch[: shard.count], workers)
+        if momentum and part.momentum is not None:
+            part.momentum.mul_(self._rule.momentum).add_(delta)
+            delta.add_(part.momentum, alpha=self._rule.momentum)
+        if part.rest is not None:
+            part.rest.add_(delta)
             part.delta.copy_(part.rest)
             part.rest.sub_(part.delta)
 
@@ -148,6 +160,12 @@ class Replica:
         for local, at in self._locals(shard):
             self._rule.take_ahead(local, part.base[at], part.fresh[at], part.delta[at], scale)
 
+    def depart(self, shard: Shard) -> None:
+        """Begin the next delta now, while the present one is in flight."""
+        part = self._parts[shard]
+        for local, at in self._locals(shard):
+            part.base[at].copy_(local)
+
     def take_unsent(self, shard: Shard) -> None:
         """Apply fresh weights to a shard whose delta continues to wait."""
         part = self._parts[shard]
@@ -172,7 +190,38 @@ class Replica:
                 return self._layout.tensors[span.tensor].name
         raise AssertionError("all elements are finite")
 
+    # -- a worker's own state --------------------------------------------------------------------
+
+    def saved(self) -> dict[str, list[torch.Tensor]]:
+        """Return copies of the bases, momenta and rounding errors. Each is a list of flat tensors,
+        in the layout's order, of which constants and absent ones are empty."""
+        found: dict[str, list[torch.Tensor]] = {}
+        for name in _OWN:
+            found[name] = flats = [torch.empty(0) for _ in self._layout.tensors]
+            for span, part in self._own_parts(name):
+                if not flats[span.tensor].numel():
+                    count = self._layout.tensors[span.tensor].count
+                    flats[span.tensor] = torch.empty(count, dtype=part.dtype)
+                flats[span.tensor][span.start : span.stop].copy_(part)
+        return found
+
+    def load(self, state: Mapping[str, Sequence[torch.Tensor]], names: Collection[str]) -> None:
+        """Load the parts of these names from a result of saved(), which may have been cut into
+        other shards. Leaves absent ones as they are."""
+        for name in names:
+            for span, part in self._own_parts(name):
+                if (values := state[name][span.tensor]).numel():
+                    part.copy_(values[span.start : span.stop])
+
     # -- inside ----------------------------------------------------------------------------------
+
+    def _own_parts(self, name: str) -> Iterator[tuple[Span, torch.Tensor]]:
+        """Yield each span, and its part of the `name` of its shard."""
+        for shard, part in self._parts.items():
+            values: torch.Tensor | None = getattr(part, name)
+            if values is not None:
+                for span, at in packed_ranges(shard.spans):
+                    yield span, values[at]
 
     def _compute(self, shard: Shard, part: _Part, out: torch.Tensor, workers: int) -> torch.Tensor:
         for local, at in self._locals(shard):
@@ -185,11 +234,17 @@ class Replica:
 
     def _part(self, shard: Shard) -> _Part:
         fresh, dtype = self._exchange.fresh(shard)
+        base = torch.empty(shard.count, dtype=getattr(torch, shard.dtype))
+        momentum = None
+        if self._rule.momentum and shard.kind == "parameter":
+            wide = torch.promote_types(base.dtype, torch.float32)
+            momentum = torch.zeros(shard.count, dtype=wide)
         return _Part(
-            base=torch.empty(shard.count, dtype=getattr(torch, shard.dtype)),
+            base=base,
             delta=_view(self._exchange.delta_buffer(shard), shard.delta_dtype),
             fresh=_view(fresh, dtype),
             rest=None if shard.delta_dtype == shard.dtype else torch.zeros(shard.count),
+            momentum=momentum,
         )
 
 

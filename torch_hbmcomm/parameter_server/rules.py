@@ -29,6 +29,11 @@ class Rule(ABC):
     """True: fresh weights are read before the delta is computed. False: after the delta was added
     to the weights."""
 
+    momentum: float = 0.0
+    """The Nesterov momentum of a worker's deltas of parameters, 0 to less than 1. In an exchange a
+    delta d is sent as d + momentum * m, where m = momentum * (the last m) + d is the worker's own.
+    The last changes of a worker, which it sends when it leaves, have no momentum."""
+
     @abstractmethod
     def scale(self, kind: str, workers: int) -> float:
         """Return the factor with which the box multiplies deltas.

@@ -129,7 +129,7 @@ class SyncLayerDrop:
         states: Sequence[SavedState] = ()
         rule = DropRule(self._drop)
         if state is not None:
-            states, common = own_share(state, self._worker, self._workers, self._names)
+            states, common, _ = own_share(state, self._worker, self._workers, self._names)
             rule.load_state_dict(common["rule"])
         residuals = Residuals(self._drop.cache_dtype)
         residuals.load_state_dict([one["caches"] for one in states], self._parameters)

@@ -326,8 +326,9 @@ class AsyncWorker:
     def _fill_delta_buffers(self, workers: int, everything: bool = False) -> Sequence[Shard]:
         """Compute the deltas, and fill the delta buffers of the shards that are sent.
 
-        Returns these shards: the selection's choice, or with `everything` all pending shards. If an
-        element is not finite, takes the boxes' weights and returns no shard.
+        Returns these shards: the selection's choice, or with `everything` all pending shards,
+        without momentum. If an element is not finite, takes the boxes' weights and returns no
+        shard.
         """
         self._replica.locate()
         sums = []
@@ -342,7 +343,7 @@ class AsyncWorker:
         choose = self._selection.pending if everything else self._selection.choose
         sent = choose(sums)
         for shard in sent:
-            self._replica.fill_delta_buffer(shard, workers)
+            self._replica.fill_delta_buffer(shard, workers, momentum=not everything)
         self._pending = len(sent) < len(self._layout.changing)
         return sent
 

@@ -43,6 +43,7 @@ def refuse(context: Context, options: dict[str, Any], kind: type[Exception], tex
         ({"alpha": 1.5}, ValueError, r"alpha is in \[0, 1\]"),
         ({"dtype": torch.float16}, ValueError, "dtype is None or one of torch.float32"),
         ({"every": None, "fragments": 1000}, ValueError, "too many for 66 elements"),
+        ({"workers": 2}, ValueError, "workers=2 is for boxes: give box too"),
     ],
     ids=str,
 )

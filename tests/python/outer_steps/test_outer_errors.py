@@ -14,7 +14,7 @@ from harness.data import assert_same
 from harness.outer_steps import Counting, adam, inner_step, net, outer_vector, vector
 
 import torch_hbmcomm as hbmcomm
-from torch_hbmcomm.outer_steps.mean_delta import power_of_two_above
+from torch_hbmcomm.tensors import power_of_two_above
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 

@@ -1,0 +1,1 @@
+"""Outer steps (DiLoCo) compared with DDP, the low-rank hook and torchft's DiLoCo."""
