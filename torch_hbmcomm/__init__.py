@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch_hbmcomm.parameter_server import SyncParameterServer as SyncParameterServer
     from torch_hbmcomm.reconfiguration import reconfigure as reconfigure
     from torch_hbmcomm.reconfiguration import reconfigure_handle as reconfigure_handle
+    from torch_hbmcomm.sharded import replicate_shards as replicate_shards
 
 __all__ = [
     "AsyncState",
@@ -60,6 +61,7 @@ __all__ = [
     "monitored_barrier",
     "reconfigure",
     "reconfigure_handle",
+    "replicate_shards",
     "smb",
     "split_group",
 ]
@@ -82,6 +84,7 @@ _HOMES = {
     "monitored_barrier": "torch_hbmcomm.groups",
     "reconfigure": "torch_hbmcomm.reconfiguration",
     "reconfigure_handle": "torch_hbmcomm.reconfiguration",
+    "replicate_shards": "torch_hbmcomm.sharded",
     "split_group": "torch_hbmcomm.groups",
 }
 

@@ -15,7 +15,8 @@ def together(
 ) -> list[T]:
     """Call attempt() on every rank of the group, and return the results by rank. Collective.
 
-    REQUIRES: attempt() does not communicate in `group`, and its results can be pickled.
+    REQUIRES: attempt() does not communicate in `group`, except if it then raises on all ranks or on
+    none; and its results can be pickled.
 
     If attempt() raises on one rank, that rank raises its own exception. Each other rank raises
     RuntimeError with the number of that rank and the exception's text. The group stays usable.

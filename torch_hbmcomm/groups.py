@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
 from torch.nn.parallel import DistributedDataParallel
@@ -173,8 +174,8 @@ def cpu_backend(group: dist.ProcessGroup) -> Any:
     return getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
 
 
-def check_wrapped(ddp: DistributedDataParallel, state: str) -> None:
-    """Raise TypeError if the model is not wrapped in DistributedDataParallel.
+def check_wrapped(ddp: nn.Module, state: str) -> DistributedDataParallel:
+    """Return the model. Raises TypeError if it is not wrapped in DistributedDataParallel.
 
     state: the class name of the communication hook's state, for the error
     """
@@ -183,6 +184,7 @@ def check_wrapped(ddp: DistributedDataParallel, state: str) -> None:
             f"{state} is for DistributedDataParallel, and this is a {type(ddp).__name__}: wrap the "
             "model first"
         )
+    return ddp
 
 
 def group_of_model(

@@ -112,6 +112,17 @@ def step_and_clear(optimizers: Sequence[Optimizer]) -> None:
         optimizer.zero_grad()
 
 
+def refuses(optimizer: Optimizer) -> bool:
+    """Return True if a fused optimizer skips its step, because its GradScaler found an infinity."""
+    refused = getattr(optimizer, "found_inf", None)
+    return refused is not None and bool(refused.item())
+
+
+def has_closure(arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Return True if the arguments of an optimizer's step, the optimizer first, have a closure."""
+    return any(argument is not None for argument in (*arguments[1:], named.get("closure")))
+
+
 def _untraced(owner: T, function: StepHook[T]) -> Any:
     """Return a hook that torch.compile() does not trace, and that holds only a weak reference to
     its owner."""

@@ -56,6 +56,12 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a DTensor, which shares its memory; any other tensor itself."""
+    to_local = getattr(tensor.detach(), "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
 def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of the parameter's gradient in a bucket of DDP. They are the parameter's
     strides if it fills a range of memory, otherwise the strides of a contiguous tensor."""
@@ -152,3 +158,10 @@ def is_finite(values: torch.Tensor) -> bool:
     """
     wide = torch.float32 if values.dtype.itemsize == 2 else None
     return bool(values.sum(dtype=wide).isfinite()) or bool(values.isfinite().all())
+
+
+def power_of_two_above(values: torch.Tensor) -> torch.Tensor:
+    """Return for each value the least power of two that is not smaller, and is normal."""
+    values = values.clamp(min=torch.finfo(values.dtype).tiny)
+    mantissa = torch.frexp(values).mantissa  # in [0.5, 1); the quotient below is exact
+    return torch.where(mantissa == 0.5, values, values / mantissa)

@@ -5,13 +5,17 @@
 It compares plain training, low_rank_hook with its defaults, and PyTorch's PowerSGD at the largest
 rank that sends no more bytes than the hook. For each seed, all contenders start with the same
 weights, and get the data in the same order. With `--contenders bfloat16` the hook sends bfloat16:
-twice as many numbers in the same bytes.
+twice as many numbers in the same bytes. With `--contenders bytes paper blocks` it also trains with
+layer_drop_hook and each of these targets. *ternary* sends blocks of -1, 0 and 1, so that more
+blocks fit into the same bytes. `--first-seed 5 --seeds 5` takes the seeds 5 to 9.
 
-One process emulates 4 ranks (learning.py). With `--megabits 100` there are 4 ranks on two hosts:
-network namespaces joined by a link of that rate. This needs root. The program then also measures
-the time until a contender is as good as plain training at its end. With `--more-steps` contenders
-train longer than plain training, to find when they are as good. `python -m papers.plot` draws the
-records that `--json` writes.
+One process emulates 4 ranks (learning.py), except for *ternary*, which needs `--megabits`: the
+numbers of a single rank would take fewer bytes than the sums of 4 ranks.
+
+With `--megabits 100` there are 4 ranks on two hosts: network namespaces joined by a link of that
+rate. This needs root. The program then also measures the time until a contender is as good as plain
+training at its end. With `--more-steps` contenders train longer than plain training, to find when
+they are as good. `python -m papers.plot` draws the records that `--json` writes.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ import torch.distributed as dist
 from rich.table import Table
 
 from papers.layer_drop.cluster import two_hosts
-from papers.layer_drop.learning import CONTENDERS, OPTIMIZERS, PLAIN, Learned, learn
+from papers.layer_drop.learning import CONTENDERS, OPTIMIZERS, PLAIN, TERNARY, Learned, learn
 from papers.layer_drop.tasks import TASKS
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.result import Unavailable
@@ -54,7 +58,8 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=None)
     parser.add_argument("--ratios", default="0.9,0.95")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS[:2])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="the number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--more-steps", type=int, default=0, help="of all contenders except plain")
     parser.add_argument("--rate", type=float, help="learning rate; by default the task's")
@@ -62,10 +67,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exits normally, which removes the hosts
+    if TERNARY in args.contenders and args.megabits is None:
+        parser.error(f"{TERNARY} needs --megabits: one process sends fewer bytes than 4 ranks")
     optimizer = args.optimizer or next(iter(TASKS[args.task].rates))
     rate = args.rate or TASKS[args.task].rates[optimizer]
     terms = {"task": args.task, "optimizer": optimizer, "rate": rate, "megabits": args.megabits}
+    terms |= {"first_seed": args.first_seed}
     title = f"{args.task}, {optimizer}, {args.steps} steps, {args.seeds} seeds"
+    title += f" from {args.first_seed}" if args.first_seed else ""
     title += f", {args.more_steps} steps more than plain" if args.more_steps else ""
     table = Table("", "bytes", "beside plain", "seconds", "by seed", title=title)
 
@@ -76,7 +85,7 @@ def main() -> None:
         with _one_process(args.task) if args.megabits is None else _hosts(args) as train:
 
             def measure(contender: str, ratio: float) -> list[Learned]:
-                seeds = range(args.seeds)
+                seeds = range(args.first_seed, args.first_seed + args.seeds)
                 arguments = {"optimizer": optimizer, "contender": contender, "ratio": ratio}
                 arguments |= {"steps": steps_of(contender), "rate": rate}
                 return [train(**arguments, seed=seed) for seed in seeds]
@@ -88,10 +97,10 @@ def main() -> None:
     except Unavailable as error:
         parser.error(str(error))
     for contender, ratio, runs in cases:
-        row = _row(plain, runs) | {"contender": contender, "ratio": ratio} | terms
+        row = row_of(plain, runs) | {"contender": contender, "ratio": ratio} | terms
         row["steps"] = steps_of(contender)
         if args.megabits is not None:
-            row |= _times(plain, runs)
+            row |= times_of(plain, runs)
         _show(table, row, _differences(plain, runs) if contender != PLAIN else _qualities(runs))
         if args.json is not None:
             with args.json.open("a") as file:
@@ -127,7 +136,7 @@ def _hosts(args: argparse.Namespace) -> Iterator[Train]:
         yield train
 
 
-def _row(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
+def row_of(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
     """Return the record of a contender: means over the seeds, and statistics of the seeds."""
     differences = _differences(plain, runs)
     several = len(runs) > 1
@@ -154,13 +163,17 @@ def _statistics(samples: Sequence[float]) -> dict[str, float]:
     return {name: one for name, one in asdict(Summary.of(samples)).items() if one is not None}
 
 
-def _times(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
+def times_of(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
     """Return the times of the evaluations, and when the quality came near plain's final quality."""
-    aim = statistics.fmean(base.quality[-1] for base in plain)
-    aim -= _NEAR["loss" if aim < 0 else "accuracy"]
+    aim = nearly(statistics.fmean(base.quality[-1] for base in plain))
     seconds, quality = _means([run.seconds for run in runs]), _means([run.quality for run in runs])
     until = (at for at, found in zip(seconds, quality, strict=True) if found >= aim)
     return {"seconds_at": seconds, "seconds_to_plain": next(until, None)}
+
+
+def nearly(quality: float) -> float:
+    """Return the least quality that counts as equal to this one, or better."""
+    return quality - _NEAR["loss" if quality < 0 else "accuracy"]
 
 
 def _means(curves: Sequence[Sequence[float]]) -> list[float]:

@@ -14,11 +14,11 @@ _WORST = 15.0  # points of accuracy below the best at which the axis ends
 
 
 def panels(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Panel], int]:
-    """Return panels for each task, optimizer and link, and the number of columns."""
-    groups: dict[tuple[str, str, int | None], list[Mapping[str, Any]]] = {}
+    """Return panels for each task, optimizer, link and first seed, and the number of columns."""
+    groups: dict[tuple[str, str, int | None, int], list[Mapping[str, Any]]] = {}
     for row in rows:
         if "quality_at" in row:
-            key = row["task"], row["optimizer"], row["megabits"]
+            key = row["task"], row["optimizer"], row["megabits"], row.get("first_seed", 0)
             groups.setdefault(key, []).append(row)
     shown = [_panel(*key, group, "steps") for key, group in groups.items()]
     shown += [_panel(*key, group, "seconds") for key, group in groups.items() if key[2] is not None]
@@ -26,13 +26,20 @@ def panels(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Panel], int]:
 
 
 def _panel(
-    task: str, optimizer: str, megabits: int | None, rows: Sequence[Mapping[str, Any]], over: str
+    task: str,
+    optimizer: str,
+    megabits: int | None,
+    first_seed: int,
+    rows: Sequence[Mapping[str, Any]],
+    over: str,
 ) -> Panel:
     losses = rows[0]["quality_at"][-1] < 0
     link = "" if megabits is None else f", {megabits} Mbit/s"
     seeds = rows[0]["qualities"]["n"]
+    which = f"means of {seeds} seeds" if seeds > 1 else "one seed"
+    which += f" from {first_seed}" if first_seed else ""
     panel = Panel(
-        f"{task}, {optimizer}{link}\n" + (f"means of {seeds} seeds" if seeds > 1 else "one seed"),
+        f"{task}, {optimizer}{link}\n{which}",
         over,
         "loss on test data" if losses else "accuracy on test images, %",
     )

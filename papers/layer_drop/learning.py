@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_hbmcomm as hbmcomm
 from papers.layer_drop.hooks import BUCKET_MIB
 from papers.layer_drop.tasks import Task
+from torch_hbmcomm.layer_drop.config import Target
 
 RANKS = 4
 PLAIN = "plain"
-CONTENDERS = ("hook", "PowerSGD", "bfloat16")
+TERNARY = "ternary"
+CONTENDERS = ("hook", "PowerSGD", "bfloat16", *get_args(Target), TERNARY)
+"""PLAIN's contenders. "hook" and "bfloat16" are low_rank_hook. The targets of LayerDrop are
+layer_drop_hook, and so is TERNARY, which has the target "blocks"."""
 _VANILLA = 2  # first steps that PowerSGD sends whole; PyTorch's minimum
 _LEAST_SAVED = 2  # least compression of a matrix that PowerSGD approximates
 _LOOKS = 10  # evaluations of the model during the training
@@ -117,6 +122,7 @@ def _register(
     ddp: DistributedDataParallel, contender: str, ratio: float, steps: int
 ) -> Callable[[], float]:
     """Register the contender's hook. Return a function that returns the share sent so far."""
+    state: hbmcomm.LowRankState | hbmcomm.LayerDropState
     if contender in ("hook", "bfloat16"):
         narrow = contender == "bfloat16"
         config = hbmcomm.LowRank(
@@ -125,7 +131,17 @@ def _register(
         )
         state = hbmcomm.LowRankState(ddp, config, log_every=None)
         ddp.register_comm_hook(state, hbmcomm.low_rank_hook)
-        return lambda: state.summary()["sent_bytes"] / state.summary()["gradient_bytes"]
+        return lambda: _share(state)
+    if contender in (*get_args(Target), TERNARY):
+        ternary = contender == TERNARY
+        dropping = hbmcomm.LayerDrop(
+            ratio=ratio,
+            target="blocks" if ternary else contender,  # type: ignore[arg-type]
+            levels=1 if ternary else None,
+        )
+        state = hbmcomm.LayerDropState(ddp, dropping, log_every=None)
+        ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+        return lambda: _share(state)
     if contender == "PowerSGD":
         parameters = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
         # In each step, the hook sends 1 - ratio of all gradients' bytes. In its first 1/(1 - ratio)
@@ -139,6 +155,11 @@ def _register(
         ddp.register_comm_hook(power, powerSGD_hook.powerSGD_hook)
         return lambda: (_VANILLA + (steps - _VANILLA) * share) / steps
     return lambda: 1.0
+
+
+def _share(state: hbmcomm.LowRankState | hbmcomm.LayerDropState) -> float:
+    counts = state.summary()
+    return counts["sent_bytes"] / counts["gradient_bytes"]
 
 
 def power_sgd_rank(shapes: list[list[int]], share: float) -> tuple[int, float]:

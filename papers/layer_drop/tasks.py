@@ -140,6 +140,81 @@ class ResNet(_Mnist):
         return nn.Sequential(first, nn.BatchNorm2d(16), nn.ReLU(), *blocks, *pool)
 
 
+class _Patches(nn.Module):
+    """Cuts images of 14 x 14 pixels, with a border of zeros, into 16 patches of 4 x 4 pixels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(1, width, 4, stride=4, padding=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.cut(images).flatten(2).transpose(1, 2)
+        return found
+
+
+class _Seeing(nn.Module):
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.patches = _Patches(width)
+        self.places = nn.Parameter(0.02 * torch.randn(16, width))
+        self.blocks = nn.Sequential(*(_Block(width, 4, causal=False) for _ in range(blocks)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        values = self.blocks(self.patches(images) + self.places)
+        found: Tensor = self.head(self.norm(values).mean(1))
+        return found
+
+
+class VisionTransformer(_Mnist):
+    """A vision transformer (203,000 parameters) on images of MNIST."""
+
+    rates: ClassVar[dict[str, float]] = {"AdamW": 1e-3, "momentum": 0.03}
+
+    def model(self) -> nn.Module:
+        return _Seeing(64, 4)
+
+
+class _Mixing(nn.Module):
+    """Mixes 16 patches with one another, and then the channels of each patch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.patches = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+        self.channels = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, values: Tensor) -> Tensor:
+        mixed = self.patches(self.norms[0](values).transpose(1, 2)).transpose(1, 2)
+        values = values + mixed
+        found: Tensor = values + self.channels(self.norms[1](values))
+        return found
+
+
+class _Mixed(nn.Module):
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.patches = _Patches(width)
+        self.blocks = nn.Sequential(*(_Mixing(width) for _ in range(blocks)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        values = self.blocks(self.patches(images))
+        found: Tensor = self.head(self.norm(values).mean(1))
+        return found
+
+
+class Mixer(_Mnist):
+    """An MLP-Mixer (144,000 parameters) on images of MNIST."""
+
+    rates: ClassVar[dict[str, float]] = {"AdamW": 2e-3, "momentum": 0.03}
+
+    def model(self) -> nn.Module:
+        return _Mixed(64, 4)
+
+
 class Perceptron(_Images):
     """A perceptron (75,000 parameters) on the 1,797 images that scikit-learn ships."""
 
@@ -199,15 +274,18 @@ class Residuals(Task):
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    """A block of a transformer. causal: a place attends to itself and the places before it only."""
+
+    def __init__(self, width: int, heads: int, causal: bool = True) -> None:
         super().__init__()
+        self.causal = causal
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, values: Tensor) -> Tensor:
         length = values.shape[1]
-        mask = torch.full((length, length), -math.inf).triu(1)
+        mask = torch.full((length, length), -math.inf).triu(1) if self.causal else None
         normal = self.norms[0](values)
         values = values + self.attention(normal, normal, normal, attn_mask=mask)[0]
         found: Tensor = values + self.down(functional.gelu(self.up(self.norms[1](values))))
@@ -258,6 +336,27 @@ class Text(Task):
         return found[:, :-1], found[:, 1:]
 
 
+class _Recurrent(nn.Module):
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(128, width)
+        self.cells = nn.LSTM(width, width, layers, batch_first=True)
+        self.head = nn.Linear(width, 128)
+
+    def forward(self, text: Tensor) -> Tensor:
+        found: Tensor = self.head(self.cells(self.characters(text))[0])
+        return found
+
+
+class RecurrentText(Text):
+    """An LSTM of 2 layers (297,000 parameters) on the characters of Python's own library."""
+
+    rates: ClassVar[dict[str, float]] = {"AdamW": 5e-3, "momentum": 0.5}
+
+    def model(self) -> nn.Module:
+        return _Recurrent(128, 2)
+
+
 def _ascii(files: list[Path]) -> Tensor:
     """Return the characters of files; characters beyond ASCII become 127."""
     text = b"".join(file.read_bytes() for file in files)
@@ -268,7 +367,10 @@ TASKS: dict[str, type[Task]] = {
     "convolutions": Convolutions,
     "wide-convolutions": WideConvolutions,
     "resnet": ResNet,
+    "vit": VisionTransformer,
+    "mixer": Mixer,
     "transformer": Text,
+    "lstm": RecurrentText,
     "residuals": Residuals,
     "digits": Perceptron,
 }

@@ -22,24 +22,29 @@ class Averager:
         name: the second communicator's name, the same on every rank; no other group has it
         description: the second communicator's description, for errors
 
+    last: the future of the last start(); None before the first.
+    ranks: the number of ranks.
+
     Threads: one at a time, and on every rank the same calls in the same order.
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str, description: str) -> None:
         self._group = group
-        self._ranks = group.size()
+        self.ranks = group.size()
         self._is_hbm = is_hbm(group)
         self._decisions = _form_second_group(group, name, description)
+        self.last: torch.futures.Future[Any] | None = None
 
     def agree(self, values: torch.Tensor) -> torch.Tensor:
         """Average the values of a decision, in place. Every rank gets the same bits. Waits."""
         dist.all_reduce(values, group=self._decisions)
-        return values.div_(self._ranks)
+        return values.div_(self.ranks)
 
     def start(
         self, gradients: torch.Tensor, on_decisions: bool = False
     ) -> torch.futures.Future[Any]:
         """Start to average, in place, gradients that the caller has multiplied by factor().
+        Integers are added up.
 
         on_decisions: True: use the communicator of the decisions
         """
@@ -47,11 +52,12 @@ class Averager:
         group = self._decisions if on_decisions else self._group
         work = dist.all_reduce(gradients, op, group=group, async_op=True)
         future: torch.futures.Future[Any] = work.get_future()
+        self.last = future
         return future
 
     def factor(self, dtype: torch.dtype) -> float:
         """Return the factor for gradients before start(): 1, or 1 / ranks if start() sums."""
-        return 1.0 if self._divides(dtype) else 1 / self._ranks
+        return 1.0 if self._divides(dtype) else 1 / self.ranks
 
     def scaled(self, gradients: torch.Tensor) -> torch.Tensor:
         """Multiply gradients by factor(), in place, and return them."""
@@ -61,10 +67,10 @@ class Averager:
     def _divides(self, dtype: torch.dtype) -> bool:
         """Return True if start() averages by ReduceOp.AVG, False if it sums.
 
-        AVG is used with hbm only, because not every backend can average. Two-byte types are always
-        summed.
+        AVG is used with hbm only, because not every backend can average. Two-byte types and
+        integers are always summed.
         """
-        return self._is_hbm and dtype.itemsize >= 4
+        return self._is_hbm and dtype.is_floating_point and dtype.itemsize >= 4
 
 
 def check_equal(settings: Sequence[Mapping[str, Any]]) -> None:

@@ -1,18 +1,20 @@
-"""Divides DDP's buckets into layers, and checks the order in which DDP passes the buckets."""
+"""Divides buckets into layers, and checks the order in which DDP passes its buckets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.error_feedback.layers import Layer, Shape
-from torch_hbmcomm.tensors import Orders, check_dense, memory_shape
+from torch_hbmcomm.tensors import Orders, check_dense, local_part, memory_shape
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -48,6 +50,10 @@ class BucketLayers:
         """The bytes of all parameters on the wire."""
         return sum(self.counts) * self.wire.itemsize
 
+    def sent_as(self, wire: torch.dtype) -> BucketLayers:
+        """Return the same layers with another dtype on the wire."""
+        return self if wire == self.wire else replace(self, wire=wire)
+
     def range_of(self, index: int) -> tuple[int, int]:
         """Return the begin and end of a parameter in the bucket, in elements."""
         return self.begins[index], self.begins[index] + self.counts[index]
@@ -57,13 +63,94 @@ class BucketLayers:
         return [sum(values[member] for member in layer.members) for layer in self.layers]
 
 
-class Buckets:
+class BucketSource(ABC):
     """Follows the buckets of one model through each backward().
 
     Args:
         state: the name of the state's class, for errors
         wire: the dtype of float32 gradients on the wire; None: float32
         layers_of: the function that groups the parameters of a bucket into layers
+
+    parameters: the parameters of which this rank has gradients, by name, as optimizers have them.
+    """
+
+    def __init__(
+        self,
+        state: str,
+        wire: torch.dtype | None,
+        layers_of: Callable[[Sequence[Shape]], list[Layer]],
+    ) -> None:
+        self._state = state
+        self._wire = wire
+        self._layers_of = layers_of
+        self.parameters: dict[str, torch.Tensor] = {}
+
+    @abstractmethod
+    def open(self, bucket: Any) -> BucketLayers:
+        """Return the layers of a bucket of backward()."""
+
+    @property
+    @abstractmethod
+    def begins(self) -> bool:
+        """True if the open bucket is the first one of a backward()."""
+
+    @abstractmethod
+    def close(self, bucket: Any) -> None:
+        """End the open bucket, and expect the next one."""
+
+    @abstractmethod
+    def check_ended(self) -> None:
+        """Raise RuntimeError if a backward() has begun and not ended."""
+
+    @abstractmethod
+    def check_orders(self) -> None:
+        """Raise ValueError if a parameter's shape or memory order has changed."""
+
+    @property
+    def parts(self) -> Mapping[str, torch.Tensor]:
+        """This rank's part of each parameter, by name; of an unsharded parameter all of it."""
+        return {name: local_part(parameter) for name, parameter in self.parameters.items()}
+
+    def layers_of_model(self) -> list[Layer]:
+        """Return the layers of the whole model, as if it were one bucket."""
+        return self._layers_of(self._shapes(self.parameters))
+
+    def _bucket_layers(
+        self, names: Sequence[str], begins: Sequence[int], buffer: torch.Tensor
+    ) -> BucketLayers:
+        shapes = self._shapes(names)
+        return BucketLayers(
+            shapes=shapes,
+            begins=tuple(begins),
+            layers=self._layers_of(shapes),
+            wire=self._travels_as(buffer.dtype),
+            device=buffer.device,
+        )
+
+    def _shapes(self, names: Iterable[str]) -> tuple[Shape, ...]:
+        return tuple(
+            Shape(
+                name,
+                part.dim(),
+                part.numel(),
+                self._travels_as(part.dtype).itemsize,
+                tuple(memory_shape(part)),
+            )
+            for name, part in ((name, local_part(self.parameters[name])) for name in names)
+        )
+
+    def _travels_as(self, dtype: torch.dtype) -> torch.dtype:
+        return self._wire if self._wire is not None and dtype == torch.float32 else dtype
+
+    def _unended(self) -> RuntimeError:
+        return RuntimeError(
+            "the last backward() did not end, and part of its gradients has been sent: "
+            f"continue from a checkpoint, with a new model and a new {self._state}"
+        )
+
+
+class Buckets(BucketSource):
+    """Follows DDP's buckets.
 
     Raises TypeError and ValueError for a model whose gradients cannot be sent.
     """
@@ -75,11 +162,8 @@ class Buckets:
         wire: torch.dtype | None,
         layers_of: Callable[[Sequence[Shape]], list[Layer]],
     ) -> None:
+        super().__init__(state, wire, layers_of)
         self._model = model
-        self._state = state
-        self._wire = wire
-        self._layers_of = layers_of
-        self.parameters: dict[str, torch.Tensor] = {}
         self._orders = Orders()
         self._names: dict[int, str] = {}  # by the parameters' ids
         # The buckets of a backward(), in order: the ids of the parameters, and the layers.
@@ -95,10 +179,6 @@ class Buckets:
                 self.parameters[name] = parameter
                 self._orders.add(name, parameter)
                 self._names[id(parameter)] = name
-
-    def layers_of_model(self) -> list[Layer]:
-        """Return the layers of the whole model, as if it were one bucket."""
-        return self._layers_of(self._shapes(self.parameters))
 
     def open(self, bucket: GradBucket) -> BucketLayers:
         """Return the layers of the bucket. Makes them again if DDP has rebuilt its buckets.
@@ -122,8 +202,8 @@ class Buckets:
 
     def close(self, bucket: GradBucket) -> None:
         """End the open bucket, and expect the next one."""
+        self._seen.update(self._known[self._came][0])
         self._came += 1
-        self._seen.update(id(parameter) for parameter in bucket.parameters())
         if bucket.is_last():
             self._end()
 
@@ -136,10 +216,7 @@ class Buckets:
         """Raise RuntimeError if a backward() has begun and not ended. Raises nothing if its buckets
         are unnumbered, because then its end cannot be recognised."""
         if self._came != 0 and not self._unnumbered:
-            raise RuntimeError(
-                "the last backward() did not end, and part of its gradients has been sent: "
-                f"continue from a checkpoint, with a new model and a new {self._state}"
-            )
+            raise self._unended()
 
     def _end(self) -> None:
         self._came = 0
@@ -182,33 +259,11 @@ class Buckets:
                     f"wire_dtype=torch.bfloat16 in the configuration of {self._state}, which keeps "
                     "the error for the next step"
                 )
-        shapes = self._shapes(names)
-        counts = [shape.numel for shape in shapes]
+        counts = [parameter.numel() for parameter in parameters]
         parts = buffer.split(counts)
         for name, parameter, part in zip(names, parameters, parts, strict=True):
             self._orders.check_bucket(name, parameter, part)
-        return BucketLayers(
-            shapes=shapes,
-            begins=tuple(accumulate(counts[:-1], initial=0)),
-            layers=self._layers_of(shapes),
-            wire=self._travels_as(buffer.dtype),
-            device=buffer.device,
-        )
-
-    def _shapes(self, names: Iterable[str]) -> tuple[Shape, ...]:
-        return tuple(
-            Shape(
-                name,
-                parameter.dim(),
-                parameter.numel(),
-                self._travels_as(parameter.dtype).itemsize,
-                tuple(memory_shape(parameter)),
-            )
-            for name, parameter in ((name, self.parameters[name]) for name in names)
-        )
-
-    def _travels_as(self, dtype: torch.dtype) -> torch.dtype:
-        return self._wire if self._wire is not None and dtype == torch.float32 else dtype
+        return self._bucket_layers(names, list(accumulate(counts[:-1], initial=0)), buffer)
 
     def _name(self, parameter: torch.Tensor) -> str:
         name = self._names.get(id(parameter))

@@ -41,8 +41,13 @@ class Code(Protocol):
     """Parameters of a bucket that are sent as fewer numbers than they have elements.
 
     The numbers of all ranks are averaged, so a code must be linear in the residuals once the ranks
-    have agreed on it.
+    have agreed on it. Codes of integers are added up, and nearly linear: the residuals keep the
+    rounding errors.
+
+    dtype: an integer dtype of the code on the wire; None: the bucket's dtype on the wire.
     """
+
+    dtype: torch.dtype | None
 
     @property
     def parameters(self) -> Collection[int]:
@@ -52,12 +57,17 @@ class Code(Protocol):
     def numel(self) -> int:
         """The number of elements on the wire."""
 
+    @property
+    def elements(self) -> int:
+        """The number of elements that are sent: numel, or more if several are packed in one."""
+
     def take_out(self, wire: torch.Tensor) -> None:
         """Write the code of this rank's residuals to the wire, and subtract the coded values from
         the residuals."""
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
-        """Decode the averaged code into its parameters' ranges of the bucket.
+        """Decode the averaged code, or the sum of the ranks' integers, into its parameters' ranges
+        of the bucket.
 
         Called in the thread that completes the allreduce.
 

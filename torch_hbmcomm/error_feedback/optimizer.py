@@ -11,7 +11,8 @@ import torch
 
 from torch_hbmcomm.error_feedback.averaging import Averager
 from torch_hbmcomm.error_feedback.residuals import Residuals
-from torch_hbmcomm.optimizers import Optimizer, watch_steps
+from torch_hbmcomm.optimizers import Optimizer, has_closure, watch_steps
+from torch_hbmcomm.tensors import local_part
 
 
 class UpdateSkipper:
@@ -35,7 +36,7 @@ class UpdateSkipper:
         self.dropped.clear()
 
     def _hide(self, _: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if any(argument is not None for argument in (*arguments[1:], named.get("closure"))):
+        if has_closure(arguments, named):
             if self._found:
                 return
             raise ValueError(
@@ -57,28 +58,39 @@ class UpdateSkipper:
         self._hidden.clear()
 
 
-def move_to_gradients(
-    residuals: Residuals, parameters: Mapping[str, torch.Tensor], averager: Averager
-) -> None:
-    """Average the residuals over the ranks into .grad, and clear the residuals. .grad is None if
-    all elements of the mean are zero. All ranks call it.
+def average_residuals(
+    residuals: Residuals, parts: Mapping[str, torch.Tensor], averager: Averager
+) -> dict[str, torch.Tensor]:
+    """Return the averages of the residuals over the ranks, by name. All ranks call it.
 
-    Raises OverflowError, on all ranks, if an average overflows its dtype; then nothing has changed.
+    parts: this rank's part of each parameter
+
+    Raises OverflowError, on all ranks that average, if an average overflows its dtype.
     """
-    held = residuals.state_dict(parameters)
-    gradients = {}
-    for name, parameter in parameters.items():
-        wide = torch.promote_types(parameter.dtype, torch.float32)
-        total = torch.zeros_like(parameter, dtype=wide, requires_grad=False)
+    held = residuals.state_dict(parts)
+    averages = {}
+    for name, part in parts.items():
+        wide = torch.promote_types(part.dtype, torch.float32)
+        total = torch.zeros_like(part, dtype=wide, requires_grad=False)
         if name in held:
             total.copy_(held[name])
         averager.start(averager.scaled(total)).wait()
-        gradients[name] = total.to(parameter.dtype)
-        if not gradients[name].isfinite().all():
+        averages[name] = total.to(part.dtype)
+        if not averages[name].isfinite().all():
             raise OverflowError(
-                f"the residual of {name} is not finite as {parameter.dtype}: a smaller ratio "
-                "lets less add up"
+                f"the residual of {name} is not finite as {part.dtype}: a smaller ratio lets less "
+                "add up"
             )
-    residuals.load_state_dict([], parameters)
+    return averages
+
+
+def set_gradients(
+    parameters: Mapping[str, torch.Tensor], averages: Mapping[str, torch.Tensor]
+) -> None:
+    """Put the average of each parameter's part into .grad, or None if all elements are zero."""
     for name, parameter in parameters.items():
-        parameter.grad = gradients[name] if gradients[name].any() else None
+        parameter.grad = None
+        if averages[name].any():
+            gradient = torch.zeros_like(parameter, requires_grad=False)
+            local_part(gradient).copy_(averages[name])
+            parameter.grad = gradient

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +47,14 @@ class Residuals:
     @property
     def empty(self) -> bool:
         return not self._held and not self._changes
+
+    def hold(self, names: Sequence[str]) -> bool:
+        """Return True if one of the names has a residual."""
+        return bool(self._held) and any(name in self._held for name in names)
+
+    def free(self) -> None:
+        """Free the memory of all residuals. REQUIRES: empty."""
+        self._rooms.clear()
 
     def accumulate(
         self,
@@ -111,14 +121,10 @@ class Residuals:
         self._changes.clear()
 
     def norm(self) -> float:
-        """Return the L2 norm of all residuals."""
-        if not self._held:
-            return 0.0
-        return float(
-            torch.stack(
-                [residual.norm(dtype=torch.float64) for residual in self._held.values()]
-            ).norm()
-        )
+        """Return the L2 norm of all residuals. A checkpoint may change their order, and the exact
+        sum of squares does not depend on it."""
+        norms = [float(residual.norm(dtype=torch.float64)) for residual in self._held.values()]
+        return math.sqrt(math.fsum(norm * norm for norm in norms))
 
     def state_dict(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return copies of the residuals, each in the shape of the parameter of that name."""
@@ -128,10 +134,16 @@ class Residuals:
         }
 
     def load_state_dict(
-        self, states: Sequence[Mapping[str, torch.Tensor]], parameters: Mapping[str, torch.Tensor]
+        self,
+        states: Sequence[Mapping[str, torch.Tensor]],
+        parameters: Mapping[str, torch.Tensor],
+        names: Collection[str] = (),
     ) -> None:
         """Replace the residuals by the sum of several states. If a name or a shape differs from the
-        parameters', raises ValueError and changes nothing."""
+        parameters', raises ValueError and changes nothing.
+
+        names: names that get a residual of zeros if no state has one
+        """
         for state in states:
             for name, values in state.items():
                 if not isinstance(values, torch.Tensor):
@@ -144,14 +156,13 @@ class Residuals:
                     )
         self._changes.clear()
         self._held.clear()
+        for name in chain(*states, names):
+            if name not in self._held:
+                self._held[name] = self._room(name, parameters[name], None).zero_()
         for state in states:
             for name, values in state.items():
-                parameter = parameters[name]
-                held = self._held.get(name)
-                if held is None:
-                    held = self._room(name, parameter, None).zero_()
-                    self._held[name] = held
-                _shaped(held, parameter).add_(values.to(held.device))
+                held = self._held[name]
+                _shaped(held, parameters[name]).add_(values.to(held.device))
 
     def _room(self, name: str, gradient: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:
         """Return memory for an accumulated gradient: the memory of `held`, unless recoverable."""
@@ -178,10 +189,12 @@ class Share(NamedTuple):
 
     states: the states whose residuals this rank adds up.
     common: any one state, for the values that are equal on all ranks.
+    all: the given states.
     """
 
     states: Sequence[SavedState]
     common: SavedState
+    all: Sequence[SavedState]
 
 
 def own_share(
@@ -218,11 +231,11 @@ def own_share(
                 f"the state is of rank {given['rank']} of {saved}, and this is rank {rank} of "
                 f"{ranks}: load this rank's own state, or give the states of all {saved} ranks"
             )
-        return Share([given], given)
+        return Share([given], given, [given])
     found = [state["rank"] for state in states]
     if found != list(range(saved)):
         raise ValueError(f"states of ranks {found} were given, and {saved} ranks had saved some")
-    return Share(states[rank::ranks], states[0])
+    return Share(states[rank::ranks], states[0], states)
 
 
 def _check_names(found: Sequence[str], expected: Sequence[str]) -> None:

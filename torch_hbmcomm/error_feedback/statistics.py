@@ -45,20 +45,28 @@ class Statistics:
 
     def count(self, bucket: BucketLayers, encoded: Encoded, buffer: torch.Tensor) -> None:
         """Count a bucket. encoded: the part that was sent. buffer: the bucket's gradients."""
-        whole = set(encoded.whole)
-        elements = sum(bucket.counts[index] for index in whole)
-        elements += 0 if encoded.code is None else encoded.code.numel
+        if len(encoded.whole) == len(bucket.counts):
+            elements, sent_layers = buffer.numel(), len(bucket.layers)
+            sent_bytes = elements * bucket.wire.itemsize
+        else:
+            whole = set(encoded.whole)
+            elements = sum(bucket.counts[index] for index in whole)
+            sent_bytes = elements * bucket.wire.itemsize
+            if (code := encoded.code) is not None:
+                elements += code.elements
+                sent_bytes += code.numel * (code.dtype or bucket.wire).itemsize
+            sent_layers = sum(not whole.isdisjoint(layer.members) for layer in bucket.layers)
         self.layers += len(bucket.layers)
-        self.sent_layers += sum(not whole.isdisjoint(layer.members) for layer in bucket.layers)
+        self.sent_layers += sent_layers
         self._step.gradient_bytes += buffer.nbytes
-        self._step.sent_bytes += encoded.overhead + elements * bucket.wire.itemsize
+        self._step.sent_bytes += encoded.overhead + sent_bytes
         self._step.elements += buffer.numel()
         self._step.sent_elements += elements
 
     def end_step(self) -> None:
         """Add the step to the totals."""
         self.steps += 1
-        for name, value in asdict(self._step).items():
+        for name, value in vars(self._step).items():
             for counts in (self._total, self._since):
                 setattr(counts, name, getattr(counts, name) + value)
 
@@ -102,10 +110,10 @@ def warn_if_little_can_wait(config: EncoderConfig, layers: Sequence[Layer]) -> N
     """Warn if the layers that are always sent are a larger part of the model than 1 - ratio."""
     always = sum(layer.numel for layer in layers if layer.always)
     total = sum(layer.numel for layer in layers)
-    if config.saves_bytes and always > (1 - config.ratio) * total:
+    if config.saves_bytes and always > (1 - config.unsent) * total:
         warnings.warn(
             f"layers that are always sent are {always / total:.0%} of the model, and "
-            f"ratio={config.ratio} would send {1 - config.ratio:.0%}: they have "
+            f"ratio={config.ratio} would send {1 - config.unsent:.0%}: they have "
             f"{config.sent_whole}, or fewer than min_numel={config.min_numel} elements",
             RuntimeWarning,
             stacklevel=4,

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from torch_hbmcomm.error_feedback.config import EncoderConfig
 
 Representative = Literal["mean", "l1", "l2"]
 Granularity = Literal["parameter", "module"]
-Target = Literal["bytes", "paper"]
+Target = Literal["bytes", "paper", "blocks"]
+
+_NOT_FOR_BLOCKS = {
+    "every",
+    "representative",
+    "granularity",
+    "always_send",
+    "fixed_threshold",
+    "skip_update",
+}
+
+MOST_LEVELS = 127
+"""The largest `levels`: the number of a rank fits into a byte."""
+
+# The default of `block` is the least power of 2 that is at least this, divided by 1 - ratio. So the
+# numbers that choose the blocks are at most a 24th of the sent bytes.
+_BLOCK_PART = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +39,10 @@ class LayerDrop(EncoderConfig):
     (equation 1), and sent when the residual's score reaches the threshold (equation 2).
 
     To reproduce the paper: target="paper", max_age=math.inf, always_send=False.
+
+    With target="blocks" a parameter is cut into blocks, and each block is sent, or waits, by
+    itself. Then the settings every, representative, granularity, always_send, fixed_threshold and
+    skip_update have no meaning, and stay at their defaults.
 
     Args:
         ratio: R, the part of all gradients that is not sent, in [0, 1). With 0 all is sent, unless
@@ -45,7 +65,16 @@ class LayerDrop(EncoderConfig):
         target: "bytes": between two searches the threshold follows the bytes that were sent, so
             that on average 1 - ratio of all bytes is sent. It also falls with a layer's age, so
             that few layers wait until max_age. "paper": the threshold does not change between two
-            searches, and more is sent, because residuals grow
+            searches, and more is sent, because residuals grow. "blocks", only for
+            layer_drop_hook: each parameter sends an equal part of its blocks in each step, so that
+            1 - ratio of all bytes is sent. These are the blocks with the largest residuals for
+            the usual size of their gradients. In the optimizer's step a block that waits keeps
+            its elements and their moments, and a block that waited k steps makes up for k steps
+        block: only for target="blocks": elements of a block, in the order of memory; None: from
+            24 / (1 - ratio) to twice as many, a power of 2. A parameter has at least 8 blocks
+        levels: only for target="blocks": the elements of float32 blocks are sent as whole numbers
+            from -levels to levels, packed together, and the rounding errors stay in the residuals.
+            So more blocks fit into the part 1 - ratio of the bytes. None: as they are
         wire_dtype: only for layer_drop_hook. torch.bfloat16: gradients of float32 are sent as
             bfloat16, and the rounding errors stay in the residuals. None: each gradient's own type
         skip_update: only for layer_drop_hook. True: a layer that is dropped keeps its parameters
@@ -59,6 +88,7 @@ class LayerDrop(EncoderConfig):
     the argument.
     """
 
+    ratio: float = 0.9
     every: int = 100
     representative: Representative = "mean"
     granularity: Granularity = "parameter"
@@ -67,6 +97,8 @@ class LayerDrop(EncoderConfig):
     max_age: float | None = None
     fixed_threshold: float | None = None
     target: Target = "bytes"
+    block: int | None = None
+    levels: int | None = None
 
     sent_whole: ClassVar[str] = "one dimension"
 
@@ -83,6 +115,39 @@ class LayerDrop(EncoderConfig):
             self._check_real("fixed_threshold")
             if not (threshold >= 0 and math.isfinite(threshold)):
                 raise ValueError(f"fixed_threshold is a finite number from 0 up, not {threshold}")
+        for name in ("block", "levels"):
+            if getattr(self, name) is not None:
+                self._check_integer(name, 1)
+                if self.target != "blocks":
+                    raise ValueError(
+                        f'{name} is for target="blocks", and target is "{self.target}"'
+                    )
+        if self.target == "blocks":
+            self._check_blocks()
+
+    def _check_blocks(self) -> None:
+        """Raise ValueError for a setting that has no meaning for blocks."""
+        for field in fields(self):
+            if field.name in _NOT_FOR_BLOCKS and getattr(self, field.name) != field.default:
+                raise ValueError(
+                    f'{field.name} has no meaning with target="blocks": leave it at {field.default}'
+                )
+        if self.levels is not None and self.levels > MOST_LEVELS:
+            raise ValueError(f"levels is at most {MOST_LEVELS}, not {self.levels}")
+        if self.levels is not None and self.wire_dtype is not None:
+            raise ValueError(
+                "levels and wire_dtype are two types of the same elements on the wire: give one"
+            )
+
+    @property
+    def block_size(self) -> int:
+        """The elements of a block: `block`, or its default."""
+        least = math.ceil(_BLOCK_PART / (1 - self.ratio))
+        return 1 << (least - 1).bit_length() if self.block is None else self.block
+
+    @property
+    def rounds(self) -> bool:
+        return super().rounds or self.levels is not None
 
     @property
     def oldest(self) -> float:

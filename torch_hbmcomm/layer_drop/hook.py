@@ -5,17 +5,20 @@ DDP compares the hook's annotations with classes, so they must not be strings: t
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.error_feedback.layers import Layer, Shape
-from torch_hbmcomm.error_feedback.state import ErrorFeedbackState, run_hook
+from torch_hbmcomm.error_feedback.state import ErrorFeedbackState, StepHook, run_hook
+from torch_hbmcomm.layer_drop import blocks
+from torch_hbmcomm.layer_drop.block_encoder import BlockEncoder
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.decision import layers_of
 from torch_hbmcomm.layer_drop.encoder import LayerDropEncoder
+from torch_hbmcomm.layer_drop.optimizer import CatchUp
 from torch_hbmcomm.optimizers import Optimizer
 
 
@@ -36,6 +39,11 @@ class LayerDropState(ErrorFeedbackState[LayerDrop]):
     A bucket takes two allreduces. The first is synchronous, with 16 bytes for each parameter: the
     sum of its residual, and whether its gradient is zero. The second is asynchronous, with the sent
     layers.
+
+    **With target="blocks"** the blocks of a parameter are sent, or wait, by themselves (blocks.py).
+    The first allreduce has 4 bytes for each block, and 8 for each parameter. Blocks that wait skip
+    the optimizer's step, and blocks that are sent make up for the steps that they missed
+    (optimizer.py). There is no threshold.
 
     **The threshold** is for the whole model, but the layers of a bucket are decided before later
     buckets exist. So, every `every` steps, it is found from the scores of one step, and used from
@@ -71,12 +79,22 @@ class LayerDropState(ErrorFeedbackState[LayerDrop]):
             log_every=log_every,
         )
 
-    def _new_encoder(self) -> LayerDropEncoder:
-        return LayerDropEncoder(self._config)
+    def _watch_steps(self, optimizers: Collection[Optimizer] | None) -> list[StepHook]:
+        self._catch_up = CatchUp(optimizers) if self._config.target == "blocks" else None
+        own = [] if self._catch_up is None else [self._catch_up]
+        return [*super()._watch_steps(optimizers), *own]
+
+    def _new_encoder(self) -> LayerDropEncoder | BlockEncoder:
+        if self._catch_up is None:
+            return LayerDropEncoder(self._config)
+        layers, parameters = self._buckets.layers_of_model(), self._buckets.parameters
+        ranks = self._averager.ranks
+        return BlockEncoder(self._config, layers, ranks, parameters, self._catch_up)
 
     @staticmethod
     def _layers_of(config: LayerDrop, shapes: Sequence[Shape]) -> list[Layer]:
-        return layers_of(shapes, config)
+        cut = config.target == "blocks"
+        return blocks.layers_of(shapes, config) if cut else layers_of(shapes, config)
 
 
 def layer_drop_hook(

@@ -30,6 +30,8 @@ class BucketFactors:
     lefts: factor * M R' of all matrices of a rank above 0.
     """
 
+    dtype: torch.dtype | None = None
+
     def __init__(
         self, rule: LowRankRule, layers: BucketLayers, residuals: Residuals, factor: float
     ) -> None:
@@ -82,6 +84,10 @@ class BucketFactors:
     def numel(self) -> int:
         """The number of elements of R, over all chosen parameters."""
         return sum(self._matrices[i].columns * left.shape[1] for i, left in self._bases.items())
+
+    @property
+    def elements(self) -> int:
+        return self.numel
 
     def take_out(self, wire: torch.Tensor) -> None:
         """Subtract w L Lᵀ M from the residuals, and write factor * w Lᵀ M to the wire. The errors

@@ -85,7 +85,7 @@ class LowRankEncoder(LowRankRule):
             named = ", ".join(f"{name} ({count:.0f} steps)" for name, count in new.items())
             warnings.warn(
                 f"the loss is at risk: too many gradients waited in {named}, which the next step "
-                f"sends whole; use a smaller ratio than {self._config.ratio}, or a smaller "
+                f"sends whole; use a smaller ratio than {self._config.unsent}, or a smaller "
                 "learning rate",
                 RuntimeWarning,
                 stacklevel=2,

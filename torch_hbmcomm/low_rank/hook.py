@@ -38,6 +38,10 @@ class LowRankState(ErrorFeedbackState[LowRank]):
     waits for them. The third uses the model's group: it averages the right factors and the
     parameters that are sent whole, packed at the bucket's beginning.
 
+    With LowRank(ratio="auto") the state measures its first steps. Then all ranks together choose to
+    send everything whole as DDP does, everything as bfloat16, or a tenth. They do so again every
+    1,000 steps, and after load_state_dict(). The logger names the choice on rank 0.
+
     SGD's momentum is damped along the directions that were sent; by default only above R = 0.5
     (LowRank.damping). Adam's second moment is corrected for gradients of several steps that arrive
     together. A matrix is sent whole once too many of its gradients wait.

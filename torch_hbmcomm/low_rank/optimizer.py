@@ -11,8 +11,8 @@ import torch
 
 from torch_hbmcomm.low_rank.products import add_to_matrices, find_rights
 from torch_hbmcomm.low_rank.ranks import Matrix, read_matrices, write_matrices
-from torch_hbmcomm.optimizers import Optimizer, watch_steps
-from torch_hbmcomm.tensors import gradient_strides, same_order
+from torch_hbmcomm.optimizers import Optimizer, refuses, watch_steps
+from torch_hbmcomm.tensors import gradient_strides, local_part, same_order
 
 
 class MomentumDamper:
@@ -42,7 +42,7 @@ class MomentumDamper:
         self._bases.clear()
 
     def _damp(self, optimizer: Optimizer, *_: Any) -> None:
-        if _refuses(optimizer):
+        if refuses(optimizer):
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -85,7 +85,7 @@ class SecondMomentCorrector:
         self._parts.clear()
 
     def _correct(self, optimizer: Optimizer, *_: Any) -> None:
-        if not self._parts or _refuses(optimizer):
+        if not self._parts or refuses(optimizer):
             return
         scale = getattr(optimizer, "grad_scale", None)  # set by a GradScaler for a fused optimizer
         unscale = 1.0 if scale is None else 1 / float(scale)
@@ -103,24 +103,19 @@ class SecondMomentCorrector:
                     continue
                 part = self._parts.pop(id(parameter), 1.0)
                 if part < 1:
-                    moment = moment.detach()
+                    moment, gradient = local_part(moment.detach()), local_part(gradient)
                     moment.addcmul_(gradient, gradient, value=(part - 1) * weight).clamp_(min=0)
 
 
-def _refuses(optimizer: Optimizer) -> bool:
-    """Return True if a fused optimizer skips its step, because its GradScaler found an infinity."""
-    refused = getattr(optimizer, "found_inf", None)
-    return refused is not None and bool(refused.item())
-
-
 def _momentum(optimizer: Optimizer, parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return a parameter's momentum, flat, in the memory order of the parameter's gradient. Returns
-    None if the optimizer has no momentum of it, or has it in another order."""
+    """Return the momentum of this rank's part of a parameter, flat, in the memory order of the
+    gradient. Returns None if the optimizer has no momentum of it, or has it in another order."""
     found = optimizer.state.get(parameter, {}).get("momentum_buffer")
-    if (
-        isinstance(found, torch.Tensor)
-        and found.shape == parameter.shape
-        and same_order(found.shape, found.stride(), gradient_strides(parameter))
+    if not isinstance(found, torch.Tensor):
+        return None
+    found, parameter = local_part(found), local_part(parameter)
+    if found.shape == parameter.shape and same_order(
+        found.shape, found.stride(), gradient_strides(parameter)
     ):
         return found.detach().as_strided((found.numel(),), (1,))
     return None

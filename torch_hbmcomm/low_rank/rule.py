@@ -103,7 +103,7 @@ class LowRankRule:
     @property
     def sends_all(self) -> bool:
         """True if everything is sent whole in this step."""
-        return self._config.ratio == 0 or self._steps < self._config.warmup
+        return self._config.unsent == 0 or self._steps < self._config.warmup
 
     @property
     def _share(self) -> float:
@@ -114,7 +114,7 @@ class LowRankRule:
         over several steps, because a learning rate that warms up makes little use of the first
         step. Spread over more steps, they would help less.
         """
-        ratio = self._config.ratio
+        ratio = self._config.unsent
         early = round(1 / (1 - ratio))
         doubles = self._config.warmup == 0 and self._steps < early
         return 1 - ratio + (ratio / early if doubles else 0)

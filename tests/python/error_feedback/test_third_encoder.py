@@ -35,6 +35,8 @@ class Halves(EncoderConfig):
 class HalfCode:
     """Every second element of each parameter, from `first` on."""
 
+    dtype: torch.dtype | None = None
+
     def __init__(self, bucket: Accumulated, parameters: Sequence[int], first: int) -> None:
         self.parameters = parameters
         self._bucket = bucket
@@ -51,6 +53,10 @@ class HalfCode:
     @property
     def numel(self) -> int:
         return sum(self._counts)
+
+    @property
+    def elements(self) -> int:
+        return self.numel
 
     def take_out(self, wire: torch.Tensor) -> None:
         names = [self._bucket.layers.names[index] for index in self.parameters]

@@ -1,0 +1,138 @@
+"""ratio="auto": the choice that follows from given times. No clock is read here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+
+from torch_hbmcomm.error_feedback.automatic import MARGIN, Found, Step, Times, Way, choose, trials
+
+OFF, NARROW, ENCODED = Way
+
+
+@dataclass
+class Link:
+    """The times of a training, in seconds.
+
+    steps: the time of a step, by way. own: the time of the hook itself in a step, by way.
+    """
+
+    steps: dict[Way, float]
+    wait: float
+    busy: float
+    own: dict[Way, float]
+
+    def times(self, step: Step) -> Times:
+        own = self.own.get(step.way, 0.0)
+        estimate = own if own > step.allowance else None
+        return Times(self.steps[step.way], self.wait, self.busy, estimate)
+
+
+def play(link: Link, current: Way = OFF, warm: int = 0) -> tuple[Found, list[Step]]:
+    """Return the result of trials(), and the steps that it takes."""
+    taken = []
+    running = trials(current, warm)
+    step = next(running)
+    while True:
+        taken.append(step)
+        try:
+            step = running.send(link.times(step))
+        except StopIteration as end:
+            return end.value, taken
+
+
+def measured(taken: list[Step]) -> set[Way]:
+    """Return the ways that took steps without an allowance."""
+    return {step.way for step in taken if step.allowance == math.inf}
+
+
+SLOW = Link({OFF: 1.0, NARROW: 0.6, ENCODED: 0.3}, 0.8, 0.8, {NARROW: 0.01, ENCODED: 0.1})
+
+
+def test_a_fast_link_tries_nothing() -> None:
+    link = Link({OFF: 1.0, NARROW: 0.1, ENCODED: 0.1}, 0.9 * MARGIN, 0.5, {})
+    found, taken = play(link, warm=2)
+    assert choose(found.steps) is OFF
+    assert {step.way for step in taken} == {OFF}
+
+
+def test_a_slow_link_takes_the_ratio() -> None:
+    found, taken = play(SLOW)
+    assert choose(found.steps) is ENCODED
+    assert found.steps[OFF] == 1.0 and found.wait == 0.8
+    assert measured(taken) == {OFF, ENCODED}, "bfloat16 cannot win, so it is not measured"
+
+
+def test_a_slow_encoder_leaves_bfloat16() -> None:
+    link = Link(SLOW.steps, 0.8, 0.8, {NARROW: 0.01, ENCODED: 0.75})
+    found, taken = play(link)
+    assert choose(found.steps) is NARROW
+    assert measured(taken) == {OFF, NARROW}
+    assert sum(step.way is ENCODED for step in taken) == 2, "one more trial, as memory is warm then"
+
+
+def test_a_hook_without_hope_is_tried_once() -> None:
+    link = Link({OFF: 1.0, NARROW: 3.0, ENCODED: 9.0}, 0.3, 0.3, {NARROW: 2.0, ENCODED: 8.0})
+    found, taken = play(link)
+    assert choose(found.steps) is OFF
+    assert [step.way for step in taken if step.way is not OFF] == [NARROW]
+
+
+def test_bfloat16_may_win_where_most_communication_is_hidden() -> None:
+    link = Link({OFF: 1.0, NARROW: 0.75, ENCODED: 0.8}, 0.3, 1.0, {NARROW: 0.05, ENCODED: 0.1})
+    found, _ = play(link)
+    assert choose(found.steps) is NARROW
+
+
+@pytest.mark.parametrize(
+    ("steps", "chosen"),
+    [
+        ({OFF: 1.0}, OFF),
+        ({OFF: 1.0, NARROW: 0.95, ENCODED: 0.95}, OFF),
+        ({OFF: 1.0, NARROW: 0.95, ENCODED: 0.85}, ENCODED),
+        ({OFF: 1.0, NARROW: 0.8, ENCODED: 0.75}, NARROW),
+        ({OFF: 1.0, NARROW: 0.8, ENCODED: 0.7}, ENCODED),
+        ({OFF: 1.0, ENCODED: 2.0}, OFF),
+    ],
+)
+def test_a_way_that_costs_more_accuracy_has_to_save_more(
+    steps: dict[Way, float], chosen: Way
+) -> None:
+    assert choose(steps) is chosen
+
+
+def test_a_slower_way_ends_early() -> None:
+    link = Link({OFF: 1.0, NARROW: 1.5, ENCODED: 1.5}, 0.8, 0.8, {NARROW: 0.01, ENCODED: 0.1})
+    found, taken = play(link)
+    assert choose(found.steps) is OFF
+    for way in (NARROW, ENCODED):
+        assert sum(step == Step(way) for step in taken) == 2
+
+
+def test_a_ratio_that_still_wins_costs_two_plain_steps() -> None:
+    found, taken = play(SLOW, current=ENCODED)
+    assert choose(found.steps) is ENCODED
+    assert sum(step.way is OFF for step in taken) == 2
+    assert {step.way for step in taken} == {OFF, ENCODED}
+
+
+@pytest.mark.parametrize("current", [NARROW, ENCODED])
+def test_a_link_that_became_fast_turns_the_hook_off(current: Way) -> None:
+    link = Link({OFF: 1.0, NARROW: 1.1, ENCODED: 1.3}, 0.05, 0.2, {NARROW: 0.1, ENCODED: 0.3})
+    found, _ = play(link, current=current)
+    assert choose(found.steps) is OFF
+
+
+@pytest.mark.parametrize("current", list(Way))
+def test_a_link_that_became_slow_takes_the_ratio(current: Way) -> None:
+    found, _ = play(SLOW, current=current)
+    assert choose(found.steps) is ENCODED
+
+
+@pytest.mark.parametrize("warm", [0, 3, 50])
+def test_a_warm_up_is_not_measured(warm: int) -> None:
+    taken = play(SLOW, warm=warm)[1]
+    assert taken[:warm] == [Step(OFF)] * warm
+    assert len(taken) - warm == len(play(SLOW)[1])
