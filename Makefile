@@ -83,9 +83,8 @@ venv: $(PACKAGES)  ## create .venv with all Python packages
 build: $(INSTALLED)  ## compile the extension and install the package, editable, in .venv
 
 .PHONY: demo
-demo: build  ## train a small classifier on 2 ranks
-	$(VENV)/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 \
-	  examples/ddp_digits.py
+demo: build  ## train a small network on 2 ranks, over hbm and over Gloo
+	$(VENV)/bin/hbmcomm demo
 
 .PHONY: test
 test: native build bench  ## run the quick tests, native and Python
@@ -270,7 +269,8 @@ $(SITE_PACKAGES): pyproject.toml scripts/requirements.py | $(VENV)/bin/python
 # Makes an environment that extends .venv. DeepSpeed compiles an operator at its first use; doing it
 # here keeps it out of the tests.
 $(LIBRARY_PACKAGES): tests/libraries/requirements.txt tests/libraries/requirements_no_deps.txt \
-  tests/libraries/requirements_torchrl.txt tests/libraries/layer.py $(PACKAGES)
+  tests/libraries/requirements_torchrl.txt tests/libraries/requirements_ccl.txt \
+  tests/libraries/layer.py $(PACKAGES)
 	$(VENV)/bin/python -m venv --clear $(LIBRARIES)
 	$(VENV)/bin/python tests/libraries/layer.py $(LIBRARIES)
 	$(LIBRARIES)/bin/pip --disable-pip-version-check --quiet install -r $<
@@ -278,6 +278,9 @@ $(LIBRARY_PACKAGES): tests/libraries/requirements.txt tests/libraries/requiremen
 	$(VENV)/bin/python -m venv --clear $(LIBRARIES)/torchrl
 	$(VENV)/bin/python tests/libraries/layer.py $(LIBRARIES)/torchrl
 	$(LIBRARIES)/torchrl/bin/pip --disable-pip-version-check --quiet install -r $(word 3,$^)
+	$(VENV)/bin/python -m venv --clear $(LIBRARIES)/ccl
+	$(VENV)/bin/python tests/libraries/layer.py $(LIBRARIES)/ccl
+	$(LIBRARIES)/ccl/bin/pip --disable-pip-version-check --quiet install -r $(word 4,$^)
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/$(LIBRARIES)/torch_extensions $(LIBRARIES)/bin/python -c \
 	  'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Op; Op().load(verbose=False)'
 	@touch $@

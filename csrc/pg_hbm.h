@@ -63,7 +63,7 @@ class ProcessGroupHbm final : public BackendBase {
                   c10::intrusive_ptr<GroupOptions> options, std::string name);
   ~ProcessGroupHbm() override;
 
-  // Returns "hbm", or "gloo" for a group that stands in for Gloo's (HBMCOMM_INSTEAD_OF).
+  // Returns "hbm", or the name of the backend that this group replaces (HBMCOMM_INSTEAD_OF).
   const std::string getBackendName() const override { return options_->backend; }
   // Returns a copy: splitGroup() and mergeRemoteGroup() write the new group's name and timeout into
   // it.

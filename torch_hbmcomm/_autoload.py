@@ -2,9 +2,9 @@
 
 Importing this package also calls register(), because the entry point may be switched off, or
 PyTorch may have found an accelerator after the entry point ran. register() loads the native module
-only if HBMCOMM_ALLOCATOR asks for it, and replaces Gloo if HBMCOMM_INSTEAD_OF names it. A wrong
-value of either variable raises at the first use of hbm and not here, because programs without hbm
-import torch too.
+only if HBMCOMM_ALLOCATOR asks for it, and replaces the backends that HBMCOMM_INSTEAD_OF names. A
+wrong value of either variable raises at the first use of hbm and not here, because programs without
+hbm import torch too.
 """
 
 from __future__ import annotations

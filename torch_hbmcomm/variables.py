@@ -18,7 +18,7 @@ VARIABLES = {
     "HBMCOMM_BOX_SEAL": "0: boxes and their clients do not authenticate tcp's data (1: they do)",
     "HBMCOMM_BOX_TRANSPORT": "how C programs reach it: auto (the default), shm, tcp or verbs",
     "HBMCOMM_HEARTBEAT_TIMEOUT": "seconds that another machine may not answer (the timeout)",
-    "HBMCOMM_INSTEAD_OF": "gloo: groups that a program asks of Gloo are groups of hbm",
+    "HBMCOMM_INSTEAD_OF": "backends whose groups are groups of hbm: gloo, mpi, ucc, ccl; or all",
     "HBMCOMM_DEVICE_CHUNK_BYTES": "chunks of large operations on an accelerator's tensors (4M)",
     "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",
     "HBMCOMM_LOG": "lowest level shown: error, warn (the default), info or debug",
@@ -42,6 +42,8 @@ VARIABLES = {
     "HBMCOMM_VERBS_LIB": "path of libhbm_verbs.so, the box's transport over RDMA",
     "HBMCOMM_WITHOUT_TORCH": "1: a build has the memory box alone",
 }
+
+REPLACEABLE = ("gloo", "mpi", "ucc", "ccl")  # backends that HBMCOMM_INSTEAD_OF may name
 
 
 def value(name: str, default: str = "") -> str:
@@ -73,12 +75,22 @@ def require_choices() -> None:
     where = value("HBMCOMM_ALLOCATOR", "default")
     if where not in ("default", "segment"):
         raise ValueError(f'HBMCOMM_ALLOCATOR={where} is neither "default" nor "segment"')
-    backend = value("HBMCOMM_INSTEAD_OF", "gloo")
-    if backend != "gloo":
-        raise ValueError(
-            f'HBMCOMM_INSTEAD_OF={backend}: hbm takes the place of "gloo" alone; set it to gloo, '
-            "or unset it"
-        )
+    replaced_backends(value("HBMCOMM_INSTEAD_OF", "all"))
+
+
+def replaced_backends(names: str) -> list[str]:
+    """Return the backends that a value of HBMCOMM_INSTEAD_OF names, each once. Raises ValueError if
+    hbm cannot take the place of one of them."""
+    if names.strip() == "all":
+        return list(REPLACEABLE)
+    asked = list(dict.fromkeys(name.strip() for name in names.split(",")))
+    for name in asked:
+        if name not in REPLACEABLE:
+            raise ValueError(
+                f'HBMCOMM_INSTEAD_OF={names}: hbm cannot take the place of "{name}"; name one or '
+                "more of gloo, mpi, ucc and ccl, separated by commas, or all; or unset the variable"
+            )
+    return asked
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:

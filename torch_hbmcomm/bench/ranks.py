@@ -1,5 +1,6 @@
 """Starts ranks: fresh processes, as torchrun starts them. Also combines their measurements."""
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +28,9 @@ def launch(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[An
     """Run `function(*arguments)` on each rank. Returns the results, in the order of the ranks.
 
     `function` and its arguments are pickled, so `function` must be a module's, not a closure.
+    HBMCOMM_INSTEAD_OF is unset, in this process too: with it the rival Gloo would be hbm.
     """
+    os.environ.pop("HBMCOMM_INSTEAD_OF", None)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

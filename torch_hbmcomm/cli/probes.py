@@ -224,6 +224,17 @@ def launcher() -> Finding:
     return Finding("launcher", name, sign, data={"name": name})
 
 
+def instead_of() -> Finding:
+    asked = variables.value("HBMCOMM_INSTEAD_OF")
+    try:
+        names = variables.replaced_backends(asked) if asked else []
+    except ValueError as error:
+        remedy = "correct the list, or unset the variable"
+        return _broken("instead_of", str(error), "HBMCOMM_INSTEAD_OF", remedy)
+    value = f"programs that say {', '.join(names)} get hbm" if names else "no other backend"
+    return Finding("instead_of", value, "HBMCOMM_INSTEAD_OF", data={"backends": names})
+
+
 def settings() -> Finding:
     found = variables.settings(os.environ)
     advice = variables.unknown(found)
@@ -250,6 +261,7 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     box_verbs,
     box_token,
     launcher,
+    instead_of,
     settings,
 )
 

@@ -59,7 +59,9 @@ def test_an_empty_variable_counts_as_unset() -> None:
     ("name", "value", "words"),
     [
         ("HBMCOMM_ALLOCATOR", "segmnet", ('neither "default" nor "segment"',)),
-        ("HBMCOMM_INSTEAD_OF", "nccl", ('takes the place of "gloo" alone', "unset it")),
+        ("HBMCOMM_INSTEAD_OF", "nccl", ('place of "nccl"', "gloo, mpi, ucc and ccl", "unset")),
+        ("HBMCOMM_INSTEAD_OF", "gloo,", ('place of "";',)),
+        ("HBMCOMM_INSTEAD_OF", "gloo,all", ('place of "all";',)),
     ],
 )
 def test_a_wrong_value_raises_in_programs_with_hbm(
@@ -76,14 +78,25 @@ for use in (memory, lambda: group("hbm")):
     errors = [line for line in said.splitlines() if line.startswith(f"{name}={value}")]
     assert len(errors) == 2, said
     assert all(word in error for word in words for error in errors), said
-    # With a wrong HBMCOMM_INSTEAD_OF, group("gloo") makes a group of Gloo, and hbm logs this.
-    assert said.count("this group is one of Gloo") == (name == "HBMCOMM_INSTEAD_OF"), said
+    # With a wrong HBMCOMM_INSTEAD_OF, group("gloo") makes a group of Gloo, and hbm warns of it.
+    assert said.count("this group is one of gloo") == (name == "HBMCOMM_INSTEAD_OF"), said
+
+
+@pytest.mark.parametrize("backend", ["mpi", "ccl"])
+def test_a_wrong_list_is_named_if_pytorch_lacks_the_backend(backend: str) -> None:
+    code = f"""
+try: group({backend!r})
+except (AssertionError, RuntimeError) as error: print("refused by PyTorch")
+"""
+    said = output_of(code, HBMCOMM_INSTEAD_OF="mpi,clc", PYTHONWARNINGS="ignore")
+    assert said.count(f"[hbm] warn: this group is one of {backend}: HBMCOMM_INSTEAD_OF=") == 1, said
+    assert 'place of "clc"' in said and "refused by PyTorch" in said, said
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"HBMCOMM_INSTEAD_OF": "nccl"}, 'takes the place of "gloo" alone'),
+        ({"HBMCOMM_INSTEAD_OF": "nccl"}, 'place of "nccl"'),
         ({"HBMCOMM_MEMORY": "fast"}, "HBMCOMM_MEMORY"),
     ],
 )

@@ -59,7 +59,7 @@ def instead() -> Iterator[Pool]:
 def world(context: Context, backend: str | None, **options: Any) -> Iterator[None]:
     """Apply the pool's HBMCOMM_INSTEAD_OF, as `import torch` does, and form the default group."""
     chosen = os.environ.get("HBMCOMM_INSTEAD_OF")
-    if chosen and instead_of._STAND_IN not in dist.Backend.backend_list:
+    if chosen and not instead_of._replaced:
         instead_of.take_the_place_of(chosen)
     store = FileStore(str(context.folder / f"store-{context.seed}"), context.size)
     dist.init_process_group(

@@ -164,14 +164,21 @@ def cluster() -> Iterator[str]:
         assert running.wait(60) == 0
 
 
-def srun(cluster: str, *arguments: str | Path) -> Finished:
-    return run(["srun", *arguments], SLURM_CONF=cluster)
+def srun(cluster: str, *arguments: str | Path, **extra: str) -> Finished:
+    return run(["srun", *arguments], 120, SLURM_CONF=cluster, **extra)
 
 
 @with_slurm
 def test_srun(cluster: str) -> None:
     job = (sys.executable, JOB_SCRIPT, *OVER_MPI)
     assert_done(srun(cluster, "--nodes=2", "--ntasks=4", "--mpi=pmi2", *job), 4)
+
+
+@with_slurm
+def test_srun_of_a_program_that_says_mpi(cluster: str) -> None:
+    says_mpi = {"HBMCOMM_INSTEAD_OF": "mpi", "HBMCOMM_TEST_BACKEND": "mpi"}
+    job = ("--nodes=2", "--ntasks=4", "--mpi=pmi2", sys.executable, JOB_SCRIPT)
+    assert_done(srun(cluster, *job, **says_mpi), 4)
 
 
 @with_slurm
