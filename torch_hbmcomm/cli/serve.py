@@ -37,11 +37,13 @@ def serve(
     listen: Annotated[
         list[str] | None,
         typer.Option(
-            help="host:port for TCP and RDMA; port 0: any. Several times: several addresses.",
+            metavar="HOST:PORT",
+            help="Accept clients here; repeat it for more addresses. 0.0.0.0 is every interface, "
+            "port 0 any free port. The default serves this machine only.",
             show_default="127.0.0.1:7777",
         ),
     ] = None,
-    memory: Annotated[str, typer.Option(help="Over all segments, as in 16GiB.")] = "1GiB",
+    memory: Annotated[str, typer.Option(help="Of all segments together, as in 16GiB.")] = "1GiB",
     policy: Annotated[Policy, typer.Option(help="Where the memory comes from.")] = Policy.preferred,
     store: Annotated[
         Path | None,

@@ -22,11 +22,12 @@ import torch_hbmcomm
 from torch_hbmcomm import native, variables
 from torch_hbmcomm.bench import collectives, ddp
 from torch_hbmcomm.bench.collectives import COLLECTIVES
+from torch_hbmcomm.bench.ranks import launch
 from torch_hbmcomm.bench.report import format_time
 from torch_hbmcomm.bench.result import Measurement, sampled
 from torch_hbmcomm.bench.result import Result as Found
 from torch_hbmcomm.bench.summary import Summary
-from torch_hbmcomm.cli import app, environment, probes
+from torch_hbmcomm.cli import app, demo, environment, probes
 from torch_hbmcomm.sizes import format_bytes, parse_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -123,6 +124,37 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+def test_the_demo_trains_over_hbm_and_over_gloo() -> None:
+    demonstrated = run("demo")
+    assert demonstrated.returncode == 0, demonstrated.stdout + demonstrated.stderr
+    assert re.search(r"OK: .* losses over hbm and gloo agree to \d", demonstrated.stdout)
+
+
+def test_the_demo_needs_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    refused = invoke("demo")
+    assert refused.exit_code == 1
+    assert "PyTorch is not installed" in refused.output
+
+
+def test_gloo_stays_gloo_in_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, str]] = []
+
+    def start(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        seen.append(env)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.setenv("HBMCOMM_INSTEAD_OF", "all")
+    assert invoke("demo").exit_code == 0
+    assert len(seen) == 1 and "HBMCOMM_INSTEAD_OF" not in seen[0]
+
+
+def test_gloo_stays_gloo_in_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HBMCOMM_INSTEAD_OF", "all")
+    assert launch(1, os.getenv, "HBMCOMM_INSTEAD_OF") == [None]
+
+
 def test_help_does_not_import_torch() -> None:
     script = (
         "import sys, torch_hbmcomm.cli; "
@@ -147,6 +179,12 @@ def test_help_does_not_import_torch() -> None:
 )
 def test_help(arguments: list[str]) -> None:
     assert invoke(*arguments).exit_code == 0
+
+
+def test_the_help_says_how_a_box_serves_other_machines() -> None:
+    shown = " ".join(invoke("serve", "--help").output.replace("│", " ").split())
+    assert "0.0.0.0 is every interface" in shown
+    assert "repeat it for more addresses" in shown
 
 
 def test_version() -> None:
@@ -268,6 +306,27 @@ def test_info_flags_unknown_settings(
     assert settings["set"] == {"HBMCOMM_LOG": "info", "HBMCOMM_MEMROY": "bind"}
     assert settings["unknown"] == ["HBMCOMM_MEMROY"]
     assert "HBMCOMM_MEMORY" in settings["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("value", "backends"),
+    [("", []), ("mpi,ccl", ["mpi", "ccl"]), ("all", list(variables.REPLACEABLE)), ("nccl", None)],
+)
+def test_info_names_the_replaced_backends(
+    stand_in: StandIn,
+    no_settings: None,
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+    backends: list[str] | None,
+) -> None:
+    stand_in(FakeExtension())
+    monkeypatch.setenv("HBMCOMM_INSTEAD_OF", value)
+    row = json.loads(invoke("info", "--json").output)["instead_of"]
+    if backends is None:
+        assert row["state"] == "broken" and 'place of "nccl"' in row["value"]
+    else:
+        assert (row["state"], row["backends"]) == ("ok", backends)
+        assert all(name in row["value"] for name in backends)
 
 
 def test_every_setting_that_the_sources_name_is_known() -> None:

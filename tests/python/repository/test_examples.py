@@ -24,7 +24,7 @@ COMMANDS = {
 }
 
 SAYS = {
-    "ddp_digits.py": r"OK: [\d.]+% .* losses over hbm and gloo agree",
+    "ddp_digits.py": r"OK: [\d.]+% of the test images recognised",
     "fsdp2.py": r"OK: FSDP2 torch\.float32 .*\nOK: FSDP2 torch\.bfloat16",
     "device_mesh.py": r"OK: weights of the 2 x 2 mesh",
     "functional_collectives.py": r"OK: all_reduce, .* compiled by aot_eager",
@@ -36,7 +36,7 @@ SAYS = {
     "two_nodes.sh": r"OK: 2 nodes summed 3 x 16 MiB over the link",
     "numpy_mpi4py.py": r"are on NUMA node \d+\n(?s:.*)OK: all results are right",
 }
-QUICK = {"ddp_digits.py", "heal.py"}
+QUICK = {"heal.py"}
 
 
 def here(command: str) -> list[str]:

@@ -134,6 +134,42 @@ loader = once_all_have_joined()
     "docs/gradient-compression.md": [
         Script(GROUP, after=TRAIN + EQUAL),
         Script(DDP, after=TRAIN + EQUAL),
+        Script(DDP, after=TRAIN + EQUAL),
+        Script(DDP, after=TRAIN + EQUAL),
+        Script(DDP, after=TRAIN + EQUAL),
+        Script(
+            IMPORTS
+            + """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(2))
+        self.head = torch.nn.Linear(64, 8)
+    def forward(self, values):
+        for block in self.blocks:
+            values = block(values)
+        return self.head(values)
+model = Net()
+nodes, ranks_of_a_node = 2, 2
+dist.init_process_group("hbm")
+""",
+            after="""
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(32, 64)).square().mean().backward()
+    optimizer.step()
+    for parameter in model.parameters():
+        shard = parameter.detach().to_local()
+        of_nodes = [torch.empty_like(shard) for _ in range(nodes)]
+        dist.all_gather(of_nodes, shard, group=mesh.get_group("nodes"))
+        assert torch.equal(*of_nodes)
+state.drain(optimizer)
+""",
+            ranks=4,
+        ),
     ],
     "docs/memory-box.md": [
         # One rank, because two ranks would overwrite each other's weights.
@@ -146,6 +182,13 @@ loader = once_all_have_joined()
     ],
     "docs/outer-steps.md": [
         Script(IMPORTS + DATA, after=EQUAL),
+        Script(
+            GROUP,
+            after="dist.barrier()\n"
+            + TRAIN.replace("ddp", "model")
+            + "    outer.step()\nouter.close(wait=True)"
+            + EQUAL,
+        ),
         Script(GROUP + OUTER, after="assert os.path.getsize('weights.pt')"),
         Script(
             GROUP
@@ -339,15 +382,39 @@ def test_the_commands_of_the_quickstart_train(tmp_path: Path) -> None:
         assert re.search(rf"\[hbm rank {rank}\] info: .*running on NUMA node", logged), logged
 
 
+# The beginning of a program of torch-ccl, for mpiexec.
+OF_TORCH_CCL = """
+import os, torch, oneccl_bindings_for_pytorch
+os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ["PMI_RANK"], os.environ["PMI_SIZE"]
+os.environ["MASTER_ADDR"] = "127.0.0.1"
+"""
+
+
 @pytest.mark.full
-def test_the_command_for_programs_of_gloo_trains_over_hbm(tmp_path: Path) -> None:
-    program = programs(ROOT / "README.md")[0].replace('"hbm"', '"gloo"')
+@pytest.mark.parametrize(
+    ("page", "name", "groups", "beginning"),
+    [
+        ("docs/from-gloo.md", "gloo", 2, ""),
+        ("docs/from-mpi.md", "mpi", 4, ""),
+        ("docs/from-torch-ccl.md", "ccl", 4, OF_TORCH_CCL),
+    ],
+)
+def test_the_command_for_programs_of_another_backend_trains_over_hbm(
+    page: str,
+    name: str,
+    groups: int,
+    beginning: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    program = beginning + programs(ROOT / "README.md")[0].replace('"hbm"', f'"{name}"')
     program = program.replace(
         "dist.destroy", "print(dist.group.WORLD._get_backend(torch.device('cpu')))\ndist.destroy"
     )
     (tmp_path / "train.py").write_text(program)
-    (output,) = run_commands("docs/from-gloo.md", tmp_path)
-    assert output.count("torch_hbmcomm") == 2
+    (output,) = run_commands(page, tmp_path)
+    assert output.count("torch_hbmcomm") == groups, output
 
 
 @pytest.mark.full
