@@ -11,11 +11,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from benchmarks import programs
+from torch_hbmcomm.bench.peer import PeerFailed
+from torch_hbmcomm.bench.result import Unavailable
+
 PAYLOAD = 1448 / 1514
 """The share of a full Ethernet frame that is TCP payload (TCP with timestamps)."""
 
 _UP_SECONDS = 5
 _BURST = "128kb"  # of tbf(8)
+# Short frames would take more processor time. The queue of the device never drops a frame.
+_DISTANT = ("mtu", "9000", "txqueuelen", "10000")
 QUEUE = "20ms"
 """Default of the longest wait of a packet for a link."""
 
@@ -91,6 +97,55 @@ def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
         yield nodes
 
 
+class DistantLink:
+    """A link with a delay between two nodes.
+
+    relay: the program that delays the frames.
+    """
+
+    def __init__(self, nodes: tuple[Node, Node], relay: programs.Program):
+        self.nodes = nodes
+        self._relay = relay
+
+    def most_in_flight(self) -> tuple[float, float]:
+        """Return the most bytes that were on their way from node 0, and from node 1, since the last
+        call."""
+        of_0, of_1 = self._relay.ask("most")
+        return of_0, of_1
+
+
+@contextmanager
+def distant_link(megabits: float, delay: float) -> Iterator[DistantLink]:
+    """Make two nodes joined by a link with a delay, and remove them at the end.
+
+    megabits: the link's rate in each direction, in Mbit/s.
+    delay: of each frame, in milliseconds. A frame has up to 9,000 bytes.
+
+    Raises NoNamespaces.
+    """
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        raise NoNamespaces("network namespaces need root, and iproute2")
+    nodes = (Node(0), Node(1))
+    with ExitStack() as stack:
+        for node in nodes:
+            _ip("netns", "add", node.name)
+            stack.callback(_ip, "netns", "delete", node.name)
+        devices = [f"hbm{os.getpid()}t{number}" for number in range(2)]
+        try:
+            relay = stack.enter_context(programs.program("delay_link", *devices, megabits, delay))
+            relay.answer()
+        except (Unavailable, PeerFailed) as error:
+            raise NoNamespaces(str(error)) from error
+        for node, device in zip(nodes, devices, strict=True):
+            _ip("link", "set", device, "netns", node.name, "name", node.link)
+            _ip("-n", node.name, "link", "set", "lo", "up")
+            _ip("-n", node.name, "address", "add", f"{node.address}/24", "dev", node.link)
+            _ip("-n", node.name, "link", "set", node.link, *_DISTANT, "up")
+        for node in nodes:
+            _await_up(node)
+        yield DistantLink(nodes, relay)
+
+
 @contextmanager
 def switched_nodes(
     count: int, rate: str | Sequence[str], queue: str = QUEUE
@@ -140,8 +195,8 @@ def _await_up(node: Node) -> None:
     """Wait until the node's link is up. Raises NoNamespaces after _UP_SECONDS."""
     deadline = time.monotonic() + _UP_SECONDS
     while (
-        json.loads(_ip("-n", node.name, "-j", "link", "show", "dev", node.link))[0]["operstate"]
-        != "UP"
+        "LOWER_UP"
+        not in json.loads(_ip("-n", node.name, "-j", "link", "show", "dev", node.link))[0]["flags"]
     ):
         if time.monotonic() > deadline:
             raise NoNamespaces(

@@ -6,7 +6,17 @@ import re
 
 MIB = 1 << 20
 BACKENDS = {"hbm": "hbm, on plain tensors", "gloo": "PyTorch's own backend"}
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "fsdp_step")
+PHASES = {
+    "all_reduce": 2,
+    "reduce_scatter": 1,
+    "all_gather": 1,
+    "broadcast": 1,
+    "all_to_all": 1,
+    "fsdp_step": 3,
+}
+"""The phases of each collective: in a phase, data cross a link that other ranks need for the next
+phase."""
+COLLECTIVES = tuple(PHASES)
 
 
 class Layout:
@@ -34,7 +44,7 @@ class Layout:
     def ranks(self) -> int:
         return sum(self.ranks_of)
 
-    def least_bytes(self, collective: str, mib: int) -> float:
+    def least_bytes(self, collective: str, mib: float) -> float:
         """Return the least bytes that one direction of the busiest link must carry.
 
         With n nodes, these are:
@@ -62,7 +72,7 @@ class Layout:
         # The tensor has a multiple of `total` elements, so that all shares are equal.
         return tensors[collective] * (mib * MIB // 4 // total * total * 4)
 
-    def least_crossed(self, collective: str, mib: int) -> float:
+    def least_crossed(self, collective: str, mib: float) -> float:
         """Return the bytes that at least one direction of one link must carry.
 
         The busiest directions of an all_gather and of a reduce_scatter may be opposite. So only the

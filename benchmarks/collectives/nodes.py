@@ -9,6 +9,9 @@ iproute2, and removes the namespaces at the end.
 The bound is the least bytes that some link must carry (layouts.py derives them), divided by TCP's
 rate. The program measures this rate first, with both directions at full load. The rate counts
 payload alone: headers take about 5 % of `--rate`. Processor seconds are summed over all ranks.
+
+With `--delay` a program of `make bench` is the link between two nodes. The bound then has a delay
+for each phase of a collective.
 """
 
 from __future__ import annotations
@@ -20,16 +23,23 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-from benchmarks.collectives.layouts import BACKENDS, COLLECTIVES, MIB, Layout
+from benchmarks.collectives.layouts import BACKENDS, COLLECTIVES, MIB, PHASES, Layout
 from benchmarks.markdown import Table
-from benchmarks.namespaces import QUEUE, Node, NoNamespaces, address, switched_nodes
+from benchmarks.namespaces import (
+    QUEUE,
+    Node,
+    NoNamespaces,
+    address,
+    distant_link,
+    switched_nodes,
+)
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish
 from torch_hbmcomm.bench.result import (
@@ -54,7 +64,8 @@ def main(
     layout: Annotated[list[str], typer.Option(help="nodes x ranks, or 3+1")] = _LAYOUTS,
     rate: Annotated[list[str], typer.Option(help="rate of a link, as for tc(8)")] = _RATES,
     queue: Annotated[str, typer.Option(help="longest wait for a link, as for tc(8)")] = QUEUE,
-    mib: Annotated[list[int], typer.Option(help="sizes of the tensors")] = [4, 64],  # noqa: B006
+    delay: Annotated[float, typer.Option(min=0, help="of a link, in ms; needs two nodes")] = 0,
+    mib: Annotated[list[float], typer.Option(help="sizes of the tensors")] = [4, 64],  # noqa: B006
     collective: Annotated[list[str], typer.Option(help=", ".join(COLLECTIVES))] = _COLLECTIVES,
     rounds: Annotated[int, typer.Option(min=1, help="samples of each median")] = 5,
     quick: Annotated[bool, typer.Option(help="1 MiB on 2x2 and 3+1 alone, one round")] = False,
@@ -78,22 +89,26 @@ def main(
         layouts = [Layout(text) for text in layout]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if delay and any(one.nodes != 2 for one in layouts):
+        raise typer.BadParameter("a link with a delay joins two nodes: choose such layouts")
     plan = {"mib": mib, "rounds": rounds, "collectives": collective}
     found: list[Measurement] = []
     notes = []
     for each_rate in rate:
         for one in layouts:
-            report.say(f"{one.text} at {each_rate}")
+            link = each_rate + (f", {delay:g} ms" if delay else "")
+            report.say(f"{one.text} at {link}")
             try:
-                measured_there = _run(one, each_rate, queue, plan)
+                joined = _joined(one, each_rate, delay, queue)
+                measured_there = _run(one, joined, plan)
             except (NoNamespaces, RuntimeError) as error:
-                fail(f"{one.text} at {each_rate}: {error}")
+                fail(f"{one.text} at {link}: {error}")
             goodput = measured_there["goodput"]
             notes.append(
-                f"TCP over a link of {each_rate} ({one.text}), both directions at a time: "
+                f"TCP over a link of {link} ({one.text}), both directions at a time: "
                 f"{goodput * 8 / 1e6:.0f} Mbit/s"
             )
-            found += measured(one, each_rate, goodput, measured_there["rows"])
+            found += measured(one, link, goodput, measured_there["rows"], delay)
     result = Result(
         benchmark="nodes",
         machine=describe_machine(),
@@ -108,12 +123,32 @@ def main(
     finish(render(result), result, json)
 
 
-def _run(layout: Layout, rate: str, queue: str, plan: dict[str, Any]) -> Any:
+def megabits(rate: str) -> float:
+    """Return the Mbit/s of a rate in tc(8)'s notation. Raises typer.BadParameter."""
+    for unit, size in (("gbit", 1000), ("mbit", 1)):
+        if rate.endswith(unit):
+            return float(rate.removesuffix(unit)) * size
+    raise typer.BadParameter(f"{rate} is no rate of a link with a delay: write 1gbit or 200mbit")
+
+
+@contextmanager
+def _joined(layout: Layout, rate: str, delay: float, queue: str) -> Iterator[Sequence[Node]]:
+    if delay:
+        with distant_link(megabits(rate), delay) as link:
+            yield link.nodes
+    else:
+        with switched_nodes(layout.nodes, rate, queue) as nodes:
+            yield nodes
+
+
+def _run(
+    layout: Layout, joined: AbstractContextManager[Sequence[Node]], plan: dict[str, Any]
+) -> Any:
     """Return the results that rank 0 printed.
 
     Raises NoNamespaces. Raises RuntimeError if a rank fails.
     """
-    with switched_nodes(layout.nodes, rate, queue) as nodes, ExitStack() as stack:
+    with joined as nodes, ExitStack() as stack:
         processes = []
         for process in _start(nodes, layout, plan):
             stack.callback(process.wait)
@@ -157,14 +192,16 @@ def _start(
 
 
 def measured(
-    layout: Layout, rate: str, goodput: float, rows: Sequence[dict[str, Any]]
+    layout: Layout, rate: str, goodput: float, rows: Sequence[dict[str, Any]], delay: float = 0
 ) -> Iterator[Measurement]:
-    """Yield the measurements. The contender LINK is the time of the least bytes at TCP's rate."""
+    """Yield the measurements. The contender LINK is the time of the least bytes at TCP's rate, and
+    a `delay`, in ms, for each phase of the collective."""
     for row in rows:
         of = {"layout": layout.text, "rate": rate}
         of |= {"collective": row["collective"], "mib": row["mib"]}
         least = layout.least_bytes(row["collective"], row["mib"])
-        yield sampled(of, LINK, [least / goodput * 1e6], values={"crossed_bytes": least})
+        bound = least / goodput * 1e6 + PHASES[row["collective"]] * delay * 1e3
+        yield sampled(of, LINK, [bound], values={"crossed_bytes": least})
         for backend in BACKENDS:
             samples = [seconds * 1e6 for seconds in row["seconds"][backend]]
             values = {
@@ -187,7 +224,7 @@ def table(result: Result) -> Table:
         crossed = [one.values["crossed_bytes"] for one in (hbm, gloo)]
         follow = of["collective"] == "fsdp_step"  # no ratio: `least` adds up opposite directions
         rows.append(
-            [f"{of['layout']}, {of['rate']}", of["collective"], str(of["mib"])]
+            [f"{of['layout']}, {of['rate']}", of["collective"], f"{of['mib']:g}"]
             + [f"{one / 1e3:.1f}" for one in (bound, hbm.median, gloo.median)]
             + [f"{hbm.median / bound:.2f}", f"{gloo.median / hbm.median:.2f}"]
             + [

@@ -33,10 +33,10 @@ class Call:
     mib: size in MiB of the whole tensor: the output of all_gather, the input of reduce_scatter.
     """
 
-    def __init__(self, collective: str, mib: int):
+    def __init__(self, collective: str, mib: float):
         self.collective = collective
         self.ranks = dist.get_world_size()
-        self.whole = torch.empty(mib * MIB // 4 // self.ranks * self.ranks)
+        self.whole = torch.empty(int(mib * MIB) // 4 // self.ranks * self.ranks)
         self.other = torch.empty_like(self.whole)
         self.share = torch.empty(len(self.whole) // self.ranks)
 
@@ -75,7 +75,7 @@ class Call:
             assert (result == value).all(), self.collective
 
 
-def run(layout: Layout, sizes: list[int], rounds: int, collectives: list[str]) -> None:
+def run(layout: Layout, sizes: list[float], rounds: int, collectives: list[str]) -> None:
     """Measure all collectives. Rank 0 prints the results."""
     torch.set_num_threads(1)
     node = int(os.environ["HBMCOMM_NODE_ID"])

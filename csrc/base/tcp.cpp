@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <linux/tcp.h>  // has more of tcp_info than netinet/tcp.h
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -60,6 +61,15 @@ int connection_error(int socket) {
   socklen_t length = sizeof failure;
   if (getsockopt(socket, SOL_SOCKET, SO_ERROR, &failure, &length) != 0) return errno;
   return failure;
+}
+
+std::chrono::microseconds least_round_trip(int socket) {
+  constexpr uint32_t kNotMeasured = UINT32_MAX;  // the kernel's value
+  tcp_info info{};
+  info.tcpi_min_rtt = kNotMeasured;
+  socklen_t size = sizeof info;
+  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
+  return std::chrono::microseconds(info.tcpi_min_rtt == kNotMeasured ? 0 : info.tcpi_min_rtt);
 }
 
 }  // namespace hbm

@@ -1,8 +1,9 @@
-// The steps of making a TCP connection over IPv4. No function waits.
+// The steps of making a TCP connection over IPv4, and its round-trip time. No function waits.
 //
 // Threads: every function may be called from any thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -23,5 +24,9 @@ Descriptor start_to_connect(const std::string& address, uint16_t port);
 // Returns errno's value for the end of the attempt: 0 if the socket is connected. REQUIRES: the
 // socket of start_to_connect() has become writable.
 int connection_error(int socket);
+
+// Returns the least round-trip time that the kernel has measured on a connection in the last
+// minutes. Returns 0 if it has measured none, or if `socket` is no TCP socket.
+std::chrono::microseconds least_round_trip(int socket);
 
 }  // namespace hbm

@@ -92,6 +92,19 @@ void StagingHold::release() noexcept {
 }
 
 StagingBuffer StagingPool::acquire(size_t bytes) {
+  StagingBuffer taken = acquire_within_budget(bytes);
+  if (taken) return taken;
+  if (overflows()) return overflow(bytes);
+  throw Error(ErrorKind::kExhausted,
+              "cannot take " + std::to_string(bytes) + " bytes of staging memory: " +
+                  std::to_string(reserved_bytes_.load(std::memory_order_relaxed)) + " of " +
+                  std::to_string(budget_bytes_) + " bytes are in use, and memory policy \"" +
+                  policy_name(heap_->policy()) +
+                  "\" allows no other; raise staging_bytes (HBMCOMM_STAGING_BYTES), or use "
+                  "\"preferred\"");
+}
+
+StagingBuffer StagingPool::acquire_within_budget(size_t bytes) {
   fork_.require_owner("take staging memory from its parent's pool");
   StagingHold* const hold = StagingHold::current();
   if (hold != nullptr) {
@@ -105,7 +118,7 @@ StagingBuffer StagingPool::acquire(size_t bytes) {
     hold->release();
     block = take_new(capacity);
   }
-  if (block == nullptr) return overflow(bytes);
+  if (block == nullptr) return {};
   return StagingBuffer(shared_from_this(), block, bytes, capacity, /*overflow=*/false);
 }
 
@@ -187,17 +200,12 @@ void* StagingPool::take_new(size_t capacity) {
   }
 }
 
-StagingBuffer StagingPool::overflow(size_t bytes) {
+bool StagingPool::overflows() const noexcept {
   const Policy policy = heap_->policy();
-  if (policy == Policy::kBind || policy == Policy::kInterleave) {
-    throw Error(ErrorKind::kExhausted,
-                "cannot take " + std::to_string(bytes) + " bytes of staging memory: " +
-                    std::to_string(reserved_bytes_.load(std::memory_order_relaxed)) + " of " +
-                    std::to_string(budget_bytes_) + " bytes are in use, and memory policy \"" +
-                    policy_name(policy) +
-                    "\" allows no other; raise staging_bytes (HBMCOMM_STAGING_BYTES), or use "
-                    "\"preferred\"");
-  }
+  return policy != Policy::kBind && policy != Policy::kInterleave;
+}
+
+StagingBuffer StagingPool::overflow(size_t bytes) {
   return StagingBuffer(shared_from_this(), overflow_heap_.allocate(bytes), bytes, bytes,
                        /*overflow=*/true);
 }

@@ -120,6 +120,13 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   // Heap::allocate().
   StagingBuffer acquire(size_t bytes);
 
+  // Returns a block as acquire() does, or an empty buffer if the budget has no room for it. Throws
+  // as Heap::allocate().
+  StagingBuffer acquire_within_budget(size_t bytes);
+
+  // Returns true if a request beyond the budget gets ordinary memory, and false if it throws.
+  bool overflows() const noexcept;
+
   // Returns the cached blocks to the heap.
   void trim() noexcept;
 
@@ -148,7 +155,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   void unreserve(size_t capacity) noexcept;
   void* take_cached(size_t capacity) noexcept;
   void* take_new(size_t capacity);
-  StagingBuffer overflow(size_t bytes);
+  StagingBuffer overflow(size_t bytes);  // REQUIRES: overflows()
   void release(void* block, size_t capacity, bool overflow) noexcept;
 
   const std::shared_ptr<Heap> heap_;

@@ -12,6 +12,8 @@
 #include <chrono>
 #include <thread>
 
+#include "communicator/mpi/tuning.h"
+
 namespace hbm::communicator::mpi {
 namespace {
 
@@ -142,6 +144,18 @@ TEST(Arrivals, WakeOnceThereIsAConnection) {
   while (slept == progress::Slept::kNoWakeup)
     slept = sleep(arrivals, microseconds(100));  // `arrivals` looks for connections periodically
   EXPECT_EQ(slept, progress::Slept::kWoken);
+}
+
+TEST(Arrivals, ReadsTheRoundTripTime) {
+  Arrivals arrivals;
+  Watched connection(/*connected=*/false);
+  arrivals.collect();
+  EXPECT_EQ(arrivals.round_trip(), microseconds(0));
+  connection.connect();
+  std::this_thread::sleep_for(kConnectionCheckPeriod);
+  connection.send();
+  connection.take_in();
+  EXPECT_GT(arrivals.round_trip(), microseconds(0));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -24,7 +25,8 @@ constexpr bool kSlow = false;
 // A group, and this rank's end of a conversation in it.
 class Talk {
  public:
-  Talk(const Rank& rank, const std::string& name, size_t chunk_bytes)
+  Talk(const Rank& rank, const std::string& name, size_t chunk_bytes,
+       std::chrono::microseconds round_trip = {})
       : group_(rank.group(name, chunk_bytes)),
         conversation_({.rank = rank.rank,
                        .size = rank.size,
@@ -36,7 +38,9 @@ class Talk {
                                  chunk_bytes, chunk_bytes + 1, 5 * chunk_bytes - 1},
                        .most_bytes = 500'000,
                        .memory = {private_memory}},
-                      test_seed()) {}
+                      test_seed()) {
+    group_.channel->round_trip = [round_trip] { return round_trip; };
+  }
 
   Conversation* operator->() { return &conversation_; }
 
@@ -47,12 +51,19 @@ class Talk {
 
 // With chunks of 512 bytes most operations take many rounds. With chunks of 96 KiB long messages
 // use MPI's rendezvous protocol.
+//
+// Each rank takes another time for the link's round-trip time. So the ranks keep different numbers
+// of rounds in flight, and some have none to spare.
 void try_all(const Rank& rank) {
+  const std::chrono::milliseconds distant(rank.rank % 2 == 0 ? 20 : rank.rank / 2);
   for (const size_t chunk_bytes : {512, 96 * 1024}) {
-    Talk talk(rank, "chunk" + std::to_string(chunk_bytes), chunk_bytes);
-    talk->say_each_once();
-    talk->say(rank.size > 4 || kSlow ? 20 : 100);
-    talk->part();
+    for (const bool far : {false, true}) {
+      const std::string name = std::to_string(chunk_bytes) + (far ? "-far" : "-near");
+      Talk talk(rank, name, chunk_bytes, far ? distant : std::chrono::milliseconds(0));
+      talk->say_each_once();
+      talk->say(rank.size > 4 || kSlow ? 10 : 50);
+      talk->part();
+    }
   }
 }
 

@@ -66,6 +66,21 @@ TEST(Staging, TheBudgetBoundsTheHeap) {
   });
 }
 
+TEST(Staging, RequestsWithinTheBudgetAreRefusedBeyondIt) {
+  with_hbm([] {
+    for (Policy policy : kAllPolicies) {
+      const auto pool = make_pool(policy, kMiB);
+      EXPECT_EQ(pool->overflows(), !is_strict(policy));
+      StagingBuffer half = pool->acquire_within_budget(kMiB / 2);
+      EXPECT_EQ(half.size(), kMiB / 2);
+      EXPECT_FALSE(pool->acquire_within_budget(kMiB));
+      half = StagingBuffer();
+      EXPECT_TRUE(pool->acquire_within_budget(kMiB));
+      EXPECT_EQ(pool->stats().overflows, 0u);
+    }
+  });
+}
+
 TEST(Staging, PreferredUsesDdrBeyondTheBudget) {
   with_hbm([] {
     const auto heap = std::make_shared<Heap>(Policy::kPreferred);

@@ -2,8 +2,10 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "base/tcp.h"
 #include "box/transport/tuning.h"
 
 namespace hbm::box::transport {
@@ -17,7 +19,24 @@ using protocol::Status;
 }  // namespace
 
 Connection::Connection(std::unique_ptr<FrameStream> stream, std::string box, Requester& requester)
-    : stream_(std::move(stream)), box_(std::move(box)), requester_(requester) {}
+    : stream_(std::move(stream)),
+      box_(std::move(box)),
+      requester_(requester),
+      round_trip_(least_round_trip(stream_->fd())) {}
+
+uint64_t Connection::link_bytes() const noexcept {
+  return static_cast<uint64_t>(2 * round_trip_.count() * highest_rate_);
+}
+
+void Connection::measure_rate(uint64_t bytes) noexcept {
+  moved_bytes_ += bytes;
+  const auto now = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> time = now - measured_since_;
+  if (time < round_trip_) return;
+  highest_rate_ = std::max(highest_rate_, static_cast<double>(moved_bytes_) / time.count());
+  measured_since_ = now;
+  moved_bytes_ = 0;
+}
 
 void Connection::queue(Opcode opcode, std::variant<TransportRequest*, Slice> of,
                        std::span<const std::byte> body, std::span<const std::byte> payload) {
@@ -48,6 +67,10 @@ void Connection::send(TransportRequest& request) {
 
 void Connection::send(const Slice& slice) {
   const std::span<const std::byte> data(slice.local, slice.transfer.bytes);
+  if (is_distant() && moving_bytes_ == 0) {
+    measured_since_ = std::chrono::steady_clock::now();
+    moved_bytes_ = 0;
+  }
   moving_bytes_ += data.size();
   queue(slice.opcode, slice, std::as_bytes(std::span(&slice.transfer, 1)),
         slice.opcode == Opcode::kWrite ? data : data.first(0));
@@ -108,6 +131,7 @@ void Connection::frame(const Header& header, std::span<const std::byte> body,
   std::string cause = std::exchange(cause_, {});
   if (Slice* const slice = std::get_if<Slice>(&sent.of)) {
     moving_bytes_ -= slice->transfer.bytes;
+    if (is_distant()) measure_rate(slice->transfer.bytes);
     requester_.answered(*slice, header.status, cause);
     return;
   }

@@ -4,6 +4,7 @@
 // Threads: one at a time. After an Error the connection must not be used.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "box/protocol/frame_stream.h"
 #include "box/transport/slices.h"
 #include "box/transport/transport.h"
+#include "box/transport/tuning.h"
 
 namespace hbm::box::transport {
 
@@ -47,6 +49,10 @@ class Connection final : private protocol::FrameStream::Receiver {
   uint64_t unanswered() const noexcept { return unanswered_; }      // requests
   uint64_t moving_bytes() const noexcept { return moving_bytes_; }  // bytes of unanswered slices
   uint64_t queued_bytes() const noexcept { return stream_->queued_bytes(); }
+  // Returns how many bytes in flight keep the link busy: twice its round-trip time multiplied by
+  // the highest rate so far. With fewer bytes in flight than that, the value grows with each round
+  // trip. 0: the link has no delay.
+  uint64_t link_bytes() const noexcept;
 
   // flush() and receive() throw Error(kNetwork) when the box closes the connection or breaks the
   // protocol.
@@ -70,6 +76,8 @@ class Connection final : private protocol::FrameStream::Receiver {
   void frame(const protocol::Header& header, std::span<const std::byte> body,
              Descriptor descriptor) override;
 
+  bool is_distant() const noexcept { return round_trip_ >= kDistantRoundTrip; }
+  void measure_rate(uint64_t bytes) noexcept;
   void queue(protocol::Opcode opcode, std::variant<TransportRequest*, Slice> of,
              std::span<const std::byte> body, std::span<const std::byte> payload);
   Sent* find(uint64_t id) noexcept;
@@ -84,7 +92,12 @@ class Connection final : private protocol::FrameStream::Receiver {
   uint64_t asked_ = 0;  // bytes queued since the beginning
   uint64_t unanswered_ = 0;
   uint64_t moving_bytes_ = 0;
-  std::string cause_;  // of the reply that is being received
+  const std::chrono::duration<double> round_trip_;
+  // Of slices, since measured_since_. The link was busy all this time.
+  uint64_t moved_bytes_ = 0;
+  std::chrono::steady_clock::time_point measured_since_;
+  double highest_rate_ = 0;  // bytes per second
+  std::string cause_;        // of the reply that is being received
 };
 
 }  // namespace hbm::box::transport

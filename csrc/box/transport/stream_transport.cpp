@@ -143,7 +143,9 @@ void StreamTransport::start(TransportRequest& request) {
 }
 
 void StreamTransport::refill(Connection& connection) {
-  while (connection.moving_bytes() < kStreamBytesInFlight) {
+  const uint64_t share = kMostStreamBytesInFlight / connections_.size();
+  const uint64_t most = kStreamBytesInFlight + std::min(connection.link_bytes(), share);
+  while (connection.moving_bytes() < most) {
     const std::optional<Slice> slice = slices_.take();
     if (!slice) return;
     connection.send(*slice);

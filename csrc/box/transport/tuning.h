@@ -23,13 +23,30 @@ inline constexpr uint32_t kSliceBytes = 256u << 10;
 // Measure: `python -m papers.connections --quick`
 inline constexpr uint64_t kOvertakingBytes = 64u << 10;
 
-// The bytes of slices in flight on a connection. On loopback 512 KiB stay in the caches between the
-// socket and the copy, and moving 1 GB takes a quarter less processor time than with 1 MiB. Four
-// connections keep 25 Gbit/s busy at a round trip of 0.6 ms.
+// The bytes of slices in flight on a connection whose link has no delay. On loopback 512 KiB stay
+// in the caches between the socket and the copy, and moving 1 GB takes a quarter less processor
+// time than with 1 MiB. Four connections keep 25 Gbit/s busy at a round trip of 0.6 ms.
 // Unit: bytes
 // Below: the connection takes the next slice.
-// Above: from the value on, the slice goes to another connection, or waits.
+// Above: from the value on, the slice goes to another connection, or waits, unless the link has a
+// delay.
 inline constexpr uint64_t kStreamBytesInFlight = 512u << 10;
+
+// The round-trip time from which on a link has a delay. The bytes in flight then follow the rate.
+// Below: kStreamBytesInFlight keep the link busy.
+// Above: from the value on, the connection measures the rate, which takes a clock's reading for
+// each slice.
+// Measure: `python -m benchmarks.box.distant`
+inline constexpr std::chrono::microseconds kDistantRoundTrip{500};
+
+// The bytes of slices that are in flight for a link's delay, in addition to kStreamBytesInFlight,
+// on all connections of a client together. Each connection has at most an equal share.
+// Unit: bytes
+// Below: a smaller value leaves a fast and distant link idle.
+// Above: with a larger value, other requests wait longer behind the slices. The client has at most
+// client::kUnsequencedInFlight slices.
+// Measure: `python -m benchmarks.box.distant`
+inline constexpr uint64_t kMostStreamBytesInFlight = 16u << 20;
 
 // The bytes of requests that wait on the first connection to be sent together.
 // Unit: bytes

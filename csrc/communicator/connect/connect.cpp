@@ -118,6 +118,9 @@ void join_ranks(const GroupSetup& setup, const shm::LocalPeers& local_peers, siz
     connection = mpi::connect(made.rendezvous, shm_group ? node_of : std::vector<int>());
     channel->communicator = connection.communicator;
     channel->group_number = connection.group_number;
+    if (const auto arrivals = connection.arrivals) {
+      channel->round_trip = [arrivals] { return arrivals->round_trip(); };
+    }
   }
   detector.formed(prefix, shm_group);
   if (!shm_group) {

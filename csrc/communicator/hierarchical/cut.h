@@ -10,7 +10,6 @@
 
 #include "communicator/hierarchical/node_layout.h"
 #include "communicator/hierarchical/tuning.h"
-#include "communicator/mpi/tuning.h"
 #include "communicator/scatter_gather.h"
 
 namespace hbm::communicator::hierarchical {
@@ -48,10 +47,8 @@ struct BlockCut {
 // a block of one transfer is divided.
 inline BlockCut cut(const NodeLayout& layout, size_t longest, size_t element, size_t transfers,
                     size_t shares, Grain grain = kCoarse) {
-  // kTagRanges blocks are in flight between nodes, each with one message to each peer. With
-  // messages of at most `most` bytes they take no more memory than two blocks of whole chunks, for
-  // which mpi::chunk_bytes() leaves room.
-  const size_t most = std::min(kLongestBlockMessageBytes, layout.chunk_bytes * 2 / mpi::kTagRanges);
+  // mpi::chunk_bytes() leaves room for kLeastInFlight blocks of whole chunks.
+  const size_t most = std::min(kLongestBlockMessageBytes, layout.chunk_bytes);
   const size_t message = longest * element * transfers / (shares * grain.blocks);
   const size_t bytes = std::clamp(message, std::min(grain.least_message_bytes, most), most);
   const size_t block = std::max<size_t>(1, bytes / (element * transfers)) * shares;

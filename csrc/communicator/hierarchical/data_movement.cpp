@@ -8,6 +8,7 @@
 #include "communicator/hierarchical/tuning.h"
 #include "communicator/mpi/collectives.h"
 #include "communicator/mpi/tuning.h"
+#include "communicator/mpi/window.h"
 #include "communicator/scatter_gather.h"
 #include "communicator/shm/peer_transfers.h"
 #include "communicator/shm/reduction.h"
@@ -80,7 +81,9 @@ class LeaderAllgather final : public LeaderOperation {
     const size_t rows = (layout_->most_local_ranks + leaders_ - 1) / leaders_;
     cut_ = cut(*layout_, longest, element(), rows, 1);
     by_turns_ = total_ * element() > kUnpacedBytes;
-    set_blocks(cut_.blocks * (by_turns_ ? layout_->nodes.size() - 1 : 1));
+    const size_t others = layout_->nodes.size() - 1;
+    const size_t messages = 1 + (by_turns_ ? 1 : others);  // of a leader in a block
+    set_blocks(cut_.blocks * (by_turns_ ? others : 1), messages * rows * cut_.block * element());
     log_cut(leaders_, cut_.block * element());
   }
 
@@ -180,8 +183,8 @@ class LeaderAllgather final : public LeaderOperation {
 // the root's local rank modulo the number of ranks of the smallest node.
 //
 // With two nodes and more than kUnpacedBytes, a receiving leader sends an empty answer for each
-// block when it begins to wait for the block. So a sending leader is at most four blocks ahead,
-// however much data its sockets accept.
+// block when it begins to wait for the block. So a sending leader is ahead by at most the blocks in
+// flight of both, however much data its sockets accept.
 class LeaderBroadcast final : public LeaderOperation {
  public:
   LeaderBroadcast(std::shared_ptr<const NodeLayout> layout, const Signature& signature, void* data,
@@ -201,7 +204,8 @@ class LeaderBroadcast final : public LeaderOperation {
       const Grain grain = receivers > 1 ? kFine : kCoarse;
       cut_ = cut(*layout_, count, element(), 1, leaders_ * receivers, grain);
     }
-    set_blocks(cut_.blocks);
+    const size_t passes = receivers > 1 ? 2 : 1;
+    set_blocks(cut_.blocks, passes * cut_.block * element() / leaders_);
     log_cut(leaders_, cut_.block * element());
   }
 
@@ -324,10 +328,10 @@ class LeaderBarrier final : public LeaderOperation {
 // whichever rank sends it, so every rank is its own leader.
 //
 // A rank with much data to exchange in an alltoall uses turns, one in each block, so that few
-// transfers share a link at a time. Each transfer has the same turn on both ranks, and all ranks
-// take turns in the same order. A rank with little data has all transfers in one block: one message
-// to each peer, and no message waits for another. So, by induction over the turns, no rank waits
-// forever.
+// transfers share a link at a time. On a link with a delay, several turns are in flight. Each
+// transfer has the same turn on both ranks, and all ranks take turns in the same order. A rank with
+// little data has all transfers in one block: one message to each peer, and no message waits for
+// another. So, by induction over the turns, no rank waits forever.
 //
 // With one rank on each node the rail is the whole group, and this operation uses the channel of
 // the rail. All collectives of the group then use one MPI communicator. So a message that a rank
@@ -345,13 +349,21 @@ class DirectExchange final : public LeaderOperation {
         incoming_(std::move(incoming)),
         turns_(by_turns() ? turns_of(*layout_) : std::vector<Partners>{}) {
     if (!turns_.empty()) channel_ = finer(*channel_);
-    set_blocks(std::max<size_t>(1, turns_.size()));
+    set_blocks(std::max<size_t>(1, turns_.size()), 0);
     log_cut(layout_->local_size(), count * element());
   }
 
  private:
   bool inter_node_follows_node() const override { return false; }
-  size_t most_in_flight() const override { return turns_.empty() ? mpi::kTagRanges : 1; }
+  // One turn, unless the link has a delay. Turns that are in flight together are with different
+  // ranks, so they may use the same tags.
+  size_t most_in_flight() const override {
+    if (!mpi::is_distant(*channel_)) return 1;
+    size_t longest = 0;
+    for (const Source& source : outgoing_) longest = std::max(longest, source.count);
+    const size_t staging = std::min<size_t>(2 * longest * element(), mpi::kMostOperationBytes);
+    return std::min<size_t>(mpi::rounds_in_flight(*channel_, staging), mpi::kTagRanges);
+  }
   bool remote(int rank) const { return layout_->node_of(rank) != layout_->node; }
   int self() const { return channel_->rank; }
 

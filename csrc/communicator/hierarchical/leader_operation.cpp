@@ -6,8 +6,25 @@
 
 #include "base/log.h"
 #include "communicator/hierarchical/tuning.h"
+#include "communicator/mpi/window.h"
 
 namespace hbm::communicator::hierarchical {
+
+void LeaderOperation::set_blocks(size_t blocks, size_t staging_bytes, size_t scratch_bytes) {
+  blocks_ = blocks;
+  staging_bytes_ = staging_bytes;
+  size_t most = kMostBlocksAhead;
+  if (scratch_bytes > 0) {
+    most = std::clamp(kMostScratchBytes / scratch_bytes, kLeastBlocksAhead, kMostBlocksAhead);
+  }
+  ahead_ = std::min(most, blocks_);
+}
+
+size_t LeaderOperation::most_in_flight() const {
+  if (layout_->rail.empty()) return mpi::kTagRanges;  // no leader
+  return std::min<size_t>(mpi::rounds_in_flight(*layout_->rail.front(), staging_bytes_),
+                          mpi::kTagRanges);
+}
 
 void LeaderOperation::log_cut(size_t leaders, size_t block_bytes) const {
   if (!log::enabled(log::Level::kDebug)) return;

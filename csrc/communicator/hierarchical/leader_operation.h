@@ -4,10 +4,10 @@
 // derived class implements the three stages.
 //
 // Order: a node takes its steps one at a time, in the same order on all its ranks. First comes
-// node_in() of the first kBlocksAhead blocks. Then node_out() of one block alternates with
-// node_in() of the next. So node_in() of a block begins after node_out() of the block kBlocksAhead
-// before it, and may use that block's scratch memory. The inter-node stage takes blocks in order,
-// most_in_flight() at a time. A stage of a block waits only for earlier stages of the block and for
+// node_in() of the first ahead() blocks. Then node_out() of one block alternates with node_in() of
+// the next. So node_in() of a block begins after node_out() of the block ahead() before it, and may
+// use that block's scratch memory. The inter-node stage takes blocks in order, most_in_flight() at
+// a time. A stage of a block waits only for earlier stages of the block and for
 // blocks before it, and all ranks have the same blocks. So, by induction, no rank waits forever if
 // all ranks run the operation.
 //
@@ -49,8 +49,12 @@ class LeaderOperation : public progress::Operation {
                   size_t count)
       : layout_(std::move(layout)), signature_(signature), count_(count) {}
 
-  // REQUIRES: called in the constructor.
-  void set_blocks(size_t blocks) { blocks_ = blocks; }
+  // `staging_bytes`: of the messages of a block, on a leader. `scratch_bytes`: that a leader needs
+  // for a block from node_in() to node_out(). All ranks give the same values. REQUIRES: called in
+  // the constructor.
+  void set_blocks(size_t blocks, size_t staging_bytes, size_t scratch_bytes = 0);
+  // Returns the blocks that complete node_in() before node_out() of the first block begins.
+  size_t ahead() const { return ahead_; }
   // Logs the leaders and blocks at the debug level.
   void log_cut(size_t leaders, size_t block_bytes) const;
 
@@ -67,7 +71,7 @@ class LeaderOperation : public progress::Operation {
   virtual std::vector<int> inter_node_peers(size_t first) const;
 
   // Returns the most blocks in the inter-node stage at a time; at most kTagRanges.
-  virtual size_t most_in_flight() const { return mpi::kTagRanges; }
+  virtual size_t most_in_flight() const;
 
   size_t element() const { return element_size(signature_.dtype); }
   // Returns the channel of this rank's rail in the tag range of `block`. REQUIRES: this rank is a
@@ -91,9 +95,10 @@ class LeaderOperation : public progress::Operation {
   // step is node_in() of its block, false if it is node_out().
   bool goes_in(size_t step) const;
   size_t block_of(size_t step) const;
-  size_t ahead() const { return std::min(kBlocksAhead, blocks_); }
 
   size_t blocks_ = 1;
+  size_t ahead_ = 1;
+  size_t staging_bytes_ = 0;
   size_t step_ = 0;     // the next step of the node
   size_t entered_ = 0;  // blocks whose node_in() is done
   size_t started_ = 0;  // blocks whose inter_node() has begun

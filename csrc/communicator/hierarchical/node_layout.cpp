@@ -51,7 +51,7 @@ std::shared_ptr<const NodeLayout> make_node_layout(const bootstrap::Rendezvous& 
   layout->most_local_ranks = std::max_element(nodes.begin(), nodes.end(), by_size)->size();
   layout->chunk_bytes = channel.chunk_bytes;
   layout->staging = channel.staging;
-  layout->arrivals = connection.arrivals;
+  if (connection.wakes) layout->arrivals = connection.arrivals;
   layout->shm_group = std::move(shm_group);
   const size_t local_rank = layout->local_rank();
   if (local_rank >= layout->leaders) return layout;

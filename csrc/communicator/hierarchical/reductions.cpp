@@ -120,12 +120,15 @@ class LeaderReduction final : public LeaderOperation {
     const bool fine = to_root() && layout_->nodes.size() > 2;
     cut_ = cut(*layout_, count, operand(), 1, leaders_ * layout_->nodes.size(),
                fine ? kFine : kCoarse);
-    set_blocks(cut_.blocks);
     const size_t longest = std::min(cut_.block, count);
-    if (leads() && (to_root() || widens()) && !layout_->one_each()) {
-      partial_.acquire(*layout_->staging, std::min(kBlocksAhead, cut_.blocks),
-                       shm::share_of(longest, element(), leaders_, 0).count * operand());
-    }
+    const size_t shard_bytes = shm::share_of(longest, element(), leaders_, 0).count * operand();
+    const size_t nodes = layout_->nodes.size();
+    // In the first phase a leader exchanges a message with each other node, and in the second phase
+    // it sends one to all, and gets one from each.
+    const size_t messages = 2 * (nodes - 1) + 1 + (nodes - 1);
+    const bool scratch = (to_root() || widens()) && !layout_->one_each();
+    set_blocks(cut_.blocks, messages * shard_bytes / nodes, scratch ? shard_bytes : 0);
+    if (leads() && scratch) partial_.acquire(*layout_->staging, ahead(), shard_bytes);
     if (widens()) wide_.acquire(*layout_->staging, 1, longest * operand());
     log_cut(leaders_, cut_.block * element());
   }
@@ -245,12 +248,14 @@ class LeaderReduceScatter final : public LeaderOperation {
     for (const Source& input : inputs_) longest = std::max(longest, input.count);
     const size_t rows = (layout_->most_local_ranks + leaders_ - 1) / leaders_;
     cut_ = cut(*layout_, longest, operand(), rows, 1);
-    set_blocks(cut_.blocks);
     const size_t row = std::min(cut_.block, longest);
+    const size_t nodes = layout_->nodes.size();
+    const size_t partial_bytes = nodes * rows * row * operand();
+    set_blocks(cut_.blocks, 2 * (nodes - 1) * rows * row * operand(),
+               layout_->one_each() ? 0 : partial_bytes);
     if (leads() && !layout_->one_each()) {
-      const size_t blocks = std::min(kBlocksAhead, cut_.blocks);
-      partial_.acquire(*layout_->staging, blocks, layout_->nodes.size() * rows * row * operand());
-      if (passes_on()) result_.acquire(*layout_->staging, blocks, rows * row * element());
+      partial_.acquire(*layout_->staging, ahead(), partial_bytes);
+      if (passes_on()) result_.acquire(*layout_->staging, ahead(), rows * row * element());
     }
     if (widens()) wide_.acquire(*layout_->staging, 1, layout_->ranks() * row * operand());
     log_cut(leaders_, cut_.block * element());

@@ -103,12 +103,28 @@ inline constexpr size_t kChainBlocks = 64;
 // Above: the operation has kChainBlocks blocks or more.
 inline constexpr size_t kChainMessageBytes = 16 << 10;
 
-// The most blocks that have completed node_in() before node_out() of the first block begins. The
-// link has fewer blocks in flight, so the node works while the link is busy.
+// The most blocks that have completed node_in() before node_out() of the first block begins, in an
+// operation that needs no scratch memory. The link has fewer blocks in flight, so the node works
+// while the link is busy.
 // Unit: blocks
 // Below: the node runs node_in() of the next block.
 // Above: from the value on, the node runs node_out() of a block before node_in() of the next one.
-inline constexpr size_t kBlocksAhead = mpi::kTagRanges + 1;
+// Measure: `python -m benchmarks.collectives.nodes --layout 2x2 --rate 1gbit --delay 10`
+inline constexpr size_t kMostBlocksAhead = mpi::kTagRanges + 1;
+
+// The same for an operation whose scratch memory has no room for more blocks.
+// Unit: blocks
+// Below: a smaller value leaves the link idle while the node works.
+// Above: a larger value takes more scratch memory.
+inline constexpr size_t kLeastBlocksAhead = mpi::kLeastInFlight + 1;
+
+// The scratch memory of a leader in an operation that needs scratch memory for each block.
+// Unit: bytes
+// Below: the operation is as many blocks ahead as the value has room for.
+// Above: an operation that takes more is kLeastBlocksAhead blocks ahead.
+// Measure: `python -m benchmarks.collectives.nodes --layout 2x2 --rate 1gbit --delay 10
+// --collective reduce_scatter`
+inline constexpr size_t kMostScratchBytes = 4 << 20;
 
 // -- Waits
 

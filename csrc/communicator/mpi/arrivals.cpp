@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/tcp.h"
 #include "communicator/mpi/tuning.h"
 
 namespace hbm::communicator::mpi {
@@ -49,16 +50,19 @@ bool is_connected(int descriptor) {
   return peer.ss_family == AF_INET || peer.ss_family == AF_INET6;
 }
 
-// Returns true if an epoll descriptor watches a connection. fdinfo has a line "tfd: 7 events: ..."
-// for each target.
-bool has_connection(int poll) {
+// Returns the descriptors that an epoll descriptor watches. fdinfo has a line "tfd: 7 events: ..."
+// for each.
+std::vector<int> watched_by(int poll) {
+  std::vector<int> targets;
   std::ifstream info("/proc/self/fdinfo/" + std::to_string(poll));
   for (std::string word; info >> word;) {
     int target = -1;
-    if (word == "tfd:" && info >> target && is_connected(target)) return true;
+    if (word == "tfd:" && info >> target) targets.push_back(target);
   }
-  return false;
+  return targets;
 }
+
+bool has_connection(int poll) { return std::ranges::any_of(watched_by(poll), is_connected); }
 
 }  // namespace
 
@@ -100,6 +104,21 @@ bool Arrivals::connected() {
   if (!std::ranges::any_of(polls_, has_connection)) return false;
   connected_.store(true, std::memory_order_relaxed);
   return true;
+}
+
+std::chrono::microseconds Arrivals::round_trip() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  if (now.count() < next_reading_.load(std::memory_order_relaxed) || !connected()) {
+    return std::chrono::microseconds(round_trip_.load(std::memory_order_relaxed));
+  }
+  const std::chrono::steady_clock::duration later = now + kRoundTripPeriod;
+  next_reading_.store(later.count(), std::memory_order_relaxed);
+  std::chrono::microseconds longest{0};
+  for (const int poll : polls_) {
+    for (const int target : watched_by(poll)) longest = std::max(longest, least_round_trip(target));
+  }
+  round_trip_.store(longest.count(), std::memory_order_relaxed);
+  return longest;
 }
 
 progress::Slept Arrivals::sleep(std::chrono::steady_clock::time_point until) {

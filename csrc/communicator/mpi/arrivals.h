@@ -1,4 +1,5 @@
-// Wakes threads that wait for messages over TCP. MPI has no wait that sleeps until a message or a
+// The TCP connections of MPI. Wakes threads that wait for messages over TCP, and reads how long a
+// message and its answer take. MPI has no wait that sleeps until a message or a
 // deadline comes, but UCX collects its connections in epoll descriptors. Such a descriptor is
 // readable while a connection has data to receive, or has room again for data to send.
 //
@@ -10,7 +11,7 @@
 // as an RDMA card, messages may bypass TCP: collect() then uses no descriptor.
 //
 // Threads: one thread calls a constructor and collect(), before other threads use the object. Any
-// thread may call connected() and sleep().
+// thread may call connected(), sleep() and round_trip().
 #pragma once
 
 #include <atomic>
@@ -44,12 +45,19 @@ class Arrivals {
   // if no connection is known.
   progress::Slept sleep(std::chrono::steady_clock::time_point until);
 
+  // Returns the round-trip time of the most distant peer, as the kernel has measured it on the
+  // connections; 0 if no connection is known. The least of several measurements counts, so traffic
+  // does not raise it. Reads it again after kRoundTripPeriod.
+  std::chrono::microseconds round_trip();
+
  private:
   std::vector<int> before_;  // open before MPI_Init; empty: could not be listed
   std::vector<int> polls_;   // duplicates of epoll descriptors, in case their owner closes its own
-  // Loads and stores of these two are relaxed, because they guard no other data.
+  // Loads and stores of these are relaxed, because they guard no other data.
   std::atomic<bool> connected_{false};
   std::atomic<std::chrono::steady_clock::rep> next_check_{0};
+  std::atomic<std::chrono::steady_clock::rep> next_reading_{0};
+  std::atomic<std::chrono::microseconds::rep> round_trip_{0};
 };
 
 }  // namespace hbm::communicator::mpi

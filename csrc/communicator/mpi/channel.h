@@ -5,8 +5,10 @@
 // function.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -87,6 +89,8 @@ struct Channel {
   std::shared_ptr<Comm> communicator;  // null in a group of one
   std::shared_ptr<memory::StagingPool> staging;
   size_t chunk_bytes = 0;  // payload of the largest message; equal on all ranks
+  // Returns the round-trip time of the most distant peer, 0 if it is not known. Empty: never known.
+  std::function<std::chrono::microseconds()> round_trip;
 
   // Returns the header of a message in this group.
   MessageHeader header(const Signature& signature, uint64_t count, uint32_t part,

@@ -79,7 +79,8 @@ MpiConnection connect_by_links(const bootstrap::Rendezvous& rendezvous,
           {},
           links,
           group_number,
-          std::make_shared<Arrivals>(links->poll())};
+          std::make_shared<Arrivals>(links->poll()),
+          /*wakes=*/true};
 }
 
 // Ensures, on every rank, that MPI_Init will neither end the process nor print errors. Loads MPI,
@@ -207,10 +208,14 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
                          nodes_of(ranks), participant.deadline, check, risks_of(ranks));
     world_ranks = everyone;
   }
-  const bool notified = !node_of.empty() &&
-                        !nodes_share_memory(ranks, node_of, static_cast<size_t>(participant.rank));
+  const bool wakes = world->arrivals() && !node_of.empty() &&
+                     !nodes_share_memory(ranks, node_of, static_cast<size_t>(participant.rank));
   return {world->communicator(world_ranks, creation_tag(participant), participant.deadline, check),
-          world_ranks, nullptr, group_number, notified ? world->arrivals() : nullptr};
+          world_ranks,
+          nullptr,
+          group_number,
+          world->arrivals(),
+          wakes};
 }
 
 std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,

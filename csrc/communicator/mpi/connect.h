@@ -67,11 +67,12 @@ std::string node_key();
 // A group's connection between nodes.
 struct MpiConnection {
   std::shared_ptr<Comm> communicator;
-  std::vector<int> world_ranks;       // of the group's ranks; empty: over TCP links
-  std::shared_ptr<tcp::Links> links;  // null: over MPI
-  uint64_t group_number = 0;          // unique among the groups of these processes
-  // Ends this rank's sleep when a message from another node arrives; null if nothing can do that.
-  std::shared_ptr<Arrivals> arrivals;
+  std::vector<int> world_ranks;        // of the group's ranks; empty: over TCP links
+  std::shared_ptr<tcp::Links> links;   // null: over MPI
+  uint64_t group_number = 0;           // unique among the groups of these processes
+  std::shared_ptr<Arrivals> arrivals;  // of the carrier; null: unknown
+  // True: `arrivals` ends this rank's sleep when a message from another node arrives.
+  bool wakes = false;
 };
 
 // Connects a group whose ranks have met: in the MPI world of its ranks, or in a new world if they

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "communicator/mpi/window.h"
+
 namespace hbm::communicator::mpi {
 namespace {
 
@@ -16,40 +18,72 @@ std::vector<int> merge(std::vector<int> a, const std::vector<int>& b) {
 
 }  // namespace
 
+Rounds::Rounds(std::shared_ptr<Channel> channel, size_t sends, size_t receives,
+               size_t payload_bytes, size_t count)
+    : channel_(std::move(channel)),
+      sends_(sends),
+      receives_(receives),
+      payload_bytes_(payload_bytes) {
+  for (size_t i = 0; i < count; ++i) idle_.emplace_back(channel_, sends, receives, payload_bytes);
+}
+
+Round& Rounds::open(const Signature& signature, size_t part, int tag_phase) {
+  in_flight_.splice(in_flight_.end(), idle_, idle_.begin());
+  in_flight_.back().open(signature, static_cast<uint32_t>(part), tag_phase);
+  if (idle_.empty()) grow();
+  return in_flight_.back();
+}
+
+void Rounds::grow() {
+  const size_t bytes = Round::staging_bytes(sends_, receives_, payload_bytes_);
+  if (in_flight_.size() >= rounds_in_flight(*channel_, bytes)) return;
+  memory::StagingBuffer memory = channel_->staging->acquire_within_budget(bytes);
+  if (memory) idle_.emplace_back(channel_, sends_, payload_bytes_, std::move(memory));
+}
+
+void Rounds::pop() { idle_.splice(idle_.end(), in_flight_, in_flight_.begin()); }
+
+void Rounds::abandon() noexcept {
+  for (Round& round : in_flight_) round.abandon();
+}
+
 void Pipeline::prepare(size_t parts, size_t sends, size_t receives, size_t payload_bytes) {
   parts_ = parts;
-  for (size_t i = 0; i < std::min<size_t>(parts, 2); ++i) {
-    rounds_.emplace_back(channel_, sends, receives, payload_bytes);
+  rounds_.emplace(channel_, sends, receives, payload_bytes, std::min(parts, kLeastInFlight));
+}
+
+void Pipeline::begin() { fill(); }
+
+void Pipeline::fill() {
+  for (; posted_ < parts_ && rounds_->ready(); ++posted_) {
+    post(rounds_->open(signature_, posted_, 0), posted_);
   }
-}
-
-void Pipeline::begin() {
-  for (size_t part = 0; part < rounds_.size(); ++part) open(part);
-}
-
-void Pipeline::open(size_t part) {
-  Round& round = rounds_[part % 2];
-  round.open(signature_, static_cast<uint32_t>(part), 0);
-  post(round, part);
 }
 
 progress::Progress Pipeline::poll() {
   progress::Progress progress = progress::Progress::kIdle;
   for (;;) {
-    Round& round = rounds_[next_ % 2];
+    Round& round = rounds_->front();
     const progress::Progress polled = round.poll();
     if (polled != progress::Progress::kDone)
       return polled == progress::Progress::kActive ? polled : progress;
     deliver(round, next_);
-    if (next_ + 2 < parts_) open(next_ + 2);
+    rounds_->pop();
     if (++next_ == parts_) return progress::Progress::kDone;
+    fill();
     progress = progress::Progress::kActive;
   }
 }
 
-void Pipeline::abandon() noexcept {
-  for (Round& round : rounds_) round.abandon();
+std::vector<int> Pipeline::missing() const {
+  return rounds_->empty() ? std::vector<int>() : rounds_->front().missing();
 }
+
+std::vector<int> Pipeline::needed() const {
+  return rounds_->empty() ? std::vector<int>() : rounds_->front().needed();
+}
+
+void Pipeline::abandon() noexcept { rounds_->abandon(); }
 
 TwoPhase::TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
                    size_t reported, std::vector<int> owners, Room first, Room second)
@@ -57,12 +91,14 @@ TwoPhase::TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature,
       elements_(count),
       owners_(std::move(owners)),
       block_(channel_->chunk_bytes / element() * owners_.size()),
-      blocks_((count + block_ - 1) / block_) {
-  const size_t longest = (std::min(block_, count) + owners_.size() - 1) / owners_.size();
-  for (size_t i = 0; i < std::min<size_t>(blocks_, 2); ++i) {
-    first_.emplace_back(channel_, first.sends, first.receives, longest * element());
-    second_.emplace_back(channel_, second.sends, second.receives, longest * element());
-  }
+      blocks_((count + block_ - 1) / block_),
+      first_(channel_, first.sends, first.receives, longest_shard() * element(),
+             std::min(blocks_, kLeastInFlight)),
+      second_(channel_, second.sends, second.receives, longest_shard() * element(),
+              std::min(blocks_, kLeastInFlight)) {}
+
+size_t TwoPhase::longest_shard() const {
+  return (std::min(block_, elements_) + owners_.size() - 1) / owners_.size();
 }
 
 bool TwoPhase::owns(int rank) const {
@@ -85,39 +121,36 @@ ElementRange TwoPhase::shard(size_t block, int owner) const {
   return {start + index * each + std::min(index, longer), each + (index < longer ? 1 : 0)};
 }
 
-void TwoPhase::begin() {
-  for (size_t block = 0; block < first_.size(); ++block) open_first(block);
+void TwoPhase::begin() { fill(); }
+
+void TwoPhase::fill() {
+  for (; opened_ < blocks_ && first_.ready(); ++opened_) {
+    post_first(first_.open(signature_, opened_, first_phase()), opened_);
+  }
 }
 
-void TwoPhase::open_first(size_t block) {
-  Round& round = first_[block % 2];
-  round.open(signature_, static_cast<uint32_t>(block), first_phase());
-  post_first(round, block);
-}
-
-// Completes the first phase of the next block, and opens the block's second phase in the Round of
-// the block two before. (awaits_first() is true only after that earlier block has finished.)
+// Completes the first phase of the next block, and opens the block's second phase.
 bool TwoPhase::poll_first(progress::Progress& progress) {
   if (!awaits_first()) return false;
-  Round& first = first_[passed_ % 2];
+  Round& first = first_.front();
   const progress::Progress polled = first.poll();
   if (polled != progress::Progress::kIdle) progress = progress::Progress::kActive;
   if (polled != progress::Progress::kDone) return false;
-  Round& second = second_[passed_ % 2];
-  second.open(signature_, static_cast<uint32_t>(passed_), 1);
-  post_second(second, first, passed_);
-  if (passed_ + 2 < blocks_) open_first(passed_ + 2);
+  post_second(second_.open(signature_, passed_, 1), first, passed_);
+  first_.pop();
   ++passed_;
+  fill();
   return true;
 }
 
 bool TwoPhase::poll_second(progress::Progress& progress) {
   if (!awaits_second()) return false;
-  Round& second = second_[finished_ % 2];
+  Round& second = second_.front();
   const progress::Progress polled = second.poll();
   if (polled != progress::Progress::kIdle) progress = progress::Progress::kActive;
   if (polled != progress::Progress::kDone) return false;
   deliver(second, finished_++);
+  second_.pop();
   return true;
 }
 
@@ -135,8 +168,8 @@ progress::Progress TwoPhase::poll() {
 // yet.
 std::vector<int> TwoPhase::missing() const {
   std::vector<int> ranks;
-  if (awaits_first()) ranks = first_[passed_ % 2].missing();
-  if (awaits_second()) ranks = merge(std::move(ranks), second_[finished_ % 2].missing());
+  if (awaits_first()) ranks = first_.front().missing();
+  if (awaits_second()) ranks = merge(std::move(ranks), second_.front().missing());
   return ranks;
 }
 
@@ -144,19 +177,19 @@ std::vector<int> TwoPhase::missing() const {
 // messages for this block have arrived. Otherwise the death of such a peer would go unnoticed while
 // the live ranks wait for each other in this block.
 std::vector<int> TwoPhase::needed() const {
-  const bool unposted = passed_ + 2 < blocks_;
+  const bool unposted = opened_ < blocks_;
   const auto ranks_of = [unposted](const Round& round) {
     return unposted ? round.peers() : round.needed();
   };
   std::vector<int> ranks;
-  if (unposted || awaits_first()) ranks = ranks_of(first_[passed_ % 2]);
-  if (awaits_second()) ranks = merge(std::move(ranks), ranks_of(second_[finished_ % 2]));
+  if (!first_.empty()) ranks = ranks_of(first_.front());
+  if (awaits_second()) ranks = merge(std::move(ranks), ranks_of(second_.front()));
   return ranks;
 }
 
 void TwoPhase::abandon() noexcept {
-  for (Round& round : first_) round.abandon();
-  for (Round& round : second_) round.abandon();
+  first_.abandon();
+  second_.abandon();
 }
 
 }  // namespace hbm::communicator::mpi

@@ -3,16 +3,17 @@
 // derived class implements the messages that a collective sends, and the use of the messages that
 // it receives.
 //
-// Both shapes keep two rounds or blocks in flight, so that a rank copies one while the network
-// carries the other. All ranks post the same rounds in the same order, and a round depends only on
-// earlier rounds. So, by induction, no rank waits forever if all ranks run the operation.
+// Both shapes keep several rounds or blocks in flight (window.h). All ranks post the same rounds in
+// the same order, and a round depends only on earlier rounds. So, by induction, no rank waits
+// forever if all ranks run the operation.
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
+#include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,20 +56,52 @@ class GroupOperation : public progress::Operation {
   const size_t count_;  // the elements that errors report
 };
 
+// The rounds of an operation. Those in flight are in the order in which they were opened.
+class Rounds {
+ public:
+  // Allocates `count` rounds of a size, as Round().
+  Rounds(std::shared_ptr<Channel> channel, size_t sends, size_t receives, size_t payload_bytes,
+         size_t count);
+
+  // Returns true if another round can be opened.
+  bool ready() const { return !idle_.empty(); }
+  // Opens a round, as Round::open(), and returns it. Allocates another one if more than these may
+  // be in flight (window.h). REQUIRES: ready()
+  Round& open(const Signature& signature, size_t part, int tag_phase);
+
+  bool empty() const { return in_flight_.empty(); }
+  Round& front() { return in_flight_.front(); }
+  const Round& front() const { return in_flight_.front(); }
+  // Takes the first round, which is done, out of flight.
+  void pop();
+
+  void abandon() noexcept;
+
+ private:
+  void grow();
+
+  const std::shared_ptr<Channel> channel_;
+  const size_t sends_;
+  const size_t receives_;
+  const size_t payload_bytes_;
+  std::list<Round> in_flight_;
+  std::list<Round> idle_;
+};
+
 // A collective whose data is cut into parts, with one round for each part. Parts are numbered from
 // 0.
 class Pipeline : public GroupOperation {
  public:
   void begin() override;
   progress::Progress poll() override;
-  std::vector<int> missing() const override { return rounds_[next_ % 2].missing(); }
-  std::vector<int> needed() const override { return rounds_[next_ % 2].needed(); }
+  std::vector<int> missing() const override;
+  std::vector<int> needed() const override;
   void abandon() noexcept override;
 
  protected:
   using GroupOperation::GroupOperation;
 
-  // Allocates the rounds. `sends`, `receives`: the most messages of this rank in a round.
+  // Allocates the first rounds. `sends`, `receives`: the most messages of this rank in a round.
   // `payload_bytes`: of the longest message. REQUIRES: called in the constructor.
   void prepare(size_t parts, size_t sends, size_t receives, size_t payload_bytes);
 
@@ -78,14 +111,16 @@ class Pipeline : public GroupOperation {
   virtual void deliver(const Round& round, size_t part) = 0;
 
   size_t parts() const { return parts_; }
-  size_t posted() const { return std::min(parts_, next_ + 2); }  // parts whose messages are posted
+  size_t posted() const { return posted_; }  // parts whose messages are posted
 
  private:
-  void open(size_t part);
+  // Posts the next parts, as many as rounds are ready.
+  void fill();
 
   size_t parts_ = 0;
   size_t next_ = 0;  // the next part to complete
-  std::vector<Round> rounds_;
+  size_t posted_ = 0;
+  std::optional<Rounds> rounds_;  // absent until prepare()
 };
 
 // A collective that moves its data block by block. Each block takes two phases, and each phase is
@@ -131,11 +166,12 @@ class TwoPhase : public GroupOperation {
 
  private:
   bool owns(int rank) const;
+  size_t longest_shard() const;  // elements
 
-  // Block n uses the rounds of block n - 2, so it waits until that block has finished.
-  bool awaits_first() const { return passed_ < blocks_ && passed_ - finished_ < 2; }
+  bool awaits_first() const { return passed_ < opened_ && second_.ready(); }
   bool awaits_second() const { return finished_ < passed_; }
-  void open_first(size_t block);
+  // Opens the first phase of the next blocks, as many as rounds are ready.
+  void fill();
   bool poll_first(progress::Progress& progress);
   bool poll_second(progress::Progress& progress);
 
@@ -143,10 +179,11 @@ class TwoPhase : public GroupOperation {
   const std::vector<int> owners_;  // ascending
   const size_t block_;             // elements
   const size_t blocks_;
+  size_t opened_ = 0;    // blocks whose first phase has begun
   size_t passed_ = 0;    // blocks whose first phase is complete
   size_t finished_ = 0;  // blocks whose second phase is complete
-  std::vector<Round> first_;
-  std::vector<Round> second_;
+  Rounds first_;
+  Rounds second_;
 };
 
 }  // namespace hbm::communicator::mpi

@@ -2,8 +2,8 @@
 //
 // The first message has a header and up to kFirstMessageBytes of the tensor, under the user's tag.
 // So the carrier matches each send with a receive as users expect, also with a receive from any
-// source. The rest of a longer tensor follows in chunks, two in flight. The chunks have a tag of
-// this transfer, so that transfers with the same user tag cannot mix.
+// source. The rest of a longer tensor follows in chunks, several in flight (window.h). The chunks
+// have a tag of this transfer, so that transfers with the same user tag cannot mix.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -12,6 +12,7 @@
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/pipeline.h"
 #include "communicator/mpi/tuning.h"
+#include "communicator/mpi/window.h"
 
 namespace hbm::communicator::mpi {
 namespace {
@@ -22,8 +23,10 @@ std::atomic<uint64_t> next_transfer{0};
 class Message {
  public:
   Message() = default;
+  Message(std::shared_ptr<Channel> channel, memory::StagingBuffer memory)
+      : channel_(std::move(channel)), memory_(std::move(memory)) {}
   Message(std::shared_ptr<Channel> channel, size_t bytes)
-      : channel_(std::move(channel)), memory_(channel_->staging->acquire(bytes)) {}
+      : Message(channel, channel->staging->acquire(bytes)) {}
   Message(Message&& other) noexcept
       : channel_(std::move(other.channel_)),
         memory_(std::move(other.memory_)),
@@ -74,8 +77,17 @@ class MpiTransfer : public GroupOperation {
       : GroupOperation(std::move(channel), signature, count),
         peer_(peer),
         first_(channel_, kHeaderBytes + kFirstMessageBytes) {
-    const size_t window = std::min(kChunksInFlight, chunks());
-    for (size_t i = 0; i < window; ++i) chunks_.emplace_back(channel_, bytes_of(0));
+    const size_t least = std::min(kLeastInFlight, chunks());
+    for (size_t i = 0; i < least; ++i) {
+      chunks_.emplace_back(channel_, channel_->staging->acquire(bytes_of(0)));
+    }
+    if (least == 0) return;
+    const size_t most = std::min(rounds_in_flight(*channel_, bytes_of(0)), chunks());
+    while (chunks_.size() < most) {
+      memory::StagingBuffer memory = channel_->staging->acquire_within_budget(bytes_of(0));
+      if (!memory) break;
+      chunks_.emplace_back(channel_, std::move(memory));
+    }
   }
 
   std::vector<int> missing() const override {
@@ -98,7 +110,8 @@ class MpiTransfer : public GroupOperation {
   size_t bytes_of(size_t chunk) const {
     return std::min(channel_->chunk_bytes, bytes() - chunk_offset(chunk));
   }
-  Message& message(size_t chunk) { return chunks_[chunk % kChunksInFlight]; }
+  Message& message(size_t chunk) { return chunks_[chunk % chunks_.size()]; }
+  size_t in_flight() const { return chunks_.size(); }  // the most chunks
 
   int peer_;
   Message first_;
@@ -122,7 +135,7 @@ class MpiSend final : public MpiTransfer {
     std::memcpy(first_.data(), &header, kHeaderBytes);
     if (first_bytes() > 0) std::memcpy(first_.data() + kHeaderBytes, in_, first_bytes());
     first_.send(kHeaderBytes + first_bytes(), peer_, signature_.root);
-    for (size_t chunk = 0; chunk < std::min(kChunksInFlight, chunks()); ++chunk) post(chunk);
+    for (size_t chunk = 0; chunk < in_flight(); ++chunk) post(chunk);
   }
 
   progress::Progress poll() override {
@@ -133,7 +146,7 @@ class MpiSend final : public MpiTransfer {
       progress = progress::Progress::kActive;
     }
     while (next_ < chunks() && message(next_).arrived()) {
-      if (next_ + kChunksInFlight < chunks()) post(next_ + kChunksInFlight);
+      if (next_ + in_flight() < chunks()) post(next_ + in_flight());
       ++next_;
       progress = progress::Progress::kActive;
     }
@@ -175,7 +188,7 @@ class MpiReceive final : public MpiTransfer {
     }
     while (next_ < chunks() && message(next_).arrived()) {
       std::memcpy(out_ + chunk_offset(next_), message(next_).data(), bytes_of(next_));
-      if (next_ + kChunksInFlight < chunks()) post(next_ + kChunksInFlight);
+      if (next_ + in_flight() < chunks()) post(next_ + in_flight());
       ++next_;
       progress = progress::Progress::kActive;
     }
@@ -194,7 +207,7 @@ class MpiReceive final : public MpiTransfer {
                  channel_->group);
     if (first_bytes() > 0) std::memcpy(out_, first_.data() + kHeaderBytes, first_bytes());
     transfer_ = found.transfer;
-    for (size_t chunk = 0; chunk < std::min(kChunksInFlight, chunks()); ++chunk) post(chunk);
+    for (size_t chunk = 0; chunk < in_flight(); ++chunk) post(chunk);
   }
 
   void post(size_t chunk) {

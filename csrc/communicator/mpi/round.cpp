@@ -12,12 +12,18 @@
 namespace hbm::communicator::mpi {
 
 Round::Round(std::shared_ptr<Channel> channel, size_t sends, size_t receives, size_t payload_bytes)
+    : Round(channel, sends, payload_bytes,
+            channel->size > 1
+                ? channel->staging->acquire(staging_bytes(sends, receives, payload_bytes))
+                : memory::StagingBuffer()) {}
+
+Round::Round(std::shared_ptr<Channel> channel, size_t sends, size_t payload_bytes,
+             memory::StagingBuffer memory)
     : channel_(std::move(channel)),
       sends_(sends),
-      stride_((payload_bytes + 63) / 64 * 64 + kHeaderBytes),
-      buffer_of_(static_cast<size_t>(channel_->size), -1) {
-  if (channel_->size > 1) memory_ = channel_->staging->acquire((sends + receives) * stride_);
-}
+      stride_(buffer_bytes(payload_bytes)),
+      memory_(std::move(memory)),
+      buffer_of_(static_cast<size_t>(channel_->size), -1) {}
 
 Round::~Round() { abandon(); }
 

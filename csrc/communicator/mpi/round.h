@@ -27,8 +27,16 @@ class Round {
   // Allocates buffers for `sends` different outgoing and `receives` incoming messages of up to
   // `payload_bytes` payload. Throws Error(kExhausted).
   Round(std::shared_ptr<Channel> channel, size_t sends, size_t receives, size_t payload_bytes);
-  Round(Round&&) = default;
+  // Uses `memory`, of staging_bytes() bytes.
+  Round(std::shared_ptr<Channel> channel, size_t sends, size_t payload_bytes,
+        memory::StagingBuffer memory);
+  Round(const Round&) = delete;
+  Round& operator=(const Round&) = delete;
   ~Round();
+
+  static size_t staging_bytes(size_t sends, size_t receives, size_t payload_bytes) {
+    return (sends + receives) * buffer_bytes(payload_bytes);
+  }
 
   // Starts a round, and forgets the previous one. REQUIRES: the previous round is done. `tag_phase`
   // (0 or 1) separates the rounds of an operation's two phases.
@@ -71,6 +79,10 @@ class Round {
     MessageHeader expected;
   };
 
+  // Returns the bytes of the buffer of a message.
+  static size_t buffer_bytes(size_t payload_bytes) {
+    return (payload_bytes + 63) / 64 * 64 + kHeaderBytes;
+  }
   void complete(size_t index, int error);
   std::byte* send_buffer(size_t index);
   std::byte* receive_buffer(size_t index);

@@ -26,12 +26,37 @@ inline constexpr size_t kEagerBytes = 4096;
 // Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-mpi`
 inline constexpr size_t kFirstMessageBytes = kEagerBytes;
 
-// The most chunks of a send that are in flight.
-// Unit: chunks
-// Below: the send posts the next chunk.
-// Above: from the value on, the next chunk waits until an earlier one is done.
-// Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-mpi`
-inline constexpr size_t kChunksInFlight = 2;
+// The number of rounds, blocks or chunks of an operation that are in flight on a link without a
+// delay. The operation stages one while the link carries the other.
+// Unit: rounds
+// Below: the operation posts the next one.
+// Above: from the value on, the next one waits until an earlier one is done, unless the link has a
+// delay. A larger value only fills the link's queue, which then drops packets. A connection whose
+// last packets were dropped waits for 200 ms before it sends them again.
+// Measure: `python -m benchmarks.collectives.nodes --layout 3x1 --rate 200mbit --mib 4`
+inline constexpr size_t kLeastInFlight = 2;
+
+// The rate up to which an operation fills a link with a delay: 10 Gbit/s. The bytes in flight are
+// the round-trip time multiplied by this rate, up to kMostOperationBytes.
+// Unit: bytes per second
+// Below: on a link that is faster than the value, the rate of the operation is lower than the
+// link's.
+// Above: on a slower link a larger value takes memory, and fills the link's queue.
+// Measure: `python -m benchmarks.collectives.nodes --layout 2x1 --rate 1gbit --delay 10`
+inline constexpr double kDistantBytesPerSecond = 1.25e9;
+
+// The round-trip time from which on several turns of an alltoall are in flight.
+// Below: one turn at a time keeps the link busy.
+// Above: from the value on, the link would idle for a round trip between two turns.
+// Measure: `python -m benchmarks.collectives.nodes --layout 2x2 --rate 1gbit --delay 10
+// --collective all_to_all`
+inline constexpr std::chrono::microseconds kDistantRoundTrip{500};
+
+// The period after which a rank reads the round-trip time of its connections again.
+// Below: a smaller value takes more system calls.
+// Above: with a larger value, the bytes in flight follow a changed link later.
+// Measure: `arrivals_test --gtest_filter=Arrivals.ReadsTheRoundTripTime`
+inline constexpr std::chrono::milliseconds kRoundTripPeriod{1000};
 
 // The least chunk of messages.
 // Unit: bytes
@@ -49,7 +74,8 @@ inline constexpr size_t kLargestChunkBytes = 512 << 10;
 
 // The most staging memory of one operation.
 // Unit: bytes
-// Below: the group uses the largest chunk with which an operation takes at most this value.
+// Below: the group uses the largest chunk with which an operation takes at most this value. On a
+// link with a delay, an operation has as many rounds in flight as the value has room for.
 // Above: a chunk with which an operation would take more is halved, down to kSmallestChunkBytes.
 // Measure: `python -m benchmarks.scaling`
 inline constexpr uint64_t kMostOperationBytes = 16 << 20;
@@ -63,13 +89,12 @@ inline constexpr size_t kRequestsPerTest = 32;
 
 // The number of tag ranges of an MPI communicator. Operations of one communicator that are in
 // flight together must use different ranges. In a range, messages follow one another in the order
-// of the range's operations. Two ranges keep a link busy.
+// of the range's operations.
 // Unit: tag ranges
-// Below: a smaller value leaves the link idle between two operations.
-// Above: a larger value only fills the link's queue, which then drops packets. A connection whose
-// last packets were dropped waits for 200 ms before it sends them again.
-// Measure: `python -m benchmarks.collectives.nodes --layout 3x1 --rate 200mbit --mib 4`
-inline constexpr int kTagRanges = 2;
+// Below: a smaller value leaves a link with a delay idle, if its operations are short.
+// Above: a larger value takes more memory in each group.
+// Measure: `python -m benchmarks.collectives.nodes --layout 2x1 --rate 1gbit --delay 10`
+inline constexpr int kTagRanges = 64;
 
 // -- Algorithms
 

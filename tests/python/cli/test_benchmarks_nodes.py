@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.network import skip_unless_namespaces_work
+from typer.testing import CliRunner
 
+from benchmarks import programs
 from benchmarks.collectives.layouts import COLLECTIVES, Layout
-from benchmarks.collectives.nodes import measured, table
+from benchmarks.collectives.nodes import app, measured, table
 from benchmarks.namespaces import NoNamespaces, switched_nodes
 from papers.report.nodes import NODES
 from torch_hbmcomm.bench.result import Result
@@ -66,6 +69,32 @@ def test_the_least_bytes_of_layouts() -> None:
 def test_other_texts_are_no_layouts(text: str) -> None:
     with pytest.raises(ValueError, match=r"no layout|one node"):
         Layout(text)
+
+
+@pytest.mark.full
+def test_a_link_with_a_delay_adds_a_delay_for_each_phase(tmp_path: Path) -> None:
+    skip_unless_namespaces_work()
+    if cause := programs.why_unavailable("delay_link"):
+        pytest.skip(cause)
+    record = tmp_path / "nodes.json"
+    command = [sys.executable, "-m", "benchmarks.collectives.nodes", "--layout=2x1"]
+    command += ["--rate=200mbit", "--delay=20", "--mib=0.0625", "--rounds=1", f"--json={record}"]
+    command += ["--collective=all_reduce", "--collective=broadcast"]
+    subprocess.run(command, check=True, timeout=200)
+    found = Result.from_json(record.read_text()).measurements
+    bounds = {one.of["collective"]: one.median for one in found if one.contender == "link"}
+    assert bounds["all_reduce"] > 40e3 and bounds["broadcast"] > 20e3
+    assert bounds["all_reduce"] == pytest.approx(bounds["broadcast"] + 20e3)
+    assert {one.of["rate"] for one in found} == {"200mbit, 20 ms"}
+    (reduced,) = [
+        one for one in found if one.contender == "hbm" and one.of["collective"] == "all_reduce"
+    ]
+    assert reduced.median > 20e3  # every packet takes as long
+
+
+def test_a_link_with_a_delay_joins_two_nodes() -> None:
+    shown = CliRunner().invoke(app, ["--layout", "3x1", "--delay", "10"])
+    assert shown.exit_code == 2 and "joins two nodes" in shown.output
 
 
 @pytest.mark.full
