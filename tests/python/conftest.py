@@ -23,7 +23,7 @@ import surroundings  # noqa: E402
 surroundings.settle()
 
 import torch  # noqa: E402
-from harness import SHORT_TIMEOUT, Pool, all_world_sizes, seeds, shm  # noqa: E402
+from harness import SHORT_TIMEOUT, Pool, all_world_sizes, seeds, shm, stuck  # noqa: E402
 from harness.boxes import box, connect, server  # noqa: E402
 from harness.served import boxes, many_shards, transport  # noqa: E402
 
@@ -47,6 +47,12 @@ def pytest_report_header() -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     seeds.begin(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with stuck.notes_of(item):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

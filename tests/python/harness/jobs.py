@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import families
+from harness import families, stuck
 from harness.context import BACKEND
 from harness.network import free_port
 
@@ -69,9 +69,12 @@ class Job:
         try:
             output, _ = self._process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
+            state = stuck.note(self._process.pid)
             families.kill(self._process)
             output, _ = self._process.communicate()
-            raise AssertionError(f"did not end within {limit} s; output:\n{output}") from None
+            raise AssertionError(
+                f"did not end within {limit} s; output:\n{output}\n{state}"
+            ) from None
         return Finished(self._process.returncode, _WARNINGS_OF_THE_NETWORK.sub("", output))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from harness import Context, Pool, RankFailure, network, shm
+from harness import Context, Pool, RankFailure, network, shm, stuck
 from harness.jobs import run
 from harness.pool import DIED, processes
 
@@ -62,6 +63,23 @@ def test_a_job_that_takes_too_long_is_killed_with_all_its_sessions() -> None:
         run(
             ["sh", "-c", "setsid sleep 1000"], limit=1
         )  # the pipe's end shows that no process has it
+
+
+def test_the_notes_of_a_stuck_process_have_its_stack(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time\n\n\ndef wait_for_ever():\n    print(flush=True)\n    time.sleep(1000)\n\n\n"
+        "wait_for_ever()\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            note = stuck.note(process.pid)
+        finally:
+            process.kill()
+    assert f"{process.pid} {os.getpid()} S " in note
+    assert "wait_for_ever (script.py:6)" in note
 
 
 def raise_in_one(context: Context) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 # Installation is left out: test_wheels.py installs the wheels in new environments.
 INSTALL = re.compile(r"^(pip install|python3 -m venv|\. venv).*\n", re.MULTILINE)
-TIMEOUT = 240  # seconds, for one block of commands
+TIMEOUT = 240  # seconds, for the commands of a page
 
 
 @dataclass(frozen=True)
@@ -360,8 +361,9 @@ def run_commands(page: str, folder: Path) -> list[str]:
     """Run each block of commands of a page; return their outputs."""
     environment = {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     outputs = []
+    end = time.monotonic() + TIMEOUT
     for block in commands(ROOT / page):
-        finished = run(shell(block, folder), TIMEOUT, **environment)
+        finished = run(shell(block, folder), end - time.monotonic(), **environment)
         assert finished.code == 0, finished.output
         outputs.append(finished.output)
     return outputs
