@@ -126,6 +126,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
 
   // Returns true if a request beyond the budget gets ordinary memory, and false if it throws.
   bool overflows() const noexcept;
+  uint64_t budget_bytes() const noexcept { return budget_bytes_; }
 
   // Returns the cached blocks to the heap.
   void trim() noexcept;

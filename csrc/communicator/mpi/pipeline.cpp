@@ -37,7 +37,7 @@ Round& Rounds::open(const Signature& signature, size_t part, int tag_phase) {
 void Rounds::grow() {
   const size_t bytes = Round::staging_bytes(sends_, receives_, payload_bytes_);
   if (in_flight_.size() >= rounds_in_flight(*channel_, bytes)) return;
-  memory::StagingBuffer memory = channel_->staging->acquire_within_budget(bytes);
+  memory::StagingBuffer memory = spare_memory(*channel_, bytes);
   if (memory) idle_.emplace_back(channel_, sends_, payload_bytes_, std::move(memory));
 }
 

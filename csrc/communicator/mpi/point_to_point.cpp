@@ -84,7 +84,7 @@ class MpiTransfer : public GroupOperation {
     if (least == 0) return;
     const size_t most = std::min(rounds_in_flight(*channel_, bytes_of(0)), chunks());
     while (chunks_.size() < most) {
-      memory::StagingBuffer memory = channel_->staging->acquire_within_budget(bytes_of(0));
+      memory::StagingBuffer memory = spare_memory(*channel_, bytes_of(0));
       if (!memory) break;
       chunks_.emplace_back(channel_, std::move(memory));
     }

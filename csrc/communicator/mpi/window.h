@@ -13,6 +13,7 @@
 #include <cstddef>
 
 #include "communicator/mpi/channel.h"
+#include "memory/staging.h"
 
 namespace hbm::communicator::mpi {
 
@@ -22,5 +23,9 @@ bool is_distant(const Channel& channel);
 // Returns the number of rounds to keep in flight, at least kLeastInFlight. `bytes`: the staging
 // memory of a round. Reads the round-trip time, so the value may change at any time.
 size_t rounds_in_flight(const Channel& channel, size_t bytes);
+
+// Returns staging memory for a further round. Returns none if the budget or the machine has no room
+// for it: the operation then continues with the rounds that it has.
+memory::StagingBuffer spare_memory(const Channel& channel, size_t bytes);
 
 }  // namespace hbm::communicator::mpi
