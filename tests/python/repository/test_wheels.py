@@ -54,24 +54,6 @@ for name in {OF_TORCH} typing_extensions; do
 done
 """
 
-BOX = """
-python3 -m venv /box
-/box/bin/pip install -q /opt/dist/hbmcomm_box-*.whl
-/box/bin/python - <<'CLIENT'
-from torch_hbmcomm import smb
-
-with smb.Server(memory="16MiB", token="t") as server:
-    for transport in "shm", "tcp":
-        with smb.connect(server.url, token="t", transport=transport) as box:
-            segment = box.alloc(4096)
-            segment.numpy("float32")[:] = 1
-            segment.write()
-            segment.accumulate(segment, "float32")
-            segment.read()
-            assert (segment.numpy("float32") == 2).all()
-CLIENT
-"""
-
 
 def run(*command: str | Path, environment: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
@@ -98,7 +80,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory, dist: Path) -> list[str | Pat
     run("debootstrap", "--variant=minbase", packages, "bookworm", root)
     for name in "/etc/hosts", "/etc/resolv.conf", CERTIFICATES:
         shutil.copy(name, f"{root}{name}")
-    return ["unshare", "--mount", "sh", "-euc", ENTER, "sh", root, dist, SITE]
+    enter: list[str | Path] = ["unshare", "--mount", "sh", "-euc", ENTER, "sh", root, dist, SITE]
+    run(*enter, "sh", "-euc", WITH_TORCH)
+    return enter
 
 
 def the_wheel(dist: Path, name: str) -> zipfile.ZipFile:
@@ -138,7 +122,6 @@ def test_a_bare_machine_trains(bare: list[str | Path]) -> None:
     program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert program is not None
     Path(bare[-3], "root", "train.py").write_text(program[1])
-    run(*bare, "sh", "-euc", WITH_TORCH)
     assert run(*bare, "sh", "-c", "command -v c++ g++ gcc cc make || echo none") == "none\n"
     begin = time.monotonic()
     run(*bare, "sh", "-euc", "/venv/bin/pip install -q /opt/dist/torch_hbmcomm-*.whl")
@@ -148,8 +131,14 @@ def test_a_bare_machine_trains(bare: list[str | Path]) -> None:
     run(*bare, "/venv/bin/hbmcomm", "info")
 
 
-def test_a_bare_machine_serves_a_memory_box(bare: list[str | Path]) -> None:
-    run(*bare, "sh", "-euc", BOX)
+def test_the_trial_of_a_release_passes(bare: list[str | Path]) -> None:
+    """The workflow of releases runs the same script on its bare systems."""
+    shutil.copy(ROOT / "scripts" / "try_wheels.sh", Path(bare[-3], "opt"))
+    begin = time.monotonic()
+    shown = run(*bare, "env", "ENV=/venv", "/opt/try_wheels.sh", "/opt/dist")
+    print(f"tried the wheels in {time.monotonic() - begin:.1f} s")
+    assert "OK: the memory box alone\n" in shown
+    assert re.search(r"^OK: .*losses over hbm and gloo agree", shown, re.MULTILINE), shown
 
 
 def test_the_sdist_compiles(dist: Path, tmp_path: Path) -> None:

@@ -137,21 +137,49 @@ def test_the_release_tries_only_its_own_wheels() -> None:
         for line in text.replace("\\\n", " ").splitlines()
         if re.search(r"pip (install|download)\b.*(torch_hbmcomm|hbmcomm[-_]box)", line)
     ]
+    assert asking == []
+    script = (ROOT / "scripts" / "try_wheels.sh").read_text().replace("\\\n", " ")
+    asking = [line for line in script.splitlines() if re.search(r'/pip" (install|download)', line)]
     assert len(asking) == 3
     for line in asking:
-        assert "--no-index" in line or re.search(r"\schosen/\w+-\*\.whl$", line), line
+        assert "--no-index" in line or re.search(r'"\$chosen"/wheels/\w+-\*\.whl$', line), line
 
 
 def test_only_tried_tags_are_published_and_without_a_password() -> None:
     publish = jobs(RELEASE)["publish"]
     assert set(publish["needs"]) == {"wheels", "sdist", "try"}
     assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
-    assert publish["permissions"] == {"contents": "write", "id-token": "write"}
+    assert publish["permissions"] == {
+        "attestations": "write",
+        "contents": "write",
+        "id-token": "write",
+    }
     assert "secrets." not in RELEASE.read_text()
     refusal = next(step["run"] for step in publish["steps"] if "run" in step)
     for tag, status in (("v0.2.0", 0), ("v0.2", 1), ("v0.3.0", 1)):
         refused_status = refused(refusal, tag, "0.2.0")
         assert refused_status == status, tag
+
+
+def test_checksums_are_checked_by_sha256sum(tmp_path: Path) -> None:
+    (tmp_path / "a.whl").write_text("wheel")
+    (tmp_path / "b.tar.gz").write_text("sdist")
+    sums = subprocess.check_output([ROOT / "scripts" / "checksums.sh", tmp_path], text=True)
+    check = ["sha256sum", "--check", "--strict", "-"]
+    assert len(sums.splitlines()) == 2
+    assert subprocess.run(check, input=sums, text=True, cwd=tmp_path).returncode == 0
+    (tmp_path / "a.whl").write_text("another")
+    assert subprocess.run(check, input=sums, text=True, cwd=tmp_path).returncode == 1
+
+
+def test_the_citation_and_the_metadata_agree() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = PROJECT["project"]
+    assert "version" not in citation  # torch_hbmcomm/version.py alone has it
+    assert citation["license"] == project["license"]
+    assert citation["keywords"] == project["keywords"]
+    assert citation["abstract"].strip() == project["description"] + "."
+    assert citation["authors"] == project["authors"]
 
 
 def refused(command: str, tag: str, version: str) -> int:
