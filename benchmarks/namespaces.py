@@ -119,7 +119,7 @@ def distant_link(megabits: float, delay: float) -> Iterator[DistantLink]:
     """Make two nodes joined by a link with a delay, and remove them at the end.
 
     megabits: the link's rate in each direction, in Mbit/s.
-    delay: of each frame, in milliseconds. A frame has up to 9,000 bytes.
+    delay: the time that each frame takes, in milliseconds. A frame has up to 9,000 bytes.
 
     Raises NoNamespaces.
     """

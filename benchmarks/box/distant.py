@@ -6,8 +6,8 @@ A network namespace emulates the machine of the box, another one the machine of 
 program of `make bench` is the link. The program needs root and iproute2, and removes the namespaces
 at the end.
 
-The contender tcp is a plain connection in the same run: a write sends the bytes and waits for an
-answer of one byte, and a read sends one byte and waits for the bytes.
+The contender tcp is a plain connection in the same run. A write sends the bytes, and waits for an
+answer of one byte. A read sends a header of 9 bytes, and waits for the bytes.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Connection final : private protocol::FrameStream::Receiver {
   uint64_t unanswered_ = 0;
   uint64_t moving_bytes_ = 0;
   const std::chrono::duration<double> round_trip_;
-  // Of slices, since measured_since_. The link was busy all this time.
+  // The bytes of slices since measured_since_. The link was busy all this time.
   uint64_t moved_bytes_ = 0;
   std::chrono::steady_clock::time_point measured_since_;
   double highest_rate_ = 0;  // bytes per second

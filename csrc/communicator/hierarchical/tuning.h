@@ -112,7 +112,7 @@ inline constexpr size_t kChainMessageBytes = 16 << 10;
 // Measure: `python -m benchmarks.collectives.nodes --layout 2x2 --rate 1gbit --delay 10`
 inline constexpr size_t kMostBlocksAhead = mpi::kTagRanges + 1;
 
-// The same for an operation whose scratch memory has no room for more blocks.
+// The most such blocks of an operation whose scratch memory has no room for more.
 // Unit: blocks
 // Below: a smaller value leaves the link idle while the node works.
 // Above: a larger value takes more scratch memory.

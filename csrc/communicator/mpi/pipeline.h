@@ -56,7 +56,7 @@ class GroupOperation : public progress::Operation {
   const size_t count_;  // the elements that errors report
 };
 
-// The rounds of an operation. Those in flight are in the order in which they were opened.
+// The rounds of an operation. The rounds in flight are in the order in which they were opened.
 class Rounds {
  public:
   // Allocates `count` rounds of a size, as Round().

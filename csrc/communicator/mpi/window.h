@@ -1,9 +1,9 @@
 // Decides how many rounds or blocks of an operation are in flight at a time. Each rank decides for
-// itself, while the operation runs: the ranks need not agree, because messages of equal tags are
+// itself, while the operation runs. The ranks need not agree, because messages of equal tags are
 // received in the order in which they were sent.
 //
-// Two in flight keep a link busy on which messages arrive at once: a rank copies one while the
-// link carries the other. A link with a delay carries more than two at a time. There the bytes in
+// Two rounds keep a link busy if messages arrive immediately: a rank copies one while the link
+// carries the other. A link with a delay carries more than two rounds at a time. There the bytes in
 // flight grow with the round-trip time of TCP, up to kMostOperationBytes. TCP itself finds the
 // rate: messages beyond it wait in this process.
 //

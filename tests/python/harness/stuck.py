@@ -1,8 +1,8 @@
 """Shows what a test that takes too long waits for.
 
-Shortly before the time limit of pytest-timeout, a thread notes the processes of the test, the
-stacks of those that run Python, and the processes of the machine that take the processors. The
-report of a failed test has the notes.
+Shortly before the time limit of pytest-timeout, a thread notes the processes of the test, with the
+stacks of Python's. It also notes the processes of the machine that take the processors. The report
+of a failed test has the notes.
 """
 
 from __future__ import annotations
