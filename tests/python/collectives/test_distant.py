@@ -19,7 +19,7 @@ from benchmarks.namespaces import DistantLink, distant_link
 pytestmark = [beyond_gloo, pytest.mark.full, pytest.mark.usefixtures("nothing_left")]
 
 SCRIPT = Path(__file__).parents[1] / "harness" / "distant_script.py"
-LIMIT = 200  # seconds
+LIMIT = 600  # seconds
 DELAY = 10  # ms
 MEGABITS = 1000
 # The link carries 1.25 MB at a time, and more wait before it. An operation with a fixed window of

@@ -165,7 +165,7 @@ def cluster() -> Iterator[str]:
 
 
 def srun(cluster: str, *arguments: str | Path, **extra: str) -> Finished:
-    return run(["srun", *arguments], 120, SLURM_CONF=cluster, **extra)
+    return run(["srun", *arguments], 400, SLURM_CONF=cluster, **extra)
 
 
 @with_slurm

@@ -64,7 +64,7 @@ class Job:
         """Send the signal to the command, but not to the processes that it started."""
         self._process.send_signal(number)
 
-    def finish(self, limit: float = 120) -> Finished:
+    def finish(self, limit: float = 400) -> Finished:
         """Wait for the command's end. Raises AssertionError, with the output, after `limit` s."""
         try:
             output, _ = self._process.communicate(timeout=limit)
@@ -85,12 +85,12 @@ def assert_done(finished: Finished, ranks: int) -> None:
         assert finished.output.count(f"rank {rank} of {ranks} done") == 1, finished.output
 
 
-def run(command: Sequence[str | Path], limit: float = 120, **extra: str) -> Finished:
+def run(command: Sequence[str | Path], limit: float = 400, **extra: str) -> Finished:
     with Job(command, **extra) as job:
         return job.finish(limit)
 
 
-def run_code(code: str, limit: float = 120, **extra: str) -> Finished:
+def run_code(code: str, limit: float = 400, **extra: str) -> Finished:
     return run([sys.executable, "-c", code], limit, **extra)
 
 

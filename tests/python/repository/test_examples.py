@@ -17,7 +17,7 @@ from harness.network import skip_unless_namespaces_work
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
-TIMEOUT = 240  # seconds, for one example
+TIMEOUT = 800  # seconds, for one example
 ROW = re.compile(r"^\| \[(?P<name>[^]]+)\].*\| `(?P<command>[^`]+)` \|$", re.MULTILINE)
 COMMANDS = {
     match["name"]: match["command"] for match in ROW.finditer((EXAMPLES / "README.md").read_text())

@@ -29,7 +29,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 # Installation is left out: test_wheels.py installs the wheels in new environments.
 INSTALL = re.compile(r"^(pip install|python3 -m venv|\. venv).*\n", re.MULTILINE)
-TIMEOUT = 240  # seconds, for the commands of a page
+TIMEOUT = 800  # seconds, for the commands of a page
 
 
 @dataclass(frozen=True)
