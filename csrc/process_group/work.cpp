@@ -5,6 +5,8 @@
 #include <c10/core/StreamGuard.h>
 
 #include <atomic>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -41,6 +43,14 @@ void complete_or_fail(c10::ivalue::Future& future, std::vector<at::Tensor> outpu
   }
 }
 
+// Returns the text at an address that stays valid.
+const char* kept(const std::string& text) {
+  static std::mutex mutex;
+  static auto* const texts = new std::set<std::string>;  // never destroyed: works may outlive it
+  const std::lock_guard lock(mutex);
+  return texts->insert(text).first->c_str();
+}
+
 // A c10d::Work without an operation, made for its profiler range.
 class WorkRange final : public c10d::Work {
  public:
@@ -62,7 +72,9 @@ WorkHbm::WorkHbm(int rank, c10d::OpType type, const char* title,
 
 const char* range_title(const std::string& backend, const OperationKind& kind) {
   if (!at::hasCallbacks()) return nullptr;
-  return backend == kGlooName ? kind.gloo : kind.name;
+  if (backend == kBackendName) return kind.name;
+  if (backend == kGlooName) return kind.gloo;
+  return kept(backend + ":" + kind.word());
 }
 
 void WorkHbm::bind(std::shared_ptr<progress::Request> request, uint64_t sequence) {

@@ -18,8 +18,9 @@
 
 namespace hbm::process_group {
 
-// Returns the title of an operation's profiler range: Gloo's title if the group's backend is named
-// "gloo". Returns null if no profiler records, because a range costs allocations.
+// Returns the title of an operation's profiler range, which begins with the name of the group's
+// backend. For "gloo" it is the title that Gloo has. Returns null if no profiler records, because a
+// range costs allocations.
 const char* range_title(const std::string& backend, const OperationKind& kind);
 
 class WorkHbm final : public c10d::Work {

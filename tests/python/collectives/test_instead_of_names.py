@@ -34,6 +34,19 @@ def look(name):
     dist.distributed_c10d._set_pg_timeout(dist.default_pg_timeout)
     dist.destroy_process_group()
 """
+# Prints the ranges of two operations in the profiler, under each name in turn.
+RANGES = """
+import torch, torch.distributed as dist
+for name in ("mpi", "ucc", "ccl", "gloo", "hbm"):
+    dist.init_process_group(name, rank=0, world_size=1, store=dist.HashStore())
+    with torch.profiler.profile() as profile:
+        for _ in range(2):
+            dist.all_reduce(torch.ones(4))
+            dist.reduce_scatter_tensor(torch.ones(4), torch.ones(4))
+    found = {one.name for one in profile.events() if one.name.split(":")[0] in (name, "hbm")}
+    print(*sorted(found))
+    dist.destroy_process_group()
+"""
 SEEN = {
     "mpi": "ProcessGroupHbm mpi mpi mpi cpu:mpi,cuda:mpi True mpi mpi True",
     "ucc": "ProcessGroupHbm ucc ucc ucc cpu:ucc,cuda:ucc True ucc ucc True",
@@ -120,11 +133,11 @@ print(f"rank {rank} of {size} done")
 def job(command: list[str | Path], name: str, **environment: str) -> Finished:
     """Run the job script with this name for its backend, as the variable asks."""
     ours = {"HBMCOMM_INSTEAD_OF": name, "HBMCOMM_TEST_BACKEND": name}
-    return run(command, 120, **ours, **environment)
+    return run(command, 400, **ours, **environment)
 
 
 def lines(code: str, **environment: str) -> list[str]:
-    finished = run_code(code, 120, **environment)
+    finished = run_code(code, 400, **environment)
     assert finished.code == 0, finished.output
     return finished.output.splitlines()
 
@@ -149,6 +162,12 @@ for name in {NAMES}:
 def test_a_process_that_says_all_names_sees_these_names() -> None:
     code = LOOK + f"for name in {list(SEEN)}: look(name)"
     assert lines(code, HBMCOMM_INSTEAD_OF="all", PYTHONWARNINGS="ignore") == list(SEEN.values())
+
+
+def test_ranges_in_the_profiler_begin_with_the_name() -> None:
+    shown = lines(RANGES, HBMCOMM_INSTEAD_OF="all", PYTHONWARNINGS="ignore")
+    both = [f"{name}:all_reduce {name}:reduce_scatter_tensor" for name in ("mpi", "ucc", "ccl")]
+    assert shown == [*both, "gloo:all_reduce", "hbm:all_reduce hbm:reduce_scatter_tensor"]
 
 
 def test_a_list_leaves_the_other_names_to_pytorch() -> None:
