@@ -27,8 +27,9 @@ from harness.pool import Pool
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-# Installation is left out: test_wheels.py installs the wheels in new environments.
-INSTALL = re.compile(r"^(pip install|python3 -m venv|\. venv).*\n", re.MULTILINE)
+# Commands that other tests run: test_wheels.py installs the wheels in new environments, and
+# test_cli.py runs the demo.
+ELSEWHERE = re.compile(r"^(pip install|python3 -m venv|\. venv|hbmcomm demo).*\n", re.MULTILINE)
 TIMEOUT = 800  # seconds, for the commands of a page
 
 
@@ -344,7 +345,7 @@ def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
 
 def shell(block: str, folder: Path) -> list[str]:
     """Return the command that runs a page's commands, all of them on this machine."""
-    block = INSTALL.sub("", block)
+    block = ELSEWHERE.sub("", block)
     for place, command in (("a", "host0"), ("b", "the other machine")):
         block = re.sub(
             rf"^(torchrun (?:[^\n]*\\\n)*[^\n]*)# on {command}$",
