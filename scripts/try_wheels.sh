@@ -17,7 +17,7 @@ trap 'rm -rf "$chosen"' EXIT
 "$ENV/bin/pip" download --no-index --no-deps --find-links "$folder" --dest "$chosen/wheels" \
   torch_hbmcomm hbmcomm-box
 
-python3 -m venv "$chosen/box"
+"$ENV/bin/python" -m venv "$chosen/box"
 "$chosen/box/bin/pip" install --quiet "$chosen"/wheels/hbmcomm_box-*.whl
 "$chosen/box/bin/python" - <<'PROGRAM'
 from torch_hbmcomm import smb
