@@ -1,4 +1,4 @@
-// Thresholds of waits, threads and the end of a process.
+// Thresholds of waits, threads, links and the end of a process.
 // Measure: `waiting_test`
 
 #pragma once
@@ -102,5 +102,15 @@ inline constexpr int kFewDescriptorsLeft = 8;
 // Measure: `pytest tests/python/failures/test_deaths.py -k
 // test_child_does_not_hide_a_death_on_another_node`
 inline constexpr size_t kDescriptorsClosedInChildren = 4096;
+
+// -- Links
+
+// The round-trip time from which on a TCP link has a delay. Over such a link, as many bytes are in
+// flight as the link carries, and so are several turns of an alltoall.
+// Below: a fixed number of bytes, and one turn at a time, keep the link busy.
+// Above: from the value on, the link would idle for a round trip after these bytes.
+// Measure: `python -m benchmarks.box.distant`, and `python -m benchmarks.collectives.nodes
+// --layout 2x2 --rate 1gbit --delay 10 --collective all_to_all`
+inline constexpr std::chrono::microseconds kDistantRoundTrip{500};
 
 }  // namespace hbm

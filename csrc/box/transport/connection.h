@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "base/tuning.h"
 #include "box/protocol/frame_stream.h"
 #include "box/transport/slices.h"
 #include "box/transport/transport.h"

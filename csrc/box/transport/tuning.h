@@ -32,13 +32,6 @@ inline constexpr uint64_t kOvertakingBytes = 64u << 10;
 // delay.
 inline constexpr uint64_t kStreamBytesInFlight = 512u << 10;
 
-// The round-trip time from which on a link has a delay. The bytes in flight then follow the rate.
-// Below: kStreamBytesInFlight keep the link busy.
-// Above: from the value on, the connection measures the rate, which takes a clock's reading for
-// each slice.
-// Measure: `python -m benchmarks.box.distant`
-inline constexpr std::chrono::microseconds kDistantRoundTrip{500};
-
 // The bytes of slices that are in flight for a link's delay, in addition to kStreamBytesInFlight,
 // on all connections of a client together. Each connection has at most an equal share.
 // Unit: bytes

@@ -45,13 +45,6 @@ inline constexpr size_t kLeastInFlight = 2;
 // Measure: `python -m benchmarks.collectives.nodes --layout 2x1 --rate 1gbit --delay 10`
 inline constexpr double kDistantBytesPerSecond = 1.25e9;
 
-// The round-trip time from which on several turns of an alltoall are in flight.
-// Below: one turn at a time keeps the link busy.
-// Above: from the value on, the link would idle for a round trip between two turns.
-// Measure: `python -m benchmarks.collectives.nodes --layout 2x2 --rate 1gbit --delay 10
-// --collective all_to_all`
-inline constexpr std::chrono::microseconds kDistantRoundTrip{500};
-
 // The period after which a rank reads the round-trip time of its connections again.
 // Below: a smaller value takes more system calls.
 // Above: with a larger value, the bytes in flight follow a changed link later.

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "base/tuning.h"
 #include "communicator/mpi/tuning.h"
 
 namespace hbm::communicator::mpi {
