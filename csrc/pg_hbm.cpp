@@ -402,9 +402,10 @@ void ProcessGroupHbm::retire(const std::string& how) {
 void ProcessGroupHbm::shutdown() {
   const auto use = turnstile_.enter(name_);
   if (!queue_ || queue_->in_forked_child() || shut_down_.exchange(true)) return;
-  if (part()) remove_keys();
+  const bool all_came = part();
+  if (all_came) remove_keys();
   const bool failed = queue_->broken() != nullptr;
-  failed ? connection_.peers->finish_reports() : connection_.peers->leave();
+  failed ? connection_.peers->finish_reports() : connection_.peers->leave(all_came);
   stop();
   if (failed) connection_.communicator->invalidate();
   close_resource(/*patient=*/true);

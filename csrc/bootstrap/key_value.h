@@ -21,6 +21,7 @@ namespace hbm::bootstrap {
 struct StoreError : Error {
   using Error::Error;
   bool was_removed = false;  // the store was a file, now removed; the other ranks may live
+  bool never_asked = false;  // the store did not get the question, and will not get it
 };
 
 // The process that serves a store. The store ends with that process.

@@ -61,8 +61,11 @@ class Peers {
   // answer. For ranks of this node no answer of the store is needed. Does not wait.
   virtual std::vector<int> left(const std::vector<int>& wanted) const = 0;
 
-  // Publishes that this rank destroys the group in good order. Waits up to 1 s for the store.
-  virtual void leave() = 0;
+  // Publishes that this rank destroys the group in good order. Waits for the store: up to 1 s, or
+  // up to a minute if `all_came` is true and a rank serves the store. `all_came`: all ranks have
+  // arrived at the destruction. Then only the store can be late, and the rank that serves it must
+  // not end before the last answer.
+  virtual void leave(bool all_came) = 0;
 
   // Waits up to 1 s until the store has the failure reports of this rank, unless the store is gone.
   // Without the reports, ranks on other nodes see only the end of this process, and raise its death

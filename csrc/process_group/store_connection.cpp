@@ -244,6 +244,7 @@ class StoreConnection final : public bootstrap::KeyValue {
     const char* name;  // of PyTorch's function, for errors
     Call call;
     bool even_late = false;  // run even if the caller has stopped waiting
+    bool begun = false;
     bool done = false;
     bool abandoned = false;
     std::exception_ptr error;
@@ -362,6 +363,7 @@ class StoreConnection final : public bootstrap::KeyValue {
         const std::shared_ptr<StoreRequest> request = requests.front();
         requests.pop_front();
         if (request->abandoned && !request->even_late) continue;
+        request->begun = true;
         lock.unlock();
         std::exception_ptr error;
         try {
@@ -400,11 +402,12 @@ class StoreConnection final : public bootstrap::KeyValue {
       if (request->done && request->error) std::rethrow_exception(request->error);
       if (request->done) return;
       request->abandoned = true;
+      const bool never_asked = !request->begun && !request->even_late;
       lock.unlock();
       park_at_process_end();
       if (woken)
         throw Error(ErrorKind::kAborted, name.store + " was asked while this process ends");
-      silent(*request);
+      silent(*request, never_asked);
     }
 
     void require_file(const StoreRequest& request) const {
@@ -416,13 +419,15 @@ class StoreConnection final : public bootstrap::KeyValue {
       throw error;
     }
 
-    [[noreturn]] void silent(const StoreRequest& request) const {
-      throw bootstrap::StoreError(
+    [[noreturn]] void silent(const StoreRequest& request, bool never_asked) const {
+      bootstrap::StoreError error(
           ErrorKind::kTimeout,
           name.store + " did not answer before the timeout: " + name.silent +
               "; or another thread of this process waits in it while a group is "
               "being made" +
               shortage_of_descriptors() + " (" + request.name + ")");
+      error.never_asked = never_asked;
+      throw error;
     }
   };
 

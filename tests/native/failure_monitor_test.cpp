@@ -130,7 +130,8 @@ struct Watched {
   progress::FakeOperation operation;
 
   explicit Watched(const std::vector<int>& missing,
-                   bootstrap::StoreServer server = bootstrap::StoreServer::kAnotherRank)
+                   bootstrap::StoreServer server = bootstrap::StoreServer::kAnotherRank,
+                   milliseconds parting = kTimeout)
       : detector({.name = "group g",
                   .rank = 0,
                   .global_ranks = {},
@@ -138,7 +139,7 @@ struct Watched {
                   .job_store = store,
                   .heartbeat = milliseconds(10'000),
                   .server = server},
-                 kTimeout),
+                 parting),
         operation(script_of(missing)) {
     bootstrap::Member elsewhere = bootstrap::introduce("1", 0);
     elsewhere.process = "elsewhere";
@@ -315,7 +316,7 @@ TEST(FailureMonitor, StoreServerLeavesLast) {
   Watched group({}, bootstrap::StoreServer::kThisProcess);
   std::atomic<bool> has_left = false;
   std::thread leaving([&] {
-    group.detector.leave();
+    group.detector.leave(/*all_came=*/false);
     has_left = true;
   });
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -333,13 +334,29 @@ TEST(FailureMonitor, StoreServerLeavesLast) {
     EXPECT_FALSE(group.store->has({key}, {}));
 }
 
+// A name server that does not answer can delay the store for seconds. The rank that serves the
+// store waits until the others have counted themselves, so they continue to try.
+TEST(FailureMonitor, WaitsForASlowStoreIfAllRanksLeave) {
+  Watched group({}, bootstrap::StoreServer::kAnotherRank, /*parting=*/milliseconds(0));
+  const auto answers = std::chrono::steady_clock::now() + milliseconds(500);
+  group.store->before_add([answers](const auto&) {
+    if (std::chrono::steady_clock::now() >= answers) return;
+    bootstrap::StoreError error(ErrorKind::kTimeout, "the store did not answer");
+    error.never_asked = true;
+    throw error;
+  });
+  group.detector.leave(/*all_came=*/true);
+  EXPECT_TRUE(group.store->has({kRank0Left}, {}));
+  EXPECT_EQ(group.store->get(kLeftCount, {}), "1");
+}
+
 // No rank serves the store, so the last rank to leave removes the keys.
 TEST(FailureMonitor, LastRankToLeaveRemovesTheKeys) {
   for (const long others : {1, 2}) {
     Watched group({}, bootstrap::StoreServer::kNoRank);
     group.leave_rank_1();
     group.store->add(kLeftCount, others, {});
-    group.detector.leave();
+    group.detector.leave(/*all_came=*/false);
     for (const char* key : {kLeftCount, kRank0Left, kRank1Left}) {
       EXPECT_EQ(group.store->has({key}, {}), others == 1) << key;
     }

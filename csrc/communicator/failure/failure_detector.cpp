@@ -236,10 +236,11 @@ bool FailureDetector::group_failed() const {
   return asks_monitor() || !shm_group_ || shm_group_->failed();
 }
 
-void FailureDetector::leave() {
+void FailureDetector::leave(bool all_came) {
   const bool tells_others = asks_monitor();
   if (shm_group_) shm_group_->leave();
-  if (tells_others && !monitor_.leave(*group_, parting_)) {
+  const bool is_patient = all_came && group_->server != bootstrap::StoreServer::kNoRank;
+  if (tells_others && !monitor_.leave(*group_, is_patient ? kSlowStoreTimeout : parting_)) {
     log::info("cannot tell the other ranks of leaving " + group_->name);
   }
 }

@@ -77,7 +77,7 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
   bool group_failed() const override;
   std::vector<int> dead() const override;
   std::vector<int> left(const std::vector<int>& wanted) const override;
-  void leave() override;
+  void leave(bool all_came) override;
   void finish_reports() override;
   void stop() override;
   std::string list(const std::vector<int>& ranks) const override;

@@ -213,7 +213,14 @@ void FailureMonitor::count(MonitoredGroup& group) {
     const std::lock_guard lock(mutex_);
     if (std::exchange(group.counted, true)) return;
   }
-  const long counted = group.store->add(group.left_prefix + kCount, 1, soon());
+  long counted = 0;
+  try {
+    counted = group.store->add(group.left_prefix + kCount, 1, soon());
+  } catch (const bootstrap::StoreError& error) {
+    const std::lock_guard lock(mutex_);
+    group.counted = !error.never_asked;  // the next round repeats only an addition that is not made
+    throw;
+  }
   // If a rank serves the store, that rank removes the keys (publish_leaving()).
   const bool is_last_rank = std::cmp_greater_equal(counted, group.processes.size());
   if (is_last_rank && group.server == bootstrap::StoreServer::kNoRank) remove_left(group);

@@ -50,6 +50,15 @@ inline constexpr std::chrono::milliseconds kRoundPeriodWhileLeaving{2};
 // test_a_stopped_rank_is_not_dead`
 inline constexpr std::chrono::milliseconds kRoundAnswerTimeout{200};
 
+// The longest wait for a slow store while a group ends in which all ranks have arrived at the
+// destruction. PyTorch's server of the store resolves the name of each client, and a silent name
+// server delays it for seconds.
+// Below: the rank waits until the store has its entry, and the rank that serves the store until it
+// has those of all ranks.
+// Above: the rank leaves. If it serves the store, PyTorch prints a warning in ranks that still ask.
+// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.WaitsForASlowStoreIfAllRanksLeave`
+inline constexpr std::chrono::milliseconds kSlowStoreTimeout{60'000};
+
 // If the store is silent, the rank of an ended process counts as dead after this time. Until then
 // the monitor asks the store whether the rank had left before its process ended.
 // Below: the monitor asks the store again.

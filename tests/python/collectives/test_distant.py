@@ -27,17 +27,6 @@ MEGABITS = 200  # so few that a busy machine sends faster
 ENOUGH = 1.5 * (1 << 20)
 
 
-STORE_PORT = 29403
-# Serves the ranks' store until the test ends, as an agent of torchrun does. Rank 0 may end before
-# the answers to the last requests of the other ranks have crossed the link.
-STORE = f"""
-import time
-import torch.distributed as dist
-store = dist.TCPStore("0.0.0.0", {STORE_PORT}, is_master=True, wait_for_workers=False)
-time.sleep({LIMIT})
-"""
-
-
 @pytest.fixture
 def link() -> Iterator[DistantLink]:
     skip_unless_namespaces_work()
@@ -54,7 +43,6 @@ def link() -> Iterator[DistantLink]:
 def test_an_operation_fills_the_link(operation: str, ranks_of_node: int, link: DistantLink) -> None:
     size = 2 * ranks_of_node
     with ExitStack() as stack:
-        stack.enter_context(Job([*link.nodes[0].launcher, sys.executable, "-c", STORE]))
         jobs = []
         for rank in range(size):
             node = link.nodes[rank // ranks_of_node]
@@ -65,9 +53,7 @@ def test_an_operation_fills_the_link(operation: str, ranks_of_node: int, link: D
                 RANK=str(rank),
                 WORLD_SIZE=str(size),
                 MASTER_ADDR=link.nodes[0].address,
-                MASTER_PORT=str(STORE_PORT),
-                TORCHELASTIC_USE_AGENT_STORE="True",
-                TORCHELASTIC_RESTART_COUNT="0",
+                MASTER_PORT="29403",  # of the namespace; rank 0 serves the store
                 HBMCOMM_NODE_ID=node.name,
                 UCX_TLS="tcp,self",
             )
