@@ -1,4 +1,4 @@
-"""torchrun restarts the workers of a training, or their number changes, on a busy machine.
+"""torchrun restarts the workers of a training, or their number changes.
 
 The training is tests/python/harness/recovering.py: every rank checks the sum of each step. torchrun
 would restart a rank that fails this check, so the rank also leaves a file.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -29,21 +27,12 @@ pytestmark = [
     beyond_gloo,
     pytest.mark.full,
     pytest.mark.timeout(3 * LIMIT),
-    pytest.mark.usefixtures("busy", "nothing_left"),
+    pytest.mark.usefixtures("nothing_left"),
 ]
 
 TRAINING = Path(jobs.JOB_SCRIPT).with_name("recovering.py")
-BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(1000000))"
 WORKERS = 2  # of each agent
 WITHOUT_END = 10**6  # steps
-
-
-@pytest.fixture
-def busy() -> Iterator[None]:
-    """Keep a processor busy during the test."""
-    with subprocess.Popen([sys.executable, "-c", BUSY]) as process:
-        yield
-        process.kill()
 
 
 @pytest.fixture
