@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 
@@ -18,6 +19,7 @@ def run(name: str) -> None:
 
 
 if __name__ == "__main__":
+    importlib.import_module("torch._dynamo")  # else each optimizer imports it in its fork
     for name in PROGRAMS:
         print(f"--- {name}", flush=True)
         process = multiprocessing.get_context("fork").Process(target=run, args=(name,))
