@@ -39,11 +39,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
 
 
-def measured_by(name: str, file: Path, *arguments: str) -> list[tuple[str, str, int]]:
-    """Run the benchmark, which checks results, with one contender. Return the measured rows."""
+def measured_by(names: str, file: Path, *arguments: str) -> list[tuple[str, str, int]]:
+    """Run the benchmark, which checks results, with these contenders. Return the measured rows."""
     result = run(
         "benchmarks.collectives",
-        *("--contenders", name, "--rounds", "1", "--startup-rounds", "0", "--json", str(file)),
+        *("--contenders", names, "--rounds", "1", "--startup-rounds", "0", "--json", str(file)),
         *arguments,
     )
     assert result.returncode == 0, result.stderr
@@ -79,31 +79,6 @@ def test_plain_loops_through_slots_are_measured(tmp_path: Path, processes: int) 
     assert found == sorted((name, "float32", size) for name in names for size in (8, 48, 3 << 20))
 
 
-@pytest.mark.full
-@needs_programs
-@pytest.mark.parametrize("processes", [2, 3])
-@pytest.mark.parametrize("name", ["hbm-c-zero-copy", "hbm-c-staged", "hbm-c-mpi", "hbm-c-mpi-abi"])
-def test_hbm_is_measured_without_python(tmp_path: Path, processes: int, name: str) -> None:
-    found = measured_by(
-        name,
-        tmp_path / "out.json",
-        *("--ranks", str(processes), "--sizes", "48,3MiB", "--dtype", "float64,bfloat16"),
-    )
-    assert found == sorted(
-        cell
-        for collective in COLLECTIVES
-        for cell in (
-            [(collective, "float64", 0)]
-            if collective == "barrier"
-            else [
-                (collective, dtype, size)
-                for dtype in ("float64", "bfloat16")
-                for size in (48, 3 << 20)
-            ]
-        )
-    )
-
-
 @needs_programs
 def test_mpi_does_every_collective_without_python(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
@@ -117,29 +92,27 @@ def test_mpi_does_every_collective_without_python(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @needs_programs
-@pytest.mark.parametrize("processes", [2, 3])
-@pytest.mark.parametrize(
-    ("name", "collectives"),
-    [
-        ("mpi-c", [name for name in COLLECTIVES if name != "barrier"]),
-        ("mpi-c-in-place", ["allreduce", "broadcast", "gather"]),
-    ],
-)
-def test_mpi_is_measured_without_python(
-    tmp_path: Path, processes: int, name: str, collectives: list[str]
-) -> None:
-    found = measured_by(
-        name,
-        tmp_path / "out.json",
-        *("--ranks", str(processes), "--sizes", "48,3MiB", "--dtype", "float32,float64"),
-        *("--collectives", ",".join(collectives)),
-    )
-    assert found == sorted(
-        (collective, dtype, size)
+def test_native_programs_are_measured_together(tmp_path: Path) -> None:
+    """Measure all of them in one job, because its start takes longest. They check the results."""
+    hbm = ("hbm-c-zero-copy", "hbm-c-staged", "hbm-c-mpi", "hbm-c-mpi-abi")
+    cells = {name: [*COLLECTIVES] for name in (*hbm, "mpi-c")}
+    cells["mpi-c-in-place"] = ["allreduce", "broadcast", "gather"]
+    file = tmp_path / "out.json"
+    sizes = ("--sizes", "48,3MiB", "--dtype", "float64,bfloat16")
+    measured_by(",".join(cells), file, "--ranks", "3", *sizes)
+    found = [
+        (entry["contender"], entry["collective"], entry["dtype"], entry["bytes"])
+        for entry in json.loads(file.read_text())["measurements"]
+    ]
+    expected = [
+        (name, collective, dtype, size)
+        for name, collectives in cells.items()
         for collective in collectives
-        for dtype in ("float32", "float64")
-        for size in (48, 3 << 20)
-    )
+        for dtype in ("float64", "bfloat16")
+        for size in ([0] if collective == "barrier" else [48, 3 << 20])
+        if dtype == "float64" or (name in hbm and size > 0)
+    ]
+    assert sorted(found) == sorted(expected)
 
 
 @pytest.mark.full
