@@ -23,7 +23,7 @@ IMAGES, TESTS = 4096, 1024
 EPOCHS, BATCH = 6, 32  # BATCH: images of all ranks together
 SIDE = 16  # of an image, in pixels
 NOISE = 0.2  # standard deviation; a segment's brightness is 0.6 to 1
-WANTED_ACCURACY = 0.95
+WANTED_ACCURACY = 0.9
 # The largest difference of losses between the backends. From 3 ranks on the backends add in another
 # order, and training multiplies the rounding errors.
 SAME_LOSS, SAME_LOSS_OF_MANY = 1e-5, 0.05
@@ -77,10 +77,9 @@ def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
 def network() -> nn.Module:
     torch.manual_seed(SEED)
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10),
+        nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10),
     )  # fmt: skip
 
 
