@@ -164,7 +164,7 @@ native-aarch64: build/aarch64  ## build the portable native tests for AArch64, a
 fuzz-programs: $(PACKAGES)
 	@scripts/system_packages.sh $(BUILD_PACKAGES) $(FULL_PACKAGES)
 	cmake -S tests/fuzz -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	  -DCMAKE_CXX_COMPILER=clang++
+	  -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_UNITY_BUILD=ON
 	$(COMPILE) build/fuzz
 
 .PHONY: fuzz
