@@ -137,6 +137,13 @@ def test_the_demo_needs_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "PyTorch is not installed" in refused.output
 
 
+def test_the_demo_needs_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "releases", lambda package: [])
+    refused = invoke("demo")
+    assert refused.exit_code == 1
+    assert "hbmcomm demo: torch_hbmcomm has no native module for PyTorch " in refused.output
+
+
 def test_gloo_stays_gloo_in_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, str]] = []
 
