@@ -44,12 +44,14 @@ _replaced: dict[str, bool] = {}
 def take_the_place_of(backends: str) -> None:
     """Have PyTorch make groups of hbm where a program asks for one of these backends.
 
-    backends: a value of HBMCOMM_INSTEAD_OF. With a wrong value every use of hbm raises ValueError,
-    and the first group of a backend that hbm could replace prints a warning.
+    backends: a value of HBMCOMM_INSTEAD_OF. With a wrong value every use of hbm raises ValueError.
+    The first group of a backend that hbm could replace, and the import of a module of torch-ccl or
+    torch_ucc that is not installed, then print a warning.
     """
     try:
         names = replaced_backends(backends)
-    except ValueError:
+    except ValueError as error:
+        stand_in_modules.explain_absence(str(error))
         _replace(distributed_c10d, "_new_process_group_helper", _new_group_of_other)
         return
     for name in names:

@@ -4,6 +4,8 @@ Programs of these backends import `oneccl_bindings_for_pytorch`, `torch_ccl` or 
 libraries ask for the metadata of the distribution `oneccl_bind_pt`. The finder is the last of
 sys.meta_path, so Python asks it only for modules that are not installed. A module that it finds is
 a file of this package, under the name that the program imports.
+
+If the variable has a wrong value, no such module is found, and the import prints the reason.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import ModuleType
+
+from torch_hbmcomm.variables import say
 
 _FOLDER = Path(__file__).parent
 _OF_CCL = ("oneccl_bindings_for_pytorch", "torch_ccl")
@@ -34,6 +39,11 @@ Summary: torch_hbmcomm in the place of oneCCL's bindings for PyTorch (HBMCOMM_IN
 """
 
 
+def explain_absence(cause: str) -> None:
+    """Have the import of such a module that is not installed print `cause` as a warning."""
+    sys.meta_path.append(_Explanation(cause))
+
+
 def install(backends: Iterable[str]) -> None:
     """Have imports and importlib.metadata find the modules of these backends that this environment
     lacks."""
@@ -42,6 +52,17 @@ def install(backends: Iterable[str]) -> None:
         files |= _FILES.get(backend, {})
     if files:
         sys.meta_path.append(_Finder(files))
+
+
+class _Explanation(MetaPathFinder):
+    def __init__(self, cause: str) -> None:
+        self._cause = cause
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        if any(name in files for files in _FILES.values()):
+            say(f"no module {name}: {self._cause}")
 
 
 class _Finder(DistributionFinder):

@@ -238,6 +238,14 @@ def test_what_the_names_ask_for_is_found() -> None:
     ]
 
 
+def test_a_wrong_value_is_named_by_the_import_of_a_module() -> None:
+    finished = run_code("import torch, oneccl_bindings_for_pytorch", HBMCOMM_INSTEAD_OF="cll")
+    assert finished.code != 0
+    wrong = "warn: no module oneccl_bindings_for_pytorch: HBMCOMM_INSTEAD_OF=cll: hbm cannot take"
+    assert wrong in finished.output, finished.output
+    assert "ModuleNotFoundError: No module named 'oneccl_bindings_for_pytorch'" in finished.output
+
+
 def test_torch_ccls_class_makes_a_backend_of_hbm() -> None:
     assert lines(CCL, HBMCOMM_INSTEAD_OF="ccl") == [
         "ProcessGroupHbm ccl 1 [1.0, 1.0, 1.0, 1.0]",
