@@ -124,13 +124,14 @@ void require_launcher(const MpiLibrary& library) {
   for (const char* pmi : {"PMI_FD", "PMI_PORT", "PMI_RANK"}) {
     if (std::getenv(pmi) != nullptr) return;
   }
-  throw Error(ErrorKind::kUnavailable,
-              "the launcher (PMIX_NAMESPACE=" + std::string(pmix) + ") speaks PMIx, and " +
-                  library.path + " (" + library.api->version() +
-                  ") does not. Start with MPICH's mpiexec or with `srun --mpi=pmi2`; under Open "
-                  "MPI's mpiexec name the libmpi_abi.so.1 of Open MPI 6 in HBMCOMM_MPI_LIB, or set "
-                  "RANK and WORLD_SIZE in place of init_method=\"mpi://\" (docs/running.md, "
-                  "\"Slurm\")");
+  throw Error(
+      ErrorKind::kUnavailable,
+      "the launcher (PMIX_NAMESPACE=" + std::string(pmix) + ") speaks PMIx, and " + library.path +
+          " (" + library.api->version() +
+          ") does not. Start with MPICH's mpiexec or with `srun --mpi=pmi2`; under Open "
+          "MPI's mpiexec name the libmpi_abi.so.1 of Open MPI 6 in HBMCOMM_MPI_LIB; or take "
+          "the ranks from RANK and WORLD_SIZE, and not from MPI (docs/running.md, "
+          "\"Slurm\")");
 }
 
 }  // namespace
