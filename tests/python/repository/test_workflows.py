@@ -188,3 +188,11 @@ def refused(command: str, tag: str, version: str) -> int:
     given = command.replace(" torch_hbmcomm/version.py", "")
     environment = os.environ | {"GITHUB_REF_NAME": tag}
     return subprocess.run(["bash", "-c", given], input=text, text=True, env=environment).returncode
+
+
+def test_the_classifiers_have_the_pythons_of_the_wheels() -> None:
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+    built = re.fullmatch(r"cp31\{([\d,]+)\}-manylinux_\*", PROJECT["tool"]["cibuildwheel"]["build"])
+    assert built is not None
+    assert pythons == [f"3.1{minor}" for minor in built[1].split(",")]
+    assert PROJECT["project"]["requires-python"] == f">={pythons[0]}"
