@@ -89,7 +89,7 @@ def _apart(results: Mapping[str, Result]) -> Outcome:
         f"Two containers that share only a network take {two.span} times as long as the host, four"
         f" {four.span} times.",
         graded(min(two.least, four.least) > EQUAL, max(two.most, four.most) > EQUAL),
-        _reason(results, "through ports of a bridge, as between the paper's containers"),
+        _reason(results, "over MPI through ports, as between the paper's containers"),
     )
 
 
@@ -100,7 +100,7 @@ def _meeting(results: Mapping[str, Result]) -> Outcome:
         f"Two containers that share a directory take {two.span} times as long as the host, four"
         f" {four.span} times.",
         graded(min(two.least, four.least) > EQUAL, bool(slower)),
-        _reason(results, "over memory that the containers share, which only hbm supports"),
+        _reason(results, "over shared memory instead of ports"),
     )
 
 
@@ -124,14 +124,14 @@ _CLAIMS = (
     ),
     Claim(
         WOO,
-        "Table 5, two and four containers; Figs. 8c, 8d, 9c, 9d, 10c and 10d",
+        "Table 5, two and four containers; Figs. 8c, 8d, 9c, 9d, 10c and 10d; section 6, point 2",
         f"Two containers take {_of_paper(2)} times as long as the host, four {_of_paper(4)} times.",
         _apart,
         _SLOWER,
     ),
     Claim(
         WOO,
-        "Section 6, point 2",
+        "Section 6, point 2, with shared memory instead of ports",
         "Several containers communicate less efficiently than processes on the host.",
         _meeting,
         _SLOWER,
@@ -144,7 +144,8 @@ _CLAIMS = (
         Outcome(
             "",
             Verdict.NOT_MEASURED,
-            "`python -m papers.containers` has no contender in C and no Python buffers.",
+            "`python -m papers.containers` has no contender in C and no Python buffers. It could"
+            " have both in DDR; no machine with MCDRAM is available.",
         ),
     ),
 )
@@ -158,9 +159,10 @@ CONTAINERS = Experiment(
         "4 ranks run hbm's collectives on two cores, in containers of podman, in DDR. The paper has"
         " Python buffers of MPI in MCDRAM, with 32 ranks on 68 cores, in containers of Docker. The"
         " data are float32 instead of integers. The 16 MB of a gather are each process' part. In"
-        ' the rows "apart" the containers share only podman\'s bridge, and communicate through'
-        " ports. These rows are closest to the paper's containers. In the other rows the containers"
-        " have no network, and share a directory for sockets. Only hbm supports that."
+        ' the columns "apart" the containers share only podman\'s bridge, and communicate through'
+        " ports. These columns are closest to the paper's containers, which communicate through"
+        " ports too. In the other columns the containers have no network, and share a directory for"
+        " sockets, through which hbm shares memory."
     ),
     claims=_CLAIMS,
     runs=(

@@ -87,8 +87,8 @@ def _reason(results: Mapping[str, Result]) -> str:
 def _against_mpi(results: Mapping[str, Result]) -> Outcome:
     gains = _gains(results)
     return Outcome(
-        f"hbm learns {change(min(gains.values()))} to {change(max(gains.values()))} images a second"
-        " compared with Gloo.",
+        f"Compared with Gloo, hbm changes the images a second by {change(min(gains.values()))} to"
+        f" {change(max(gains.values()))}.",
         graded(full=False, part=max(gains.values()) >= _CNTK),
         _reason(results),
     )
@@ -130,10 +130,11 @@ _CLAIMS = (
     Claim(
         PANDA,
         "Slide on CNTK with MVAPICH2-X on CPUs",
-        "With reductions in a shared address space, AlexNet learns up to 20 % more images than with"
-        " Intel MPI.",
+        "With reductions in a shared address space, CNTK trains AlexNet up to 20 % better than with"
+        " Intel MPI (the slide states no unit).",
         _against_mpi,
-        "It holds in part if the best gain is 20 %, and cannot hold fully without MPI as the peer.",
+        "It holds in part if the best gain in images a second is at least 20 %, and cannot hold"
+        " fully without MPI as the peer.",
     ),
     Claim(
         PANDA,

@@ -69,8 +69,8 @@ def _leaders(results: Mapping[str, Result]) -> Outcome:
 _CLAIMS = (
     Claim(
         PANDA,
-        "Slide on TensorFlow with MVAPICH2-X on CPUs: scalability",
-        "Reductions that adapt to nodes and share an address space (SALaR, XPMEM) scale well.",
+        "Slides on CNTK and TensorFlow with MVAPICH2-X on CPUs: scalability",
+        "Adaptive reductions, and reductions in a shared address space (SALaR, XPMEM), scale well.",
         _leaders,
         "It holds if all_reduce takes at most 1.1 times the bound in all cells, and in part if in"
         " the median.",
@@ -84,10 +84,11 @@ NODES = Experiment(
     label=Label.EMULATED,
     differs=(
         "Two to four network namespaces on one machine of two cores, with links of 200 Mbit/s and 1"
-        " Gbit/s, replace a cluster with InfiniBand. A link's bound is the time of the bytes at the"
-        " link's rate without headers. Some measured times are below the bound, by up to 7 % at 4"
-        " MiB and 3 % at 64 MiB. The link's burst of 128 KiB explains 3 to 6 % at 4 MiB, and 0.2 to"
-        " 0.4 % at 64 MiB. The rest is unexplained."
+        " Gbit/s, replace a cluster with InfiniBand. A link's bound is the time of the bytes at"
+        " TCP's rate, which each run measures first, with both directions at full load. This rate"
+        " is 0.2 to 3.6 % below the link's rate without headers. Some times are below the bound, by"
+        " up to 7 % at 4 MiB and 3 % at 64 MiB. The lower rate and the link's burst of 128 KiB (1"
+        " to 6 % of the bound at 4 MiB) explain this, except for 0.5 % or less in two cells."
     ),
     claims=_CLAIMS,
     runs=tuple(

@@ -22,8 +22,10 @@ _COLUMNS = 3
 _VERDICTS = "Verdicts"
 _UNMEASURED = "Not measured yet"
 _ABOUT = (
-    "The figures in the column *here* and most verdicts are computed from the records. A section"
-    " ends in the verdicts on its claims, with the rules that decide them."
+    "The claims against MPI that sleeps are ours; the papers have the others. The figures in the"
+    " column *here* and most verdicts are computed from the records. A cell is one measured case,"
+    " such as a collective with a size and a number of processes. A section ends in the verdicts on"
+    " its claims, with the rules that decide them."
 )
 _HEAD = """<!doctype html>
 <meta charset="utf-8"><title>Report</title>
@@ -119,7 +121,7 @@ def _verdicts(found: Sequence[Found], missing: Sequence[Experiment], quick: bool
     counts = Counter(outcome.verdict for _, outcome, _ in rows)
     yield f"## {_VERDICTS}"
     yield ""
-    yield f"The papers have {len(rows)} claims here. {_ABOUT}"
+    yield f"The table has {len(rows)} claims. {_ABOUT}"
     yield ""
     yield from Table(
         ["verdict", "claims"], [[one.value, str(counts[one])] for one in Verdict if counts[one]]

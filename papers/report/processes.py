@@ -184,7 +184,7 @@ def _staged(results: Mapping[str, Result]) -> Outcome:
     return Outcome(
         f"{_OVER_MPI} stages PyTorch's tensors in MPI's buffers, and takes"
         f" {theirs.times('the time of C')}. By collective, the medians are {each}. In place, hbm"
-        f" takes {ours.times('the time of C')}.",
+        f" ({_IN_PLACE}) takes {ours.times('the time of C')}.",
         graded(theirs.median <= EQUAL, ours.median <= EQUAL),
         "Staging copies each tensor into a buffer and out of it; from 4 processes on, MPI's busy"
         " loops on two cores favour hbm in place.",
@@ -201,7 +201,7 @@ _CLAIMS = (
     ),
     Claim(
         WOO,
-        "Fig. 9, host",
+        "Fig. 9, MCDRAM",
         "In MCDRAM, a gather of Python buffers is up to 65 % faster than in C.",
         _gather,
     ),

@@ -38,7 +38,7 @@ class Paper:
     designs: str
 
 
-WOO = Paper("Woo et al.", "Woo, Choi, Lee 2020, MPI for Python in MCDRAM", "Figs. 1 to 7")
+WOO = Paper("Woo et al.", "Woo, Choi, Lee 2020, MPI for Python in MCDRAM", "Figs. 1 to 6")
 AHN = Paper("Ahn et al.", "Ahn, Kim, Lim, Kang 2018, Soft Memory Box", "Figs. 1 to 4 and Table 1")
 ZHANG = Paper(
     "Zhang, Jung",
@@ -48,12 +48,13 @@ ZHANG = Paper(
 LEE = Paper(
     "Lee et al.",
     "Lee, Choi, Jeong, Noh, Shin 2020, Communication Optimization Schemes",
-    "Figs. 1 to 4 and Algorithm 1",
+    "Figs. 2 and 4, and Algorithm 1",
 )
 PANDA = Paper(
     "Panda",
     "Panda 2019, Scalable and Distributed DNN Training on Modern HPC Systems",
-    "the slides on trends, challenges, software families and installation",
+    "the slides on trends, holistic evaluation, challenges, software families, releases and"
+    " installation; the conclusions repeat other slides",
 )
 PAPERS = (WOO, AHN, ZHANG, LEE, PANDA)
 
@@ -152,8 +153,10 @@ def percent(ratio: float) -> str:
     return f"{100 * ratio:.0f} %"
 
 
-def samples(measured: Iterable[Measurement]) -> str:
+def samples(measured: Iterable[Measurement], figure: str = "median") -> str:
     """Return the numbers of samples of the medians, in a clause without a full stop.
+
+    figure: "mean" if the figures are means.
 
     Measurements without samples do not count. Raises Unmeasured if none has samples.
     """
@@ -164,5 +167,5 @@ def samples(measured: Iterable[Measurement]) -> str:
     if most == 1:
         return "each figure is a single sample"
     if least == most:
-        return f"each median is of {most} samples"
-    return f"the medians are of {least} to {most} samples"
+        return f"each {figure} is of {most} samples"
+    return f"the {figure}s are of {least} to {most} samples"
