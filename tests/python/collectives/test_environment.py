@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness import beyond_gloo
-from harness.jobs import run_code
+from harness.warm import run_warm
 
 from torch_hbmcomm.variables import VARIABLES
 
@@ -44,7 +44,7 @@ if child:
 
 
 def output_of(code: str, **environment: str) -> str:
-    finished = run_code(USES + code, 120, **environment)
+    finished = run_warm(USES + code, 120, **environment)
     assert finished.code == 0, finished.output
     return finished.output
 

@@ -21,6 +21,7 @@ from harness import Context, Pool, beyond_gloo
 from harness.hooks import low_rank
 from harness.jobs import run_code
 from harness.training import net, train
+from harness.warm import run_warm
 from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -118,7 +119,7 @@ def test_without_autoload_the_package_is_imported_by_hand() -> None:
 
 def test_it_is_said_once_at_level_info() -> None:
     twice = ONE_RANK.format(backend="gloo") * 2
-    finished = run_code(twice, HBMCOMM_INSTEAD_OF="gloo", HBMCOMM_LOG="info")
+    finished = run_warm(twice, HBMCOMM_INSTEAD_OF="gloo", HBMCOMM_LOG="info")
     assert finished.output.count("info: HBMCOMM_INSTEAD_OF=gloo: ") == 1, finished.output
 
 

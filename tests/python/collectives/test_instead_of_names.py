@@ -10,6 +10,7 @@ import pytest
 from harness import beyond_gloo
 from harness.jobs import BIN, Finished, assert_done, by_hand, run, run_code, torchrun
 from harness.network import free_port
+from harness.warm import run_warm
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
@@ -137,7 +138,10 @@ def job(command: list[str | Path], name: str, **environment: str) -> Finished:
 
 
 def lines(code: str, **environment: str) -> list[str]:
-    finished = run_code(code, 400, **environment)
+    return lines_of(run_warm(code, **environment))
+
+
+def lines_of(finished: Finished) -> list[str]:
     assert finished.code == 0, finished.output
     return finished.output.splitlines()
 
@@ -181,7 +185,7 @@ def test_a_list_leaves_the_other_names_to_pytorch() -> None:
 
 def test_each_name_is_logged_once() -> None:
     code = LOOK + "for name in ('ucc', 'ucc', 'ccl'): look(name)"
-    said = run_code(code, HBMCOMM_INSTEAD_OF="all", HBMCOMM_LOG="info").output
+    said = run_warm(code, HBMCOMM_INSTEAD_OF="all", HBMCOMM_LOG="info").output
     for name in ("ucc", "ccl"):
         assert said.count(f"HBMCOMM_INSTEAD_OF=all: groups of {name} for CPU tensors") == 1, said
 
@@ -213,7 +217,7 @@ def test_without_a_launcher_mpi_is_a_group_of_one() -> None:
 
 
 def test_under_a_launcher_without_pmi_mpi_raises() -> None:
-    finished = run_code(ONE_OF_MPI, HBMCOMM_INSTEAD_OF="mpi", SLURM_STEP_NUM_TASKS="2")
+    finished = run_warm(ONE_OF_MPI, HBMCOMM_INSTEAD_OF="mpi", SLURM_STEP_NUM_TASKS="2")
     assert finished.code != 0
     assert "SLURM_STEP_NUM_TASKS=2 processes were started" in finished.output, finished.output
 
@@ -223,11 +227,11 @@ def test_under_a_launcher_without_pmi_mpi_raises() -> None:
 
 @pytest.mark.parametrize("names", ["", "gloo"])
 def test_without_the_names_nothing_is_found(names: str) -> None:
-    assert lines(FOUND, HBMCOMM_INSTEAD_OF=names) == NOT_FOUND
+    assert lines_of(run_code(FOUND, HBMCOMM_INSTEAD_OF=names)) == NOT_FOUND
 
 
 def test_what_the_names_ask_for_is_found() -> None:
-    found = lines(FOUND, HBMCOMM_INSTEAD_OF="all")
+    found = lines_of(run_code(FOUND, HBMCOMM_INSTEAD_OF="all"))
     version = "2.8.0+hbm"
     assert found == [
         "True True True",
@@ -265,9 +269,8 @@ def test_an_installed_module_stays(
         metadata = tmp_path / "oneccl_bind_pt-1.13.0.dist-info" / "METADATA"
         metadata.parent.mkdir()
         metadata.write_text("Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: 1.13.0\n")
-    found = lines(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{FOUND}", HBMCOMM_INSTEAD_OF="ccl,ucc"
-    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{FOUND}"
+    found = lines_of(run_code(code, HBMCOMM_INSTEAD_OF="ccl,ucc"))
     assert found[place] == "its own"
     expected = ["1.13.0"] * 2 if has_metadata else ["no oneccl_bind_pt", "no oneccl-bind-pt"]
     assert found[4:6] == expected

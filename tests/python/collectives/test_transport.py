@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 from harness import beyond_gloo
-from harness.jobs import run_code
+from harness.warm import run_warm
 
 from torch_hbmcomm import Options
 
@@ -57,7 +57,7 @@ def reports_of(
     with tempfile.TemporaryDirectory() as folder:
         stores = [f"{folder}/{group}" for group in range(len(transports))]
         code = RANKS.format(layout=layout, transports=list(transports), stores=stores)
-        finished = run_code(code, 120, **environment)
+        finished = run_warm(code, 120, **environment)
     assert finished.code == 0, finished.output
     lines = [line.split(": ", 1) for line in finished.output.splitlines()]
     return [[text for number, text in lines if number == rank] for rank in "01"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from harness import beyond_gloo
-from harness.jobs import run_code
 from harness.network import free_port
+from harness.warm import run_warm
 
 pytestmark = beyond_gloo
 
@@ -62,7 +62,7 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
 @pytest.mark.parametrize("layout", ["aa", "ab", "aab"])
 @pytest.mark.parametrize("agent", [False, True])
 def test_a_destroyed_group_leaves_one_key_for_each_rank(layout: str, agent: bool) -> None:
-    finished = run_code(GROUPS.format(layout=layout, agent=agent, port=free_port()))
+    finished = run_warm(GROUPS.format(layout=layout, agent=agent, port=free_port()))
     assert (finished.code, finished.output) == (0, "")
 
 
@@ -95,5 +95,5 @@ dist.destroy_process_group()
 
 
 def test_a_store_that_cannot_delete_keeps_its_keys() -> None:
-    finished = run_code(KEEPING)
+    finished = run_warm(KEEPING)
     assert (finished.code, finished.output) == (0, "")

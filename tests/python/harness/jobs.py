@@ -33,6 +33,10 @@ class Finished:
     output: str  # stdout and stderr together, without PyTorch's warnings of the network
 
 
+def without_network_warnings(output: str) -> str:
+    return _WARNINGS_OF_THE_NETWORK.sub("", output)
+
+
 def environment(**extra: str) -> dict[str, str]:
     """Return this process's environment, prepared by surroundings.settle(), with `extra`."""
     return os.environ | {"HBMCOMM_TEST_BACKEND": BACKEND, "OMP_NUM_THREADS": "1"} | extra
@@ -75,7 +79,7 @@ class Job:
             raise AssertionError(
                 f"did not end within {limit} s; output:\n{output}\n{state}"
             ) from None
-        return Finished(self._process.returncode, _WARNINGS_OF_THE_NETWORK.sub("", output))
+        return Finished(self._process.returncode, without_network_warnings(output))
 
 
 def assert_done(finished: Finished, ranks: int) -> None:
