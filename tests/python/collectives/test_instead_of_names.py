@@ -138,7 +138,7 @@ def job(command: list[str | Path], name: str, **environment: str) -> Finished:
 
 
 def lines(code: str, **environment: str) -> list[str]:
-    return lines_of(run_warm(code, **environment))
+    return lines_of(run_warm(code, 400, **environment))
 
 
 def lines_of(finished: Finished) -> list[str]:
