@@ -244,7 +244,7 @@ class StoreConnection final : public bootstrap::KeyValue {
     const char* name;  // of PyTorch's function, for errors
     Call call;
     bool even_late = false;  // run even if the caller has stopped waiting
-    bool begun = false;
+    bool begun = false;      // the store is being asked, or has been asked
     bool done = false;
     bool abandoned = false;
     std::exception_ptr error;
@@ -363,12 +363,15 @@ class StoreConnection final : public bootstrap::KeyValue {
         const std::shared_ptr<StoreRequest> request = requests.front();
         requests.pop_front();
         if (request->abandoned && !request->even_late) continue;
-        request->begun = true;
         lock.unlock();
         std::exception_ptr error;
         try {
           require_file(*request);
-          request->call(*connection());
+          const StorePointer store = connection();
+          lock.lock();
+          request->begun = !request->abandoned || request->even_late;
+          lock.unlock();
+          if (request->begun) request->call(*store);
         } catch (const Error&) {
           error = std::current_exception();
         } catch (const std::exception& other) {
