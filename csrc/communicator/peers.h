@@ -64,7 +64,7 @@ class Peers {
   // Publishes that this rank destroys the group in good order. Waits for the store: up to 1 s, or
   // up to a minute if `all_came` is true and a rank serves the store. `all_came`: all ranks have
   // arrived at the destruction. Then only the store can be late, and the rank that serves it must
-  // not end before the last answer.
+  // not end before the last answer. Throws the exception of Ctrl-C on the main thread.
   virtual void leave(bool all_came) = 0;
 
   // Waits up to 1 s until the store has the failure reports of this rank, unless the store is gone.

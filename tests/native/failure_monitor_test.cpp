@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/interruption.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/failure/failure_detector.h"
 #include "expect_error.h"
@@ -42,10 +43,14 @@ constexpr const char* kRank0Left = "p/left/0";
 constexpr const char* kRank1Left = "p/left/1";
 constexpr const char* kRank2Left = "p/left/2";
 
-// A store that calls a test's hook before each get(), has() or add().
+// A store that calls a test's hook before each get(), has() or add(), and that may be distant.
 class ToldStore final : public bootstrap::KeyValue {
  public:
   using Hook = std::function<void(const std::string& key)>;
+
+  // The time of each answer. If the deadline is earlier, the caller does not get the answer, but
+  // the store does what it was asked.
+  void set_round_trip(milliseconds time) { round_trip_ = time; }
 
   void before_get(Hook hook) { put(get_hook_, std::move(hook)); }
   void before_has(Hook hook) { put(has_hook_, std::move(hook)); }
@@ -56,15 +61,19 @@ class ToldStore final : public bootstrap::KeyValue {
   }
   std::optional<std::string> get(const std::string& key, Deadline deadline) override {
     call(get_hook_, key);
+    travel(deadline);
     return values_.get(key, deadline);
   }
   bool has(const std::vector<std::string>& keys, Deadline deadline) override {
     call(has_hook_, keys.front());
+    travel(deadline);
     return values_.has(keys, deadline);
   }
   long add(const std::string& key, long amount, Deadline deadline) override {
     call(add_hook_, key);
-    return values_.add(key, amount, deadline);
+    const long sum = values_.add(key, amount, deadline);
+    travel(deadline);
+    return sum;
   }
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override {
     return values_.claim(key, value, deadline);
@@ -85,7 +94,17 @@ class ToldStore final : public bootstrap::KeyValue {
     if (hook) hook(key);
   }
 
+  void travel(Deadline deadline) {
+    if (round_trip_.load() == milliseconds(0)) return;
+    const auto arrives = std::chrono::steady_clock::now() + round_trip_.load();
+    std::this_thread::sleep_until(std::min(arrives, deadline));
+    if (arrives > deadline) {
+      throw bootstrap::StoreError(ErrorKind::kTimeout, "the store did not answer");
+    }
+  }
+
   FakeStore values_;
+  std::atomic<milliseconds> round_trip_{milliseconds(0)};
   std::mutex mutex_;  // guards the hooks
   Hook get_hook_;
   Hook has_hook_;
@@ -334,8 +353,8 @@ TEST(FailureMonitor, StoreServerLeavesLast) {
     EXPECT_FALSE(group.store->has({key}, {}));
 }
 
-// A name server that does not answer can delay the store for seconds. The rank that serves the
-// store waits until the others have counted themselves, so they continue to try.
+// The rank that serves the store waits until the others have counted themselves, so they continue
+// to try.
 TEST(FailureMonitor, WaitsForASlowStoreIfAllRanksLeave) {
   Watched group({}, bootstrap::StoreServer::kAnotherRank, /*parting=*/milliseconds(0));
   const auto answers = std::chrono::steady_clock::now() + milliseconds(500);
@@ -348,6 +367,35 @@ TEST(FailureMonitor, WaitsForASlowStoreIfAllRanksLeave) {
   group.detector.leave(/*all_came=*/true);
   EXPECT_TRUE(group.store->has({kRank0Left}, {}));
   EXPECT_EQ(group.store->get(kLeftCount, {}), "1");
+}
+
+// Each answer takes the round trip of the link, and comes too late for the first rounds or for all
+// questions of a round together. Rank 0 also reads an entry of the log.
+TEST(FailureMonitor, LeavesOverADistantStore) {
+  for (const milliseconds round_trip : {milliseconds(150), milliseconds(900)}) {
+    Watched group({}, bootstrap::StoreServer::kAnotherRank, /*parting=*/milliseconds(0));
+    group.store->set("hbm/failures/1", "closing\nanother group\n1", {});
+    group.store->set(kLogCount, "1", {});
+    group.store->set_round_trip(round_trip);
+    group.detector.leave(/*all_came=*/true);
+    group.store->set_round_trip(milliseconds(0));
+    EXPECT_TRUE(group.store->has({kRank0Left}, {})) << round_trip.count();
+    EXPECT_EQ(group.store->get(kLeftCount, {}), "1") << round_trip.count();
+  }
+}
+
+TEST(FailureMonitor, CtrlCEndsTheWaitForASlowStore) {
+  struct Interrupted {};
+  Watched group({}, bootstrap::StoreServer::kAnotherRank);
+  group.store->before_add([](const auto&) {
+    throw bootstrap::StoreError(ErrorKind::kTimeout, "the store did not answer");
+  });
+  group.store->before_get([](const auto&) {
+    throw bootstrap::StoreError(ErrorKind::kTimeout, "the store did not answer");
+  });
+  set_interruption_check([] { return std::make_exception_ptr(Interrupted()); });
+  EXPECT_THROW(group.detector.leave(/*all_came=*/true), Interrupted);
+  set_interruption_check(nullptr);
 }
 
 // No rank serves the store, so the last rank to leave removes the keys.

@@ -35,17 +35,18 @@ std::optional<FailureEntry> parse(const std::string& record) {
                       record.substr(about + 1)};
 }
 
-void FailureLog::exchange(std::deque<FailureEntry>& entries, bootstrap::KeyValue::Deadline deadline,
+void FailureLog::exchange(std::deque<FailureEntry>& entries, std::chrono::milliseconds answer_time,
                           const std::function<void(const FailureEntry&)>& heard) {
+  const auto soon = [&] { return std::chrono::steady_clock::now() + answer_time; };
   while (!entries.empty()) {
-    const long number = store_->add(kCount, 1, deadline);
-    store_->set(kEntry + std::to_string(number), format(entries.front()), deadline);
+    const long number = store_->add(kCount, 1, soon());
+    store_->set(kEntry + std::to_string(number), format(entries.front()), soon());
     entries.pop_front();
   }
-  const long count = std::stol(store_->get(kCount, deadline).value_or("0"));
+  const long count = std::stol(store_->get(kCount, soon()).value_or("0"));
   for (; read_ < count; ++read_) missing_.emplace(read_ + 1, 0);
   for (auto each = missing_.begin(); each != missing_.end();) {
-    const auto record = store_->get(kEntry + std::to_string(each->first), deadline);
+    const auto record = store_->get(kEntry + std::to_string(each->first), soon());
     if (record) {
       if (const auto entry = parse(*record)) heard(*entry);
     }

@@ -36,8 +36,9 @@ class FailureLog {
 
   // Appends `entries` to the log, and removes each from `entries` when it is in the store. Then
   // passes to `heard` the entries that are new since the last call, also the entries that this call
-  // has appended. Throws the errors of the store.
-  void exchange(std::deque<FailureEntry>& entries, bootstrap::KeyValue::Deadline deadline,
+  // has appended. `answer_time`: the time that the store has to answer each question. Throws the
+  // errors of the store.
+  void exchange(std::deque<FailureEntry>& entries, std::chrono::milliseconds answer_time,
                 const std::function<void(const FailureEntry&)>& heard);
 
  private:

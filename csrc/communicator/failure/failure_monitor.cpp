@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <fstream>
 #include <sstream>
 #include <utility>
 
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/interruption.h"
 #include "base/log.h"
 #include "communicator/failure/tuning.h"
 
@@ -349,8 +351,14 @@ bool FailureMonitor::leave(MonitoredGroup& group, milliseconds timeout) {
     const auto store = stores_.find(group.job_store.get());
     return store != stores_.end() && !store->second->trouble.empty();
   };
-  changed_.wait_for(lock, timeout,
-                    [&] { return group.state != GroupState::kLeaving || is_lost(); });
+  const auto is_over = [&] { return group.state != GroupState::kLeaving || is_lost(); };
+  const auto end = Clock::now() + timeout;
+  while (!changed_.wait_until(lock, std::min(end, Clock::now() + kRoundPeriod), is_over)) {
+    if (Clock::now() >= end) break;
+    lock.unlock();
+    if (const std::exception_ptr why = interruption()) std::rethrow_exception(why);
+    lock.lock();
+  }
   return group.state == GroupState::kLeft;
 }
 

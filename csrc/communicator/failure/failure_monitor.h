@@ -37,6 +37,7 @@
 #include "communicator/failure/liveness_connections.h"
 #include "communicator/failure/mailbox.h"
 #include "communicator/failure/monitored_group.h"
+#include "communicator/failure/tuning.h"
 
 namespace hbm::communicator::failure {
 
@@ -129,7 +130,7 @@ class FailureMonitor {
   bool finish_publishing(const MonitoredGroup& group, std::chrono::milliseconds timeout);
 
   // Publishes that this process leaves the group, and waits until the store has this. Returns false
-  // if the store is gone, or `timeout` is over.
+  // if the store is gone, or `timeout` is over. Throws the exception of Ctrl-C on the main thread.
   bool leave(MonitoredGroup& group, std::chrono::milliseconds timeout);
 
  private:
@@ -145,13 +146,14 @@ class FailureMonitor {
     bool near;          // in the same network namespace as this process
     Clock::time_point until;
   };
-  // One store: its failure log, and the state of its rounds. Guarded by mutex_, except `log` and
-  // `to_remove`, which only the thread uses.
+  // One store: its failure log, and the state of its rounds. Guarded by mutex_, except `log`,
+  // `answer_time` and `to_remove`, which only the thread uses.
   struct JobStore {
     explicit JobStore(const std::shared_ptr<bootstrap::KeyValue>& store)
         : keys(store.get()), log(store) {}
     const bootstrap::KeyValue* const keys;
     FailureLog log;
+    std::chrono::milliseconds answer_time = kRoundAnswerTimeout;  // for each question of a round
     // Groups that this process has left, if it serves their store. Their keys below `left_prefix`
     // are removed later, when all ranks have counted themselves (store_round.cpp).
     std::vector<std::shared_ptr<MonitoredGroup>> to_remove;
@@ -198,8 +200,8 @@ class FailureMonitor {
   void heed_closing(JobStore& store);
   bool asks_no_more(const JobStore& store) const;
   bool is_last(const JobStore& store, const MonitoredGroup& group) const;
-  void count(MonitoredGroup& group);
-  bool all_counted(const MonitoredGroup& group);
+  void count(const JobStore& store, MonitoredGroup& group);
+  bool all_counted(const JobStore& store, const MonitoredGroup& group);
   static void remove_left(const MonitoredGroup& group);
   void decide_unanswered(const JobStore& store, Clock::time_point ended_before,
                          const std::vector<Answer>& answers);

@@ -7,6 +7,9 @@
 // that is, have added 1 to a key of the group. A rank counts itself when it leaves the group, or
 // when it reads the entry. A counted rank asks the store no more about this group.
 //
+// A distant store: an answer takes a round trip of the link. If it comes too late, it is lost, so
+// the next round waits twice as long for each answer, up to kLongestRoundAnswerTimeout.
+//
 // A lost store: if a question fails, the store is mostly gone for ever, because its server has
 // died. PyTorch's client then prints a stack trace for each question. So each failed question
 // doubles the pause before the next one.
@@ -35,8 +38,8 @@ using std::chrono::milliseconds;
 
 constexpr const char* kCount = "count";  // appended to left_prefix
 
-bootstrap::KeyValue::Deadline soon() {
-  return std::chrono::steady_clock::now() + kRoundAnswerTimeout;
+bootstrap::KeyValue::Deadline after(milliseconds time) {
+  return std::chrono::steady_clock::now() + time;
 }
 
 }  // namespace
@@ -66,7 +69,7 @@ void FailureMonitor::tend(JobStore& store) {
     to_publish = store.to_publish;
     publishing = to_publish.size();
     lock.unlock();
-    store.log.exchange(to_publish, soon(), [this](const FailureEntry& entry) {
+    store.log.exchange(to_publish, store.answer_time, [this](const FailureEntry& entry) {
       const std::lock_guard applying(mutex_);
       apply(entry);
     });
@@ -92,7 +95,9 @@ void FailureMonitor::tend(JobStore& store) {
     }
     const auto ended_before = Clock::now() - (silent ? kSilentStoreDeathDelay : milliseconds(0));
     decide_unanswered(store, ended_before, answers);
-    if (!silent) {
+    if (silent) {
+      store.answer_time = std::min(2 * store.answer_time, kLongestRoundAnswerTimeout);
+    } else {
       store.pause = std::clamp(2 * store.pause, kFirstLostStorePause, kLongestLostStorePause);
       store.asks_again = Clock::now() + store.pause;
     }
@@ -121,7 +126,8 @@ std::vector<FailureMonitor::Answer> FailureMonitor::ask_who_left(const JobStore&
       if (group->left.contains(rank) || group->dead.contains(rank)) continue;
       const bool has_ended = group->undecided.contains(rank);
       lock.unlock();
-      const bool has_left = group->store->has({group->left_prefix + std::to_string(rank)}, soon());
+      const bool has_left =
+          group->store->has({group->left_prefix + std::to_string(rank)}, after(store.answer_time));
       lock.lock();
       answers.push_back({group, rank, has_ended, has_left});
     }
@@ -130,8 +136,8 @@ std::vector<FailureMonitor::Answer> FailureMonitor::ask_who_left(const JobStore&
 }
 
 void FailureMonitor::publish_leaving(JobStore& store) {
-  std::erase_if(store.to_remove, [this](const auto& group) {
-    const bool complete = all_counted(*group);
+  std::erase_if(store.to_remove, [&](const auto& group) {
+    const bool complete = all_counted(store, *group);
     if (complete) remove_left(*group);
     return complete;
   });
@@ -140,13 +146,14 @@ void FailureMonitor::publish_leaving(JobStore& store) {
     if (group->state != GroupState::kLeaving) continue;
     if (!group->counted) {
       lock.unlock();
-      group->store->set(group->left_prefix + std::to_string(group->rank), "1", soon());
-      count(*group);
+      group->store->set(group->left_prefix + std::to_string(group->rank), "1",
+                        after(store.answer_time));
+      count(store, *group);
       lock.lock();
     }
     if (group->server == bootstrap::StoreServer::kThisProcess && is_last(store, *group)) {
       lock.unlock();
-      const bool complete = all_counted(*group);
+      const bool complete = all_counted(store, *group);
       if (complete) remove_left(*group);
       lock.lock();
       if (!complete) {
@@ -174,7 +181,7 @@ void FailureMonitor::heed_closing(JobStore& store) {
         group->store_closes && group->server != bootstrap::StoreServer::kThisProcess;
     if (!closes || group->state == GroupState::kLeft) continue;
     lock.unlock();
-    count(*group);
+    count(store, *group);
     lock.lock();
     store.closed = true;
     store.trouble = "the rank that served it has left in good order";
@@ -208,14 +215,14 @@ bool FailureMonitor::is_last(const JobStore& store, const MonitoredGroup& group)
   });
 }
 
-void FailureMonitor::count(MonitoredGroup& group) {
+void FailureMonitor::count(const JobStore& store, MonitoredGroup& group) {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(group.counted, true)) return;
   }
   long counted = 0;
   try {
-    counted = group.store->add(group.left_prefix + kCount, 1, soon());
+    counted = group.store->add(group.left_prefix + kCount, 1, after(store.answer_time));
   } catch (const bootstrap::StoreError& error) {
     const std::lock_guard lock(mutex_);
     group.counted = !error.never_asked;  // the next round repeats only an addition that is not made
@@ -237,8 +244,8 @@ void FailureMonitor::remove_left(const MonitoredGroup& group) {
 }
 
 // Returns true if all ranks of the group have counted themselves, or have died.
-bool FailureMonitor::all_counted(const MonitoredGroup& group) {
-  const auto counted = group.store->get(group.left_prefix + kCount, soon());
+bool FailureMonitor::all_counted(const JobStore& store, const MonitoredGroup& group) {
+  const auto counted = group.store->get(group.left_prefix + kCount, after(store.answer_time));
   const std::lock_guard lock(mutex_);
   return std::stoul(counted.value_or("0")) + group.dead.size() >= group.processes.size();
 }

@@ -43,18 +43,27 @@ inline constexpr std::chrono::milliseconds kReportsTime{500};
 // Measure: `failure_monitor_test --gtest_filter=FailureMonitor.StoreServerLeavesLast`
 inline constexpr std::chrono::milliseconds kRoundPeriodWhileLeaving{2};
 
-// The time that the store has to answer a question of a round.
+// The time that the store has at first to answer a question of a round. Each round without an
+// answer doubles it.
 // Below: the monitor waits.
 // Above: the round ends without an answer, which proves no death.
 // Measure: `pytest tests/python/failures/test_store_connection.py -k
 // test_a_stopped_rank_is_not_dead`
 inline constexpr std::chrono::milliseconds kRoundAnswerTimeout{200};
 
+// The longest time that the store has to answer a question of a round. The round trip of a link to
+// the store must be shorter.
+// Below: the time doubles after a round without an answer.
+// Above: it stays at the value. With a larger value the monitor of a job whose store is silent
+// notices a death later.
+// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.LeavesOverADistantStore`
+inline constexpr std::chrono::milliseconds kLongestRoundAnswerTimeout{1600};
+
 // The longest wait for a slow store while a group ends in which all ranks have arrived at the
-// destruction. PyTorch's server of the store resolves the name of each client, and a silent name
-// server delays it for seconds.
-// Below: the rank waits until the store has its entry, and the rank that serves the store until it
-// has those of all ranks.
+// destruction. A distant store takes several round trips, and a silent name server delays each new
+// connection to PyTorch's store for seconds.
+// Below: the rank waits until the store has its entry. The rank that serves the store waits until
+// the store has the entries of all ranks.
 // Above: the rank leaves. If it serves the store, PyTorch prints a warning in ranks that still ask.
 // Measure: `failure_monitor_test --gtest_filter=FailureMonitor.WaitsForASlowStoreIfAllRanksLeave`
 inline constexpr std::chrono::milliseconds kSlowStoreTimeout{60'000};

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,11 +29,42 @@ ENOUGH = 1.5 * (1 << 20)
 
 @pytest.fixture
 def link() -> Iterator[DistantLink]:
+    with made_link(DELAY) as made:
+        yield made
+
+
+@contextmanager
+def made_link(delay: float) -> Iterator[DistantLink]:
     skip_unless_namespaces_work()
     if cause := programs.why_unavailable("delay_link"):
         pytest.skip(cause)
-    with distant_link(MEGABITS, DELAY) as made:
+    with distant_link(MEGABITS, delay) as made:
         yield made
+
+
+def assert_ranks_print(
+    expected: str, link: DistantLink, size: int, *command: str | Path, **extra: str
+) -> None:
+    """Run the command as `size` ranks, half of them on each node. Rank 0 serves the store."""
+    with ExitStack() as stack:
+        jobs = []
+        for rank in range(size):
+            node = link.nodes[2 * rank // size]
+            job = Job(
+                [*node.launcher, *command],
+                PYTHONPATH=str(ROOT),
+                RANK=str(rank),
+                WORLD_SIZE=str(size),
+                MASTER_ADDR=link.nodes[0].address,
+                MASTER_PORT="29403",  # of the namespace
+                HBMCOMM_NODE_ID=node.name,
+                UCX_TLS="tcp,self",
+                **extra,
+            )
+            jobs.append(stack.enter_context(job))
+        for job in jobs:
+            finished = job.finish(LIMIT)
+            assert (finished.code, finished.output) == (0, expected)
 
 
 @pytest.mark.parametrize(
@@ -41,27 +72,24 @@ def link() -> Iterator[DistantLink]:
     [("all_reduce", 1), ("all_reduce", 2), ("broadcast", 1), ("send", 1), ("all_to_all", 2)],
 )
 def test_an_operation_fills_the_link(operation: str, ranks_of_node: int, link: DistantLink) -> None:
-    size = 2 * ranks_of_node
-    with ExitStack() as stack:
-        jobs = []
-        for rank in range(size):
-            node = link.nodes[rank // ranks_of_node]
-            command = [*node.launcher, sys.executable, str(SCRIPT), operation]
-            job = Job(
-                command,
-                PYTHONPATH=str(ROOT),
-                RANK=str(rank),
-                WORLD_SIZE=str(size),
-                MASTER_ADDR=link.nodes[0].address,
-                MASTER_PORT="29403",  # of the namespace; rank 0 serves the store
-                HBMCOMM_NODE_ID=node.name,
-                UCX_TLS="tcp,self",
-            )
-            jobs.append(stack.enter_context(job))
-        for job in jobs:
-            finished = job.finish(LIMIT)
-            assert finished.code == 0 and finished.output == "done\n", finished.output
-        assert max(link.most_in_flight()) > ENOUGH
+    assert_ranks_print("done\n", link, 2 * ranks_of_node, sys.executable, SCRIPT, operation)
+    assert max(link.most_in_flight()) > ENOUGH
+
+
+SHORT = """
+import torch
+import torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("hbm")
+dist.all_reduce(torch.ones(10))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_at_a_great_distance_end_without_a_message() -> None:
+    """A round trip takes longer than the failure monitor waits at first for an answer."""
+    with made_link(150) as link:
+        assert_ranks_print("", link, 2, sys.executable, "-c", SHORT)
 
 
 BOX_CLIENT = """
