@@ -40,8 +40,11 @@ def run_warm(code: str, limit: float = 400, **extra: str) -> jobs.Finished:
             state = stuck.note(server.pid)
             families.kill(_running.pop())
             raise AssertionError(f"did not end within {limit} s; output:\n{output.read()}\n{state}")
-        code_of_exit = int(server.stdout.readline())
-        return jobs.Finished(code_of_exit, jobs.without_network_warnings(output.read()))
+        answer = server.stdout.readline()
+        if not answer:
+            families.kill(_running.pop())
+            raise AssertionError(f"the server of programs has ended; output:\n{output.read()}")
+        return jobs.Finished(int(answer), jobs.without_network_warnings(output.read()))
 
 
 def _server() -> subprocess.Popen[str]:
