@@ -45,8 +45,8 @@ def take_the_place_of(backends: str) -> None:
     """Have PyTorch make groups of hbm where a program asks for one of these backends.
 
     backends: a value of HBMCOMM_INSTEAD_OF. With a wrong value every use of hbm raises ValueError.
-    The first group of a backend that hbm could replace, and the import of a module of torch-ccl or
-    torch_ucc that is not installed, then print a warning.
+    The first group of a backend that hbm could replace, and the first search for a module of
+    torch-ccl or torch_ucc that is not installed, then print a warning.
     """
     try:
         names = replaced_backends(backends)

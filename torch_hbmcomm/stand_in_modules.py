@@ -5,7 +5,7 @@ libraries ask for the metadata of the distribution `oneccl_bind_pt`. The finder 
 sys.meta_path, so Python asks it only for modules that are not installed. A module that it finds is
 a file of this package, under the name that the program imports.
 
-If the variable has a wrong value, no such module is found, and the import prints the reason.
+If the variable has a wrong value, no such module is found, and the first search prints the reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Summary: torch_hbmcomm in the place of oneCCL's bindings for PyTorch (HBMCOMM_IN
 
 
 def explain_absence(cause: str) -> None:
-    """Have the import of such a module that is not installed print `cause` as a warning."""
+    """Have the first search for such a module that is not installed print `cause` as a warning."""
     sys.meta_path.append(_Explanation(cause))
 
 
@@ -57,11 +57,13 @@ def install(backends: Iterable[str]) -> None:
 class _Explanation(MetaPathFinder):
     def __init__(self, cause: str) -> None:
         self._cause = cause
+        self._said = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> None:
-        if any(name in files for files in _FILES.values()):
+        if not self._said and any(name in files for files in _FILES.values()):
+            self._said = True
             say(f"no module {name}: {self._cause}")
 
 

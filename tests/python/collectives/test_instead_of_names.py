@@ -242,11 +242,20 @@ def test_what_the_names_ask_for_is_found() -> None:
     ]
 
 
-def test_a_wrong_value_is_named_by_the_import_of_a_module() -> None:
-    finished = run_code("import torch, oneccl_bindings_for_pytorch", HBMCOMM_INSTEAD_OF="cll")
+SEARCHES = """
+import importlib.util
+import torch
+assert importlib.util.find_spec("torch_ccl") is None
+import oneccl_bindings_for_pytorch
+"""
+
+
+def test_a_wrong_value_is_named_once_by_the_search_for_a_module() -> None:
+    finished = run_code(SEARCHES, HBMCOMM_INSTEAD_OF="cll")
     assert finished.code != 0
-    wrong = "warn: no module oneccl_bindings_for_pytorch: HBMCOMM_INSTEAD_OF=cll: hbm cannot take"
+    wrong = "warn: no module torch_ccl: HBMCOMM_INSTEAD_OF=cll: hbm cannot take"
     assert wrong in finished.output, finished.output
+    assert finished.output.count("warn: no module") == 1, finished.output
     assert "ModuleNotFoundError: No module named 'oneccl_bindings_for_pytorch'" in finished.output
 
 
