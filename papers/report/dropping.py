@@ -284,7 +284,8 @@ def _end(results: Mapping[str, Result]) -> Outcome:
     plain = {one.of["case"]: one.curves["accuracy"] for one in _trained(results)
              if one.contender == _ALL}  # fmt: skip
     equal = [one for one in found if one.values["points"] >= -_POINTS]
-    early = max(len(found[0].curves["accuracy"]) // 4 - 1, 0)  # the first point is after a look
+    # The points have equal distances, and the last one is at the end.
+    early = max(len(found[0].curves["accuracy"]) // 4 - 1, 0)
     behind = [
         one
         for one in found

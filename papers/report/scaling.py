@@ -14,7 +14,6 @@ from papers.report.verdicts import (
     Claim,
     Outcome,
     Unmeasured,
-    Verdict,
     samples,
     unmeasurable,
 )
@@ -58,17 +57,6 @@ _CLAIMS = (
         "Slide on the architecture of MVAPICH2: job start-up, collectives",
         "The runtime of MPI starts jobs and runs collectives scalably.",
         _start_up,
-    ),
-    Claim(
-        PANDA,
-        "Slide on MPI collectives",
-        "One allreduce replaces a reduce and a broadcast (a design, without figures).",
-        Outcome(
-            "An all_reduce of 1 to 64 MiB takes 0.30 to 0.86 times as long as a reduce and a"
-            " broadcast with hbm (8 cells), and 0.18 to 0.90 times with MPICH (4 cells).",
-            Verdict.HOLDS,
-            "The figures are medians of 2 ranks on one node (benchmarks/collectives-2-ranks.json).",
-        ),
     ),
 )
 

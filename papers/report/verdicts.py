@@ -53,8 +53,8 @@ LEE = Paper(
 PANDA = Paper(
     "Panda",
     "Panda 2019, Scalable and Distributed DNN Training on Modern HPC Systems",
-    "the slides on trends, holistic evaluation, challenges, software families, releases and"
-    " installation; the conclusions repeat other slides",
+    "the slides on trends, holistic evaluation, challenges, MPI collectives, software families,"
+    " releases and installation; the conclusions repeat other slides",
 )
 PAPERS = (WOO, AHN, ZHANG, LEE, PANDA)
 
