@@ -168,7 +168,7 @@ TEST(MemberStore, TheAddressThatLeadsThereIsFound) {
   EXPECT_EQ(served->count(late()), 1);
   const Descriptor silent = listen_on_all_addresses(silent_port);
   expect_error(ErrorKind::kTimeout, {kHere + ":" + std::to_string(silent_port) + ": no answer"},
-               [&] { open_member_store({kHere}, silent_port, kPassword, in(milliseconds(50))); });
+               [&] { open_member_store({kHere}, silent_port, kPassword, in(milliseconds(500))); });
 }
 
 TEST(MemberStore, NobodyAtTheAddress) {
@@ -305,7 +305,7 @@ TEST(MemberStore, ServesOnWithoutDescriptors) {
               while (used.empty() || used.back()) used.emplace_back(dup(0));
               used.resize(used.size() - 2);  // frees a descriptor for the client's end alone
               expect_error(ErrorKind::kTimeout, {"no answer"}, [&] {
-                open_member_store({kHere}, port, kPassword, in(milliseconds(50)));
+                open_member_store({kHere}, port, kPassword, in(milliseconds(500)));
               });
               first->set("key", "value", late());
               ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);

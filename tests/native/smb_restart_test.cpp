@@ -125,7 +125,7 @@ TEST_F(Restart, ClientsReconnectDespiteALowerLimit) {
 }
 
 TEST_F(Restart, FirstReconnectedClientKeepsOtherSessions) {
-  options_.service.lease = 2s;
+  options_.service.lease = 10s;
   start();
   auto first = std::make_unique<Caller>(*box_);
   auto second = std::make_unique<Caller>(*box_);

@@ -144,8 +144,8 @@ TEST(Session, EndsWithItsLease) {
     Caller gone(box), alive(box);
     Pace pace;
     in_time = true;
-    gone.alloc(kSize, kKey, protocol::AllocMode::kAuto, protocol::Alloc::kTemporary);
     const auto start = Clock::now();
+    gone.alloc(kSize, kKey, protocol::AllocMode::kAuto, protocol::Alloc::kTemporary);
     ASSERT_TRUE(eventually([&] {
       in_time = pace.keeps([&] { alive.call(Opcode::kPing); }) && in_time;
       return !in_time || box.service->statistics().totals.clients == 1;

@@ -180,7 +180,7 @@ TEST_P(StreamListenerTest, OutlivesTruncatedFrames) {
 
 TEST(StreamListener, ClosesConnectionsThatDoNotJoinInTime) {
   StreamListenerOptions options = options_with();
-  options.join_within = std::chrono::milliseconds(100);
+  options.join_within = std::chrono::seconds(2);  // in which the member joins
   Box box(options);
   const auto member = joined(box.tcp());
   RawClient silent(box.tcp());

@@ -178,7 +178,7 @@ TEST(StreamTransport, SilentPeerTimesOut) {
   TransportOptions opening;
   opening.host = "127.0.0.1";
   opening.port = protocol::local_port(listener.get());
-  opening.timeout = 50ms;
+  opening.timeout = 500ms;
   expect_error(ErrorKind::kNetwork, {"hello", "did not come in time"}, [&] { open_tcp(opening); });
 }
 

@@ -865,7 +865,8 @@ TEST(Connect, ARankThatCannotBeReachedIsNamed) {
     gather(met.participant, "links", {0, 1},
            [&] { return std::to_string(port) + " token 127.0.0.1"; });
   });
-  const bootstrap::Rendezvous met = meet(scratch.store(), 0, 2, std::chrono::milliseconds(1500));
+  bootstrap::Rendezvous met = meet(scratch.store(), 0, 2);
+  met.participant.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(1500);
   expect_error(ErrorKind::kTimeout,
                {"rank 0 of group t", "1 (pid ", "127.0.0.1", "docs/running.md"},
                [&] { connect(met, 1); });

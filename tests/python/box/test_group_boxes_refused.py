@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
 from harness.box_process import TOKEN
-from harness.group_boxes import count_together, form
+from harness.group_boxes import assert_left, count_together, form
 
 from torch_hbmcomm import smb
 
@@ -116,7 +116,7 @@ def test_every_rank_hears_why(
             answers = pool.run(fail_to_form, prepare)
         finally:
             pool.kill()
-        assert server.stats()["clients"] == 0
+        assert_left(server)
     assert os.listdir(socket_folder / "sockets") == []
     culprit %= ranks
     for rank, answer in enumerate(answers):

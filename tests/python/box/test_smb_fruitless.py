@@ -55,7 +55,7 @@ def test_a_request_that_breaks_each_connection_is_given_up(
     server: smb.Server, relay: Relay, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with smb.connect(
-        relay.url, server.token, transport="tcp", lanes=1, reconnect_timeout=2, timeout=60
+        relay.url, server.token, transport="tcp", lanes=1, reconnect_timeout=5, timeout=60
     ) as box:
         segment = box.alloc(1 << 20)
         with pytest.raises(smb.BoxUnreachable, match="connections since then broke before any"):
@@ -65,7 +65,9 @@ def test_a_request_that_breaks_each_connection_is_given_up(
 
 
 def test_answers_end_an_outage(server: smb.Server, relay: Relay) -> None:
-    with smb.connect(relay.url, server.token, transport="tcp", lanes=1, reconnect_timeout=2) as box:
+    with smb.connect(
+        relay.url, server.token, transport="tcp", lanes=1, reconnect_timeout=30
+    ) as box:
         segment = box.alloc(1 << 20)
         for _ in range(200):  # a connection breaks after one or two writes
             segment.write(source=bytes(MOST // 2))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -20,6 +20,8 @@ from harness.box_process import ROOT, TOKEN, BoxProcess
 from torch_hbmcomm import smb
 
 pytestmark = pytest.mark.parametrize("transport", ["shm", "tcp"])
+
+T = TypeVar("T")
 
 
 class Client:
@@ -102,7 +104,7 @@ def test_an_idle_client_notices_the_end(transport: Any) -> None:
 def test_a_box_that_stays_away(transport: Any) -> None:
     with (
         BoxProcess() as process,
-        smb.connect(process.url, TOKEN, transport=transport, reconnect_timeout=0.7) as box,
+        smb.connect(process.url, TOKEN, transport=transport, reconnect_timeout=4) as box,
     ):
         segment = box.alloc(4096)
         segment.fetch_add(0, 1)
@@ -110,7 +112,7 @@ def test_a_box_that_stays_away(transport: Any) -> None:
         process.kill()  # the client may notice immediately
         with pytest.raises(smb.BoxUnreachable, match="unreachable since") as raised:
             segment.fetch_add(0, 1)
-        assert time.monotonic() - begin > 0.3
+        assert time.monotonic() - begin > 2
         assert "the last attempt to connect again" in str(raised.value)
         with pytest.raises(ConnectionError):
             segment.read()
@@ -125,13 +127,24 @@ def test_an_accumulate_in_doubt_says_so(transport: Any) -> None:
         smb.connect(process.url, TOKEN, transport=transport, reconnect_timeout=0.5) as box,
     ):
         segment = box.alloc("64MiB")
+        box.ping()  # so this thread sends the next request
         process.stop()
         future = segment.accumulate_async(segment, "float32")
-        time.sleep(0.2)
+        time.sleep(1)
         process.kill()
         failure = future.exception(timeout=60)
         assert isinstance(failure, smb.BoxUnreachable)
         assert "may or may not have been executed" in str(failure)
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Repeat a request that may be executed twice, if a busy machine exceeds its timeout."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return ask()
+        except smb.OperationTimeout:
+            assert time.monotonic() < end
 
 
 def test_an_operation_in_time_or_not(transport: Any) -> None:
@@ -139,7 +152,7 @@ def test_an_operation_in_time_or_not(transport: Any) -> None:
         BoxProcess() as process,
         smb.connect(process.url, TOKEN, transport=transport, timeout=0.5) as box,
     ):
-        segment = box.alloc(8)
+        segment = patiently(lambda: box.alloc(8, "cell"))
         process.stop()
         with pytest.raises(TimeoutError, match="500 ms"):
             segment.fetch_add(0, 1)
@@ -148,7 +161,7 @@ def test_an_operation_in_time_or_not(transport: Any) -> None:
             pending.result(timeout=0.1)
         assert isinstance(pending.exception(), smb.OperationTimeout)
         process.process.send_signal(signal.SIGCONT)
-        until(lambda: segment.fetch_add(0, 0) == 2)
+        until(lambda: patiently(lambda: segment.fetch_add(0, 0)) == 2)
 
 
 @pytest.mark.parametrize("endless", [1e10, 1e300, float("inf")])
@@ -307,14 +320,25 @@ box.alloc(4096, "held", temporary=True)
 print("ready", flush=True)
 sys.stdin.read()
 """
-    with BoxProcess("--lease", "2") as process, smb.connect(process.url, TOKEN) as box:
+    with BoxProcess("--lease", "10") as process, smb.connect(process.url, TOKEN) as box:
         client = Client(process.url, transport, script)
-        time.sleep(2.5)  # longer than the lease, which the client renews
+
+        def idle() -> int:
+            (one,) = (
+                one for one in box.stats()["client_table"] if one["pid"] == client.process.pid
+            )
+            return int(one["idle_ms"])
+
+        def left() -> bool:
+            found = box.stats()
+            return (found["segments"], found["clients"]) == (0, 1)
+
+        until(lambda: idle() > 1000)
+        until(lambda: idle() < 1000)  # the client has renewed its lease
         assert box.stats()["segments"] == 1
         client.process.kill()
         client.rest(60)
-        until(lambda: box.stats()["segments"] == 0)
-        assert box.stats()["clients"] == 1
+        until(left)
 
 
 def test_a_client_that_slept_past_its_lease(transport: Any) -> None:
@@ -330,7 +354,7 @@ try:
 except smb.SegmentLost:
     print(segment.fetch_add(0, 0), flush=True)
 """
-    with BoxProcess("--lease", "0.5") as process, smb.connect(process.url, TOKEN) as watcher:
+    with BoxProcess("--lease", "5") as process, smb.connect(process.url, TOKEN) as watcher:
         client = Client(process.url, transport, script)
         client.process.send_signal(signal.SIGSTOP)
         until(lambda: watcher.stats()["clients"] == 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -50,6 +51,7 @@ def touched(pid: int, policy: str) -> int:
 
 def fill(context: Context) -> int:
     """Allocate memory in the segments until forget(). Returns the bytes of all own segments."""
+    gc.collect()  # a collection after held() could free memory of an earlier test
     filled.append(memory.empty(BYTES // 4).fill_(1))
     dist.all_reduce(filled[-1])
     return held()

@@ -235,6 +235,7 @@ DISAGREEMENTS = [
 
 
 def disagree(context: Context, call: Call) -> str | None:
+    dist.barrier(context.gloo)  # all ranks have loaded what they need
     try:
         call(context)
     except Exception as error:

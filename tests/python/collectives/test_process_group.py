@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import time
 from collections.abc import Callable
@@ -58,7 +59,7 @@ def check_profiler_shapes(context: Context) -> None:
 def check_memory_from_the_group(context: Context) -> None:
     group = backend()
     assert group.supports_tensor_alloc(torch.device("cpu"))
-    before = group.memory_stats()["segment.in_use_bytes"]
+    before = settled_bytes()
     tensor = group.allocate_tensor(1000, dtype=torch.float64, device=torch.device("cpu"))
     assert tensor.shape == (1000,) and tensor.dtype == torch.float64
     tensor.fill_(context.rank)
@@ -67,23 +68,40 @@ def check_memory_from_the_group(context: Context) -> None:
     dist.all_reduce(tensor)
     assert (tensor == sum(range(context.size))).all()
     del tensor
-    assert group.memory_stats()["segment.in_use_bytes"] == before
+    await_bytes(before)
+
+
+def settled_bytes() -> int:
+    """Return the bytes in use in the segment, after objects of earlier tests have gone.
+
+    A worker thread may hold the last reference to a tensor for a moment.
+    """
+    gc.collect()
+    read = [backend().memory_stats()["segment.in_use_bytes"]]
+    deadline = time.monotonic() + 60
+    while len(read) < 10 or len(set(read[-10:])) > 1:
+        assert time.monotonic() < deadline, read[-10:]
+        time.sleep(0.01)
+        read.append(backend().memory_stats()["segment.in_use_bytes"])
+    return read[-1]
+
+
+def await_bytes(wanted: int) -> None:
+    """Wait until so many bytes are in use in the segment. A worker thread may release some late."""
+    deadline = time.monotonic() + 60
+    while (used := backend().memory_stats()["segment.in_use_bytes"]) != wanted:
+        assert time.monotonic() < deadline, (used, wanted)
+        time.sleep(0.01)
 
 
 def check_ddp_buckets(context: Context) -> None:
     """DDP takes its buckets from the group; they outlive DDP and stay readable."""
-    before = backend().memory_stats()["segment.in_use_bytes"]
+    before = settled_bytes()
     layer = torch.nn.Linear(100, 100)
     model = DistributedDataParallel(layer, gradient_as_bucket_view=True)
     for _ in range(3):
         model(torch.ones(4, 100)).sum().backward()
-    wanted = before + 4 * (100 * 100 + 100)
-    for _ in range(100):  # a worker thread may release the first buckets late
-        used = backend().memory_stats()["segment.in_use_bytes"]
-        if used == wanted:
-            break
-        time.sleep(0.01)
-    assert used == wanted
+    await_bytes(before + 4 * (100 * 100 + 100))
     del model
     gradient = layer.weight.grad
     assert gradient is not None and torch.isfinite(gradient).all()

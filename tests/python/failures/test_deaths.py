@@ -221,6 +221,7 @@ def ring_while_rank_2_is_stopped(folder: Path, rank: int, size: int) -> None:
     came, notified = folder / "came", folder / "notified"
     if rank == 2 and came.exists():
         left = f"until [ -e {notified} ]; do sleep 0.05; done; sleep 1"
+        left += f"; until grep -q ') T ' /proc/{os.getpid()}/stat; do sleep 0.05; done"
         with subprocess.Popen(["sh", "-c", f"{left}; kill -CONT {os.getpid()}"]):
             os.kill(os.getpid(), signal.SIGSTOP)
     try:

@@ -26,7 +26,7 @@ BOX = """
 import time
 from torch_hbmcomm import smb
 server = smb.Server(memory="1MiB", token="token")
-client = smb.connect(server.url, "token", transport="{transport}", timeout=0.5)
+client = smb.connect(server.url, "token", transport="{transport}", reconnect_timeout=0.5)
 segment = client.alloc(4096)
 segment.write(source=bytes(4096))
 server.close()

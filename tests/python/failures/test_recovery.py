@@ -166,11 +166,12 @@ def wait_for_ever(pipe: Connection, rank: int, store: Path, call: Callable[[], N
     torch.set_num_threads(1)
     form(store, rank, 2, 10 * LIMIT)
     total(rank)
-    pipe.send("formed")
     if rank == 1:
+        pipe.send("formed")
         pipe.recv()
         return
     try:
+        pipe.send("formed")  # here, because a signal may come immediately
         call()
     except BaseException as error:
         pipe.send(type(error).__name__)

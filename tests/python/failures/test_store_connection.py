@@ -295,13 +295,14 @@ def test_groups_on_one_node_share_pytorchs_connection() -> None:
 
 def few_descriptors(pipe: Connection, rank: int, port: int, size: int, spare: int) -> None:
     timeout = timedelta(seconds=5)
-    store = TCPStore("127.0.0.1", port, size, rank == 0, timeout)
+    store = TCPStore("127.0.0.1", port, size, rank == 0, timedelta(seconds=60))
     if rank == 0:  # PyTorch's connections are open already
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         highest = max(int(name) for name in os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + spare, hard))
     pipe.send("connected")
     pipe.recv()
+    store.set_timeout(timeout)
     dist.init_process_group("hbm", store=store, rank=rank, world_size=size, timeout=timeout)
     dist.all_reduce(torch.ones(1))
 

@@ -61,7 +61,7 @@ class BoxProcess:
         """Send SIGSTOP, and wait until all threads of the box have stopped."""
         self.process.send_signal(signal.SIGSTOP)
         tasks = Path(f"/proc/{self.process.pid}/task")
-        while any(") T " not in (task / "stat").read_text() for task in tasks.iterdir()):
+        while not all(_is_stopped(task) for task in tasks.iterdir()):
             time.sleep(0.01)
 
     def kill(self) -> None:
@@ -88,3 +88,11 @@ class BoxProcess:
     ) -> None:
         if self.process.poll() is None:
             self.kill()
+
+
+def _is_stopped(task: Path) -> bool:
+    """Return True if the thread of /proc/PID/task/TID is stopped, or has ended."""
+    try:
+        return ") T " in (task / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True

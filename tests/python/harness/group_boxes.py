@@ -29,6 +29,14 @@ def form(context: Context, parameter_server: str | None, turn: int = 0) -> None:
     )
 
 
+def assert_left(server: smb.Server) -> None:
+    """Assert that all clients have left the box, and that none waits for the end of its lease."""
+    deadline = time.monotonic() + 20  # the lease has 30 s
+    while server.stats()["clients"]:
+        assert time.monotonic() < deadline, server.stats()["client_table"]
+        time.sleep(0.01)
+
+
 def count_together(context: Context, box: smb.Box, group: dist.ProcessGroup | None = None) -> None:
     """Add to one cell on every rank, and check that all see the sum."""
     cell = box.alloc(8, key="together", temporary=True)

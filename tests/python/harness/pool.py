@@ -36,6 +36,7 @@ START_SECONDS = 120.0
 LIMIT_SECONDS = 120.0
 GRACE_SECONDS = 30.0  # for the other ranks' answers, once one rank has failed
 EXIT_SECONDS = 60.0
+STACK_SECONDS = 10.0  # for a hung rank to write its stack
 LOG_TAIL = 6000  # characters
 
 # Kinds of failure besides the names of exception classes.
@@ -179,7 +180,7 @@ class Pool:
                 try:
                     answer = pipe.recv()
                 except EOFError:
-                    self._processes[rank].join(1)
+                    self._processes[rank].join(EXIT_SECONDS)
                     kinds[rank] = DIED
                     troubles[rank] = f"died with exit code {self._processes[rank].exitcode}"
                 else:
@@ -197,12 +198,16 @@ class Pool:
 
     def _failure(self, what: str, troubles: dict[int, str], kinds: dict[int, str]) -> RankFailure:
         """Kill the ranks, and return an error with their troubles, output and stacks."""
-        for rank, kind in kinds.items():
+        hung = [rank for rank, kind in kinds.items() if kind == HUNG]
+        before = {rank: self._stacks(rank) for rank in hung}
+        for rank in hung:
             pid = self._processes[rank].pid
-            if kind == HUNG and pid is not None:
+            if pid is not None:
                 os.kill(pid, signal.SIGUSR1)
-        if HUNG in kinds.values():
-            time.sleep(0.5)  # until the ranks have written their stacks to the log
+        deadline = time.monotonic() + STACK_SECONDS  # a stopped rank writes no stack
+        while hung and time.monotonic() < deadline:
+            time.sleep(0.05)
+            hung = [rank for rank in hung if self._stacks(rank) == before[rank]]
         alike: dict[str, list[int]] = {}
         for rank, trouble in sorted(troubles.items()):
             alike.setdefault(trouble.rstrip(), []).append(rank)
@@ -213,6 +218,12 @@ class Pool:
         parts += [f"--- output of rank {rank}:\n{text}" for rank, text in outputs.items() if text]
         self.kill()
         return RankFailure("\n".join(parts), kinds)
+
+    def _stacks(self, rank: int) -> int:
+        """Return the number of stacks that the rank has written to its log."""
+        assert self._folder is not None
+        log = worker.log_path(self._folder, rank).read_bytes()
+        return log.count(b"most recent call first")
 
     def _output(self, rank: int) -> str:
         assert self._folder is not None

@@ -56,11 +56,10 @@ def train_exactly(
             optimizer.zero_grad()
             ddp(*gradients(context.seed, context.rank, step, context.size)).backward()
             optimizer.step()
-            if step == STEPS // 2:
-                tell(context, "trained")
-            last_finds_a_version = resync_every is not None and step == STEPS - 2
-            if last_finds_a_version:
-                await_rank(context, "trained", source)  # by then the source has published a version
+            reads = resync_every is not None and context.rank != source
+            if reads and step == STEPS - 2:
+                await_rank(context, "trained", source)  # so the last read finds a whole version
+        tell(context, "trained")
         state.drain(optimizer)
         check_weights(model, applied_to_zero(context.seed, context.size, steps_of))
         state.close()

@@ -145,7 +145,7 @@ def test_a_killed_box_only_delays_training(transport: Any, tmp_path: Path) -> No
                 worker,
                 workers=count,
                 steps=steps,
-                pause=0.02,
+                pause=0.1,
                 result=str(tmp_path / str(worker)),
                 options={"staleness": 0},
             )
@@ -386,7 +386,7 @@ def test_a_checkpoint_that_is_not_finite(boxes: Boxes, bad: float) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_box_that_is_stopped(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharding, "_LONGEST_WAIT", 1.0)
+    monkeypatch.setattr(sharding, "_LONGEST_WAIT", 5.0)
     with BoxProcess() as box:
         monkeypatch.setenv("HBMCOMM_TOKEN", TOKEN)
         model = network()
