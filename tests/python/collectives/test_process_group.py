@@ -77,7 +77,7 @@ def settled_bytes() -> int:
     A worker thread may hold the last reference to a tensor for a moment.
     """
     gc.collect()
-    read = [backend().memory_stats()["segment.in_use_bytes"]]
+    read: list[int] = [backend().memory_stats()["segment.in_use_bytes"]]
     deadline = time.monotonic() + 60
     while len(read) < 10 or len(set(read[-10:])) > 1:
         assert time.monotonic() < deadline, read[-10:]
