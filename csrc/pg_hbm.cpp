@@ -4,7 +4,9 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdio>
 #include <numeric>
 #include <system_error>
 #include <thread>
@@ -34,6 +36,15 @@ std::vector<int> global_ranks(const GroupOptions& options, int size) {
     std::iota(ranks.begin(), ranks.end(), 0);
   }
   return ranks;
+}
+
+// Returns FNV-1a of the text, in hexadecimal.
+std::string hash(const std::string& text) {
+  uint64_t value = 0xcbf29ce484222325;
+  for (const char each : text) value = (value ^ static_cast<uint8_t>(each)) * 0x100000001b3;
+  std::array<char, 17> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(value));
+  return digits.data();
 }
 
 int64_t elements(const std::vector<at::Tensor>& tensors) {
@@ -68,6 +79,7 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
 
 void ProcessGroupHbm::take(communicator::connect::GroupConnection made) {
   connection_ = std::move(made);
+  profiled_group_ = describe_group_for_profile();
   queue_ = progress::OperationQueue::create(
       progress::OperationQueue::Order::kOrdered, connection_.oversubscribed,
       hooks([this](const std::exception_ptr& error) { collective_failed(error); }));
@@ -245,6 +257,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
                                                     MakeOperation make) {
   queue_->require_owner(call.kind->word());
   check_claims();
+  auto profiled = this->profiled(call);
   const auto transfer = staged.take_transfer(streams);
   auto work =
       c10::make_intrusive<WorkHbm>(rank_, call.kind->type, title(call), call.inputs, call.outputs,
@@ -263,13 +276,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
   const uint64_t sequence = ++sequence_;
   if (call.async || coalescing() || !queue_->try_claim(call.kind->word())) {
     return submit(queue_, call, std::move(work), std::move(staged), std::move(operation), sequence,
-                  std::move(issue));
+                  std::move(issue), std::move(profiled));
   }
   issue.unlock();
+  const uint64_t entered = enter_in_profile(std::move(profiled), sequence);
   progress::StagingHooks hooks;
   try {
     record(call, sequence);
-    hooks = staged.take_hooks(call.part_done ? call.part_done : work->end_of_range());
+    hooks = staged.take_hooks(at_end(call, *work, entered));
   } catch (...) {
     queue_->unclaim();
     throw;
@@ -309,7 +323,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
                                    p2p_queue_, transfer ? transfer->result() : nullptr);
   auto operation = make(work->source());
   PreparedMessage message{p2p_queue_,          call, std::move(staged),
-                          std::move(transfer), work, std::move(operation)};
+                          std::move(transfer), work, std::move(operation),
+                          profiled(call)};
   return coalescing() ? defer(std::move(message)) : begin(std::move(message));
 }
 
@@ -321,25 +336,91 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::begin(PreparedMessage message) {
         sends ? SendOrder::Position(send_order_) : SendOrder::Position());
   }
   return submit(message.queue, message.call, std::move(message.work), std::move(message.staged),
-                std::move(message.operation), 0, {});
+                std::move(message.operation), 0, {}, std::move(message.profiled));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
     const std::shared_ptr<progress::OperationQueue>& queue, const Call& call,
     c10::intrusive_ptr<WorkHbm> work, StagedTensors staged,
     std::unique_ptr<progress::Operation> operation, uint64_t sequence,
-    std::unique_lock<std::mutex> issue) {
-  auto request =
-      queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
-                     staged.take_hooks(call.part_done ? call.part_done : work->end_of_range()));
+    std::unique_lock<std::mutex> issue, std::optional<Profile::Issued> profiled) {
+  const uint64_t entered = enter_in_profile(std::move(profiled), sequence);
+  work->profile(entered);
+  auto request = queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
+                                staged.take_hooks(at_end(call, *work, entered)));
   flight_record_->enter(issued(call, sequence), request);
   if (issue.owns_lock()) issue.unlock();
   work->bind(request, sequence);
   record(call, sequence);
   queue->launch(request, call.async ? progress::Mode::kAsync : progress::Mode::kSync);
   if (!call.async) work->block_current_stream();
+  if (entered != 0) Profile::returned(entered);
   join_batch(work);
   return work;
+}
+
+std::function<void()> ProcessGroupHbm::at_end(const Call& call, WorkHbm& work, uint64_t profiled) {
+  std::function<void()> end = call.part_done ? call.part_done : work.end_of_range();
+  if (profiled == 0) return end;
+  return [profiled, end = std::move(end)] {
+    Profile::ended(profiled);
+    if (end) end();
+  };
+}
+
+std::shared_ptr<const Profile::Group> ProcessGroupHbm::describe_group_for_profile() const {
+  const auto& [participant, members] = connection_.rendezvous;
+  std::vector<std::string> nodes;
+  for (const bootstrap::Member& member : members) {
+    nodes.push_back(member.boot_id + "/" + member.forced_node);
+  }
+  const std::string key =
+      members.front().process + "/" + key_prefix(store_) + participant.prefix + name_;
+  return std::make_shared<const Profile::Group>(
+      Profile::Group{.key = hash(key),
+                     .name = name_,
+                     .rank = rank_,
+                     .ranks = global_ranks(*options_, size_),
+                     .nodes = std::move(nodes),
+                     .shares_memory = options_->transport != bootstrap::GroupTransport::kMpi});
+}
+
+Profile::Issued ProcessGroupHbm::describe_for_profile(const OperationKind& kind, int peer,
+                                                      bool async,
+                                                      std::span<const at::Tensor> inputs,
+                                                      std::span<const at::Tensor> outputs) const {
+  const memory::SharedSegment* const segment = connection_.segment.get();
+  bool on_device = false;
+  bool in_segment = segment != nullptr;
+  const auto bytes_of = [&](std::span<const at::Tensor> tensors) {
+    int64_t bytes = 0;
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.defined()) continue;
+      on_device = on_device || !tensor.is_cpu();
+      if (tensor.is_sparse()) {
+        bytes += static_cast<int64_t>(tensor._values().nbytes() + tensor._indices().nbytes());
+        in_segment = false;
+        continue;
+      }
+      if (tensor.layout() != at::kStrided) {
+        in_segment = false;
+        continue;
+      }
+      bytes += static_cast<int64_t>(tensor.nbytes());
+      in_segment = in_segment && tensor.is_cpu() && StagedTensors::usable(tensor) &&
+                   segment->contains(tensor.const_data_ptr(), tensor.nbytes());
+    }
+    return bytes;
+  };
+  const int64_t bytes = std::max(bytes_of(inputs), bytes_of(outputs));
+  return {.group = profiled_group_,
+          .kind = &kind,
+          .peer = peer,
+          .bytes = bytes,
+          .place = on_device    ? Profile::Place::kDevice
+                   : in_segment ? Profile::Place::kSegment
+                                : Profile::Place::kOrdinary,
+          .async = async};
 }
 
 // Reports an operation's arguments to the profiler.

@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,6 +34,7 @@
 #include "process_group/device_streams.h"
 #include "process_group/flight_record.h"
 #include "process_group/options.h"
+#include "process_group/profile.h"
 #include "process_group/reconfiguration.h"
 #include "process_group/staged_tensors.h"
 #include "process_group/torch_version.h"
@@ -224,6 +226,7 @@ class ProcessGroupHbm final : public BackendBase {
     std::shared_ptr<DeviceTransfer> transfer;
     c10::intrusive_ptr<WorkHbm> work;
     communicator::OperationPtr operation;
+    std::optional<Profile::Issued> profiled;
   };
   // Makes a collective's operation. `part` is the range of elements of each of the operation's
   // equal streams (process_group/chunks.h). The function outlives the call that made it.
@@ -292,12 +295,35 @@ class ProcessGroupHbm final : public BackendBase {
                                         const Call& call, c10::intrusive_ptr<WorkHbm> work,
                                         StagedTensors staged,
                                         std::unique_ptr<progress::Operation> operation,
-                                        uint64_t sequence, std::unique_lock<std::mutex> issue);
+                                        uint64_t sequence, std::unique_lock<std::mutex> issue,
+                                        std::optional<Profile::Issued> profiled);
   // Runs an allreduce on the calling thread if the group is idle. Returns its sequence number, or
   // nothing.
   std::optional<uint64_t> reduce_inline(const at::Tensor& tensor, Dtype dtype, ReduceOp op,
                                         std::chrono::milliseconds timeout);
   void record(const Call& call, uint64_t sequence) const;
+  // Returns the call as an entry of the profile; nothing if no profile is recorded.
+  std::optional<Profile::Issued> profiled(const OperationKind& kind, int peer, bool async,
+                                          std::span<const at::Tensor> inputs,
+                                          std::span<const at::Tensor> outputs) const {
+    if (!Profile::on()) return std::nullopt;
+    return describe_for_profile(kind, peer, async, inputs, outputs);
+  }
+  std::optional<Profile::Issued> profiled(const Call& call) const {
+    return profiled(*call.kind, call.peer, call.async, call.inputs, call.outputs);
+  }
+  Profile::Issued describe_for_profile(const OperationKind& kind, int peer, bool async,
+                                       std::span<const at::Tensor> inputs,
+                                       std::span<const at::Tensor> outputs) const;
+  // Enters the operation in the profile. Returns its number there; 0: none.
+  static uint64_t enter_in_profile(std::optional<Profile::Issued> profiled, uint64_t sequence) {
+    if (!profiled) return 0;
+    profiled->sequence = sequence;
+    return Profile::issue(std::move(*profiled));
+  }
+  std::shared_ptr<const Profile::Group> describe_group_for_profile() const;
+  // Returns the function that an operation calls at its end.
+  static std::function<void()> at_end(const Call& call, WorkHbm& work, uint64_t profiled);
   // Returns the title of the call's profiler range; null if it has none.
   const char* title(const Call& call) const {
     return call.part_done ? nullptr : range_title(options_->backend, *call.kind);
@@ -372,6 +398,7 @@ class ProcessGroupHbm final : public BackendBase {
 
   c10::intrusive_ptr<c10d::Store> store_;
   communicator::connect::GroupConnection connection_;
+  std::shared_ptr<const Profile::Group> profiled_group_;
   std::optional<FlightRecord> flight_record_;        // never empty after construction
   std::shared_ptr<progress::OperationQueue> queue_;  // of collectives
   std::shared_ptr<progress::OperationQueue> p2p_queue_;

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch_hbmcomm.outer_steps import OuterSteps as OuterSteps
     from torch_hbmcomm.parameter_server import ParameterServer as ParameterServer
     from torch_hbmcomm.parameter_server import SyncParameterServer as SyncParameterServer
+    from torch_hbmcomm.profiling import profile as profile
     from torch_hbmcomm.reconfiguration import reconfigure as reconfigure
     from torch_hbmcomm.reconfiguration import reconfigure_handle as reconfigure_handle
     from torch_hbmcomm.sharded import replicate_shards as replicate_shards
@@ -59,6 +60,7 @@ __all__ = [
     "low_rank_hook",
     "memory",
     "monitored_barrier",
+    "profile",
     "reconfigure",
     "reconfigure_handle",
     "replicate_shards",
@@ -82,6 +84,7 @@ _HOMES = {
     "layer_drop_hook": "torch_hbmcomm.layer_drop",
     "low_rank_hook": "torch_hbmcomm.low_rank",
     "monitored_barrier": "torch_hbmcomm.groups",
+    "profile": "torch_hbmcomm.profiling",
     "reconfigure": "torch_hbmcomm.reconfiguration",
     "reconfigure_handle": "torch_hbmcomm.reconfiguration",
     "replicate_shards": "torch_hbmcomm.sharded",

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch_hbmcomm.coalescing import clear_after_errors
 from torch_hbmcomm.native import load
+from torch_hbmcomm.profiling import start_if_asked
 from torch_hbmcomm.variables import first_use
 
 _C = load()
@@ -30,6 +31,7 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
     ranks = distributed_options.global_ranks_in_group
     rank = distributed_options.group_rank
     first_use(ranks[rank] if ranks else rank)
+    start_if_asked()
     if group_options is not None and not isinstance(group_options, Options):
         raise ValueError(
             "pg_options for the backend hbm must be torch_hbmcomm.Options, not "

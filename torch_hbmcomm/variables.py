@@ -28,6 +28,7 @@ VARIABLES = {
     "HBMCOMM_NODE": "how the ranks of a group reach one another: auto (the default), shm or mpi",
     "HBMCOMM_NODE_ID": "sets ranks with different values apart, as if on different nodes",
     "HBMCOMM_PARAMETER_SERVER": "memory boxes of every group: auto, or addresses of running ones",
+    "HBMCOMM_PROFILE": "folder in which each rank records its operations, for hbmcomm profile",
     "HBMCOMM_REDUCE_THREADS": "threads that share a rank's large reductions and copies (1)",
     "HBMCOMM_SOCKET_DIR": "where processes that share memory find each other (/dev/shm)",
     "HBMCOMM_STAGING_BYTES": "bound of the staging memory, in bytes",

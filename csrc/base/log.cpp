@@ -31,6 +31,7 @@ std::atomic<int> rank_prefix{-1};
 }  // namespace
 
 void set_rank(int rank) noexcept { rank_prefix.store(rank, std::memory_order_relaxed); }
+int rank() noexcept { return rank_prefix.load(std::memory_order_relaxed); }
 
 bool enabled(Level level) noexcept {
   static const Level shown = level_from_environment();

@@ -11,6 +11,7 @@ enum class Level { kError, kWarn, kInfo, kDebug };
 
 // Sets the rank at the start of each line; -1 (the initial value) omits it.
 void set_rank(int rank) noexcept;
+int rank() noexcept;
 
 bool enabled(Level level) noexcept;
 

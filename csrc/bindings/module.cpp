@@ -38,6 +38,7 @@ py::object late(const std::string& name) {
     register_compression(made);
     register_memory(made);
     register_mpi(made);
+    register_profile(made);
     made.def("warn", &log::warn, py::arg("message"));
     made.def("info", &log::info, py::arg("message"));
     made.def("reduce_isa", &kernels::reduce_isa);

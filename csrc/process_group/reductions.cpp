@@ -76,10 +76,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_inline(
 std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor, Dtype dtype,
                                                        ReduceOp op,
                                                        std::chrono::milliseconds timeout) {
+  auto profiled = this->profiled(operations::kAllReduce, -1, /*async=*/false, {&tensor, 1}, {});
   std::unique_lock issue(issue_mutex_);
   if (!queue_->try_claim("all_reduce")) return std::nullopt;
   const uint64_t sequence = ++sequence_;
   issue.unlock();
+  const uint64_t entered = enter_in_profile(std::move(profiled), sequence);
   const int64_t count = tensor.numel();
   const uint64_t number = flight_record_->enter({.kind = &operations::kAllReduce,
                                                  .sequence = sequence,
@@ -92,6 +94,7 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
                                                         static_cast<size_t>(count), dtype, op),
       timeout);
   flight_record_->finish(number);
+  if (entered != 0) Profile::ended(entered);
   return sequence;
 }
 

@@ -522,6 +522,11 @@ GroupStore connect_store(const StorePointer& store) {
       .server = server_of(*below)};
 }
 
+std::string key_prefix(const StorePointer& store) {
+  StorePointer below = store;
+  return strip_prefixes(below);
+}
+
 std::shared_ptr<bootstrap::KeyValue> connect_directly(const StorePointer& store) {
   return std::make_shared<DirectStore>(store);
 }

@@ -37,6 +37,9 @@ struct GroupStore {
 // deadline, Error(kAborted) if the process ends.
 GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store);
 
+// Returns the prefix that the store puts before the keys of the group.
+std::string key_prefix(const c10::intrusive_ptr<c10d::Store>& store);
+
 // Returns the keys of the group, for a process that may be unable to start a thread. The caller's
 // thread asks the store, and waits for answers without a deadline.
 std::shared_ptr<bootstrap::KeyValue> connect_directly(const c10::intrusive_ptr<c10d::Store>& store);

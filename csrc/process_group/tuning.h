@@ -92,6 +92,13 @@ inline constexpr std::chrono::seconds kHeartbeatTimeoutLimit{1'000'000'000};
 // Measure: `pytest tests/python/failures/test_flight_record.py`
 inline constexpr size_t kRecordedOperations = 64;
 
+// The number of a process' latest operations that a profile holds.
+// Unit: operations
+// Below: a smaller value loses the beginning of a longer profile.
+// Above: a larger value takes more memory while a profile is recorded.
+// Measure: `pytest tests/python/collectives/test_profile.py`
+inline constexpr size_t kProfiledOperations = 65536;
+
 // -- The store
 
 // The time that a group waits for its second connection to the store before it asks PyTorch's

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "process_group/options.h"
+#include "process_group/profile.h"
 #include "process_group/types.h"
 
 namespace hbm::process_group {
@@ -109,7 +110,10 @@ bool WorkHbm::wait(std::chrono::milliseconds timeout) {
   }
   const auto deadline =
       timeout == kNoTimeout ? progress::Clock::time_point::max() : progress::Clock::now() + timeout;
+  const int64_t begin = profiled_ != 0 && !request_->done() ? Profile::now() : 0;
+  if (begin != 0) Profile::wait_begins(profiled_);
   const bool done = queue_->wait(request_, deadline);
+  if (begin != 0) Profile::waited(profiled_, begin);
   TORCH_CHECK_WITH(DistBackendError, done, "wait() timed out after ", timeout.count(),
                    " ms; the operation (", c10d::opTypeToString(opType_), " #", sequence_,
                    " on rank ", rank_, ") goes on", progress::torch_timeout_words(timeout));

@@ -39,6 +39,9 @@ class WorkHbm final : public c10d::Work {
   // it.
   std::function<void()> end_of_range() { return recordFunctionEndCallback_; }
 
+  // Names the work's operation in the profile (process_group/profile.h). Called before bind().
+  void profile(uint64_t number) { profiled_ = number; }
+
   // Returns the variable in which a receive stores the sender's rank when it is done; -1 before.
   std::shared_ptr<int> source() { return source_; }
 
@@ -70,6 +73,7 @@ class WorkHbm final : public c10d::Work {
   const std::shared_ptr<int> source_ = std::make_shared<int>(-1);
   std::shared_ptr<progress::Request> request_;  // null: done
   uint64_t sequence_ = 0;
+  uint64_t profiled_ = 0;  // its number in the profile; 0: none
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_; made on demand
 };

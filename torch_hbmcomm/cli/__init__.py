@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from torch_hbmcomm.version import __version__
 
 # A subcommand's module has a function of the same name, or an `app` with subcommands of its own.
-_COMMANDS = ("info", "demo", "bench", "serve")
+_COMMANDS = ("info", "demo", "bench", "serve", "profile")
 
 
 class _OnDemand(TyperGroup):

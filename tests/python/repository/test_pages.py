@@ -235,6 +235,20 @@ dist.group.WORLD.abort()
         Script(after=SUM),
         Script("import torch.distributed as dist", after=SUM),
     ],
+    "docs/profile.md": [
+        Script(
+            GROUP
+            + """
+import os
+os.chdir(folder)
+def train_one_step():
+    dist.all_reduce(torch.ones(10))
+""",
+            after="""
+assert os.path.exists(f"costs/rank-{dist.get_rank()}.json")
+""",
+        )
+    ],
     "docs/quickstart.md": [None],  # under torchrun, below
     "docs/when-processes-die.md": [
         # Both ranks abort their first group at step 2, and form the next one of the same members.

@@ -1,0 +1,274 @@
+"""hbmcomm profile: what it computes from the records, its page and its trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from torch_hbmcomm.cli import app
+from torch_hbmcomm.profiling.clocks import align
+from torch_hbmcomm.profiling.costs import advice, costs
+from torch_hbmcomm.profiling.ranks import load
+
+MS = 1_000_000  # ns
+MIB = 1 << 20
+
+
+def operation(sequence: int, begin: float, end: float, **changes: Any) -> dict[str, Any]:
+    """Return a record of an all_reduce of 1 MiB. begin, end: ms."""
+    return {
+        "group": 0,
+        "kind": "all_reduce",
+        "sequence": sequence,
+        "peer": -1,
+        "bytes": MIB,
+        "place": "segment",
+        "begin": int(begin * MS),
+        "end": int(end * MS),
+        "waited": int((end - begin) * MS),
+        "busy": 0,
+        **changes,
+    }
+
+
+def write(
+    folder: Path,
+    rank: int,
+    operations: list[dict[str, Any]],
+    size: int = 2,
+    clock: str = "one",
+    **changes: Any,
+) -> None:
+    """Write the file of a rank. Its profile lasts from 0 to 100 ms."""
+    record = {
+        "version": 1,
+        "rank": rank,
+        "host": "host",
+        "process": 1000 + rank,
+        "clock": clock,
+        "begin": 0,
+        "end": 100 * MS,
+        "lost": 0,
+        "written": 1000.1,
+        "groups": [
+            {
+                "key": "k",
+                "name": 'group "0"',
+                "ranks": list(range(size)),
+                "nodes": ["n"] * size,
+                "rank": rank,
+                "shares_memory": True,
+            }
+        ],
+        "operations": operations,
+    }
+    (folder / f"rank-{rank}.json").write_text(json.dumps({**record, **changes}))
+
+
+def page(folder: Path) -> str:
+    result = CliRunner().invoke(app, ["profile", str(folder)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def test_a_late_rank_is_named(tmp_path: Path) -> None:
+    """Rank 2 of 3 issues ten collectives 4 ms after the others, and rank 1 one of them by 1 ms."""
+    for rank in range(3):
+        late = [10 * n + (4 if rank == 2 and n < 9 else 1 if rank == 1 and n == 9 else 0)
+                for n in range(10)]  # fmt: skip
+        ends = [10 * n + (5 if n < 9 else 2) for n in range(10)]
+        write(tmp_path, rank, [operation(n + 1, late[n], ends[n]) for n in range(10)], size=3)
+    profiles, _ = load(tmp_path)
+    found = costs(profiles, align(profiles))
+    assert [found.late[rank].times for rank in range(3)] == [0, 1, 9]
+    assert found.late[2].waiting == 2 * 9 * 4 * MS
+    assert found.late[1].waiting == 2 * MS
+    assert found.waiting == {0: 37 * MS, 1: 36 * MS, 2: 1 * MS}
+    assert found.unhidden == {0: 10 * MS, 1: 10 * MS, 2: 10 * MS}
+    shown = page(tmp_path)
+    assert "1. 97% of the waiting for late ranks is for rank 2 (24% of the time). Others" in shown
+    assert "waited for it in 9 of 10 collectives, for 4 ms (median)" in shown
+
+
+def test_a_staged_operation_is_compared_with_zero_copy(tmp_path: Path) -> None:
+    for rank in range(2):
+        ordinary = [operation(n + 1, 10 * n, 10 * n + 6, place="ordinary") for n in range(5)]
+        shared = [operation(n + 6, 50 + 5 * n, 50 + 5 * n + 2) for n in range(5)]
+        write(tmp_path, rank, ordinary + shared)
+    shown = page(tmp_path)
+    assert (
+        "all_reduce, to 1 MiB, of tensors outside of the segment takes 30% of the time (10" in shown
+    )
+    assert "calls), 3.0 times as long for each call as of tensors in the segment." in shown
+    profiles, _ = load(tmp_path)
+    assert [one.share for one in advice(costs(profiles, align(profiles)))] == [0.4, 0.2]
+
+
+def test_hidden_and_queued_operations_are_no_staged_ones_to_save(tmp_path: Path) -> None:
+    """A step issues 20 operations; each waits for those before it. Computation hides all."""
+    for rank in range(2):
+        ops = [
+            operation(n + 1, 0, 4 * n + 4, place="ordinary", waited=0, busy=100 * MS)
+            for n in range(20)
+        ]
+        write(tmp_path, rank, ops)
+    assert "Nothing takes 1 % of the time." in page(tmp_path)
+
+
+def test_a_rank_waits_only_from_the_end_of_the_operation_before(tmp_path: Path) -> None:
+    """Rank 1 issues the second operation 4 ms late, while the first is in transit on both."""
+    write(tmp_path, 0, [operation(1, 0, 10), operation(2, 1, 12)])
+    write(tmp_path, 1, [operation(1, 0, 10), operation(2, 5, 12)])
+    profiles, _ = load(tmp_path)
+    found = costs(profiles, align(profiles))
+    assert found.waiting == {0: 0, 1: 0}
+    assert [found.late[rank].times for rank in range(2)] == [0, 0]
+
+
+def test_groups_are_told_apart(tmp_path: Path) -> None:
+    """Rank 2 is late in a group of two ranks, whose numbers are those of the other group."""
+    groups = [
+        {
+            "key": "all",
+            "name": "all",
+            "ranks": [0, 1, 2],
+            "nodes": ["n"] * 3,
+            "shares_memory": True,
+        },
+        {"key": "two", "name": "two", "ranks": [1, 2], "nodes": ["n"] * 2, "shares_memory": True},
+    ]
+    for rank in range(3):
+        of_rank = [{**groups[0], "rank": rank}, {**groups[1], "rank": rank - 1}]
+        ops = [operation(1, 0, 2)]
+        if rank:
+            ops.append(operation(1, 20 + 5 * (rank == 2), 30, group=1))
+        write(tmp_path, rank, ops, groups=of_rank)
+    profiles, _ = load(tmp_path)
+    found = costs(profiles, align(profiles))
+    assert found.waiting == {0: 0, 1: 5 * MS, 2: 0}
+    assert [found.late[rank].collectives for rank in range(3)] == [1, 2, 2]
+
+
+def test_the_time_begins_at_the_oldest_record(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path, rank, [operation(1, 90, 95)], lost=7)
+    assert "Communication that no computation hides takes 50% of the time" in page(tmp_path)
+
+
+def test_a_file_of_an_earlier_run_is_left_out(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path, rank, [operation(1, 10, 20)])
+    write(tmp_path, 2, [operation(1, 10, 20)], size=3, written=900.0)
+    shown = page(tmp_path)
+    assert shown.startswith("2 ranks on 1 machine")
+    assert "rank-2.json is of an earlier run, and is left out" in shown
+
+
+def test_two_late_ranks_of_another_machine_are_not_excused(tmp_path: Path) -> None:
+    """Ranks 2 and 3 are 20 ms late, 0.1 ms apart. The clocks' error is 0.5 ms."""
+    for rank in range(4):
+        far = rank >= 2
+        late = operation(3, 30 + far * 20 + (rank == 3) * 0.1, 52)
+        near = operation(1, 10 + far * 2.5, 13), operation(2, 22 - far, 23 - far * 0.5)
+        clock = {"clock": "two"} if far else {}
+        write(tmp_path, rank, [*near, late], size=4, **clock)
+    profiles, _ = load(tmp_path)
+    clocks = align(profiles)
+    assert clocks[2].error == 0.5 * MS
+    found = costs(profiles, clocks)
+    assert found.waiting[0] >= 20 * MS
+    assert found.late[3].waiting >= 2 * 20 * MS
+
+
+def test_hidden_communication_costs_nothing(tmp_path: Path) -> None:
+    """The issuing thread computes during 8 of 10 ms, then waits for 2 ms."""
+    for rank in range(2):
+        ops = [operation(n + 1, 10 * n, 10 * n + 10, waited=2 * MS, busy=8 * MS) for n in range(10)]
+        write(tmp_path, rank, ops)
+    profiles, _ = load(tmp_path)
+    found = costs(profiles, align(profiles))
+    assert found.unhidden == {0: 20 * MS, 1: 20 * MS}
+    assert found.rows[0].hidden == 2 * 80 * MS
+    assert "Communication that no computation hides takes 20% of the time" in page(tmp_path)
+
+
+def test_overlapping_operations_count_once(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path, rank, [operation(1, 0, 50), operation(2, 25, 75)])
+    profiles, _ = load(tmp_path)
+    assert costs(profiles, align(profiles)).unhidden == {0: 75 * MS, 1: 75 * MS}
+
+
+def test_clocks_of_two_machines_are_compared(tmp_path: Path) -> None:
+    """Rank 1's clock is 1 s ahead. The collectives bound the difference within 0.5 ms."""
+    ahead = 1000
+    write(tmp_path, 0, [operation(1, 10, 12.5), operation(2, 21.5, 23)])
+    write(
+        tmp_path,
+        1,
+        [operation(1, ahead + 12, ahead + 13), operation(2, ahead + 20, ahead + 22)],
+        clock="two",
+        begin=ahead * MS,
+        end=(ahead + 100) * MS,
+    )
+    profiles, _ = load(tmp_path)
+    clock = align(profiles)[1]
+    assert (clock.offset, clock.error) == (ahead * MS, 0.5 * MS)
+    found = costs(profiles, align(profiles))
+    assert [found.late[rank].times for rank in range(2)] == [1, 1]
+    assert "Times of different machines are compared to 500 µs." in page(tmp_path)
+
+
+def test_a_difference_below_the_clocks_error_blames_no_rank(tmp_path: Path) -> None:
+    write(tmp_path, 0, [operation(1, 10, 20)])
+    write(tmp_path, 1, [operation(1, 11, 21)], clock="two")
+    profiles, _ = load(tmp_path)
+    found = costs(profiles, align(profiles))
+    assert [found.late[rank].times for rank in range(2)] == [0, 0]
+
+
+def test_without_a_common_collective_no_rank_is_blamed(tmp_path: Path) -> None:
+    write(tmp_path, 0, [operation(1, 10, 20, kind="broadcast")])
+    write(tmp_path, 1, [operation(1, 11, 21, kind="broadcast")], clock="two")
+    assert "their clocks are not compared" in page(tmp_path)
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    write(tmp_path, 0, [operation(1, 10, 20), operation(2, 30, 0)], size=3, lost=7)
+    write(tmp_path, 2, [operation(1, 10, 20)], size=3)
+    shown = page(tmp_path)
+    assert "rank 0: 7 earlier operations are not recorded" in shown
+    assert "rank 0: 1 operations have not ended" in shown
+    assert "rank 1: no file rank-1.json" in shown
+
+
+def test_the_trace_has_every_operation_on_one_axis(tmp_path: Path) -> None:
+    write(tmp_path, 0, [operation(1, 10, 12)])
+    write(tmp_path, 1, [operation(1, 1010, 1012)], clock="two", begin=1000 * MS, end=1100 * MS)
+    assert str(tmp_path / "trace.json") in page(tmp_path)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    begins = {one["pid"]: one["ts"] for one in events if one["ph"] == "b"}
+    ends = {one["pid"]: one["ts"] for one in events if one["ph"] == "e"}
+    assert begins == {0: 10_000, 1: 10_000}
+    assert ends == {0: 12_000, 1: 12_000}
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (None, "has no files rank-N.json: run the program with HBMCOMM_PROFILE="),
+        ("{", "is not a file of a profile"),
+        ('{"version": 2}', "it has version 2, and this hbmcomm reads 1"),
+        ('{"version": 1}', "is not a file of a profile"),
+    ],
+)
+def test_a_wrong_folder_is_an_error(text: str | None, cause: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "rank-0.json").write_text(text)
+    result = CliRunner().invoke(app, ["profile", str(tmp_path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 1
+    assert cause in " ".join(result.output.split())

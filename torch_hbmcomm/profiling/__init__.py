@@ -1,0 +1,114 @@
+"""Records the operations of this process, for `hbmcomm profile` (docs/profile.md)."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torch_hbmcomm.variables import value
+
+VERSION = 1
+"""Of the files' format."""
+
+
+@contextmanager
+def profile(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Record this process' operations on groups of hbm, and write them to `folder` at the end.
+
+    Each rank calls it, and writes the file ``rank-N.json``. The folder is made if it is missing; it
+    may be shared by all machines, or copied together later. The command ``hbmcomm profile FOLDER``
+    then shows what to change first. The latest 65,536 operations are kept. Operations that are in
+    flight at the end are recorded without an end.
+
+    Raises:
+        RuntimeError: this process records already (HBMCOMM_PROFILE).
+        OSError: the folder or the file cannot be written.
+    """
+    if not _native().profile_start():
+        by_variable = _Recording.by_variable == os.getpid()
+        raise RuntimeError(
+            "hbmcomm.profile(): this process records a profile already; "
+            + ("unset HBMCOMM_PROFILE" if by_variable else "end that one first")
+        )
+    path, process = Path(folder).absolute(), os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == process:  # else this is a forked child
+            _write(path)
+
+
+def start_if_asked() -> None:
+    """Record until the process ends, if HBMCOMM_PROFILE names a folder.
+
+    A process that os._exit() or a signal ends writes no file. A failure to write is a warning.
+    """
+    folder = value("HBMCOMM_PROFILE")
+    if not folder or os.getpid() == _Recording.asked:
+        return
+    _Recording.asked = os.getpid()
+    if not _native().profile_start():
+        _native().warn(f"HBMCOMM_PROFILE={folder} is ignored: hbmcomm.profile() records already")
+        return
+    _Recording.by_variable = os.getpid()
+    atexit.register(_write_at_exit, Path(folder).absolute(), os.getpid())
+
+
+class _Recording:
+    asked = 0  # the process that has read HBMCOMM_PROFILE
+    by_variable = 0  # the process that records because of HBMCOMM_PROFILE
+
+
+def _native() -> Any:
+    from torch_hbmcomm.native import load
+
+    return load()
+
+
+def _write_at_exit(folder: Path, process: int) -> None:
+    if os.getpid() != process:  # a forked child that ends like its parent
+        return
+    try:
+        _write(folder)
+    except OSError as error:
+        _native().warn(f"HBMCOMM_PROFILE={folder}: the profile cannot be written: {error}")
+
+
+def _write(folder: Path) -> None:
+    records = _native().profile_stop()
+    rank = records["rank"] = max(records["rank"], 0)  # -1: this process has formed no group
+    text = json.dumps(
+        {
+            "version": VERSION,
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "clock": _clock(),
+            "written": time.time(),
+            **records,
+        }
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".rank-{rank}.{os.getpid()}"
+    try:
+        part.write_text(text)
+        part.replace(folder / f"rank-{rank}.json")
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def _clock() -> str:
+    """Return the name of the clock of this process' times, which other processes may share."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"{socket.gethostname()}/{os.getpid()}"
+    namespace = Path("/proc/self/ns/time")  # absent before Linux 5.6
+    return f"{boot}/{namespace.readlink() if namespace.is_symlink() else ''}"

@@ -1,0 +1,253 @@
+"""Computes the costs of communication: time in transit, hidden, and waited for late ranks.
+
+A group runs its collectives one after the other. So a rank is *ready* for a collective when the
+rank has issued it, and the collective before it has ended.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from torch_hbmcomm.profiling.clocks import Clock, meetings
+from torch_hbmcomm.profiling.ranks import RankProfile
+
+Intervals = list[tuple[int, int]]
+_OfRank = tuple[int, int]  # a rank, and the id() of its operation
+
+_CLASSES = ((4 << 10, "to 4 KiB"), (64 << 10, "to 64 KiB"), (1 << 20, "to 1 MiB"),
+            (16 << 20, "to 16 MiB"))  # fmt: skip
+_SMALL, _MEDIUM = _CLASSES[0][1], _CLASSES[1][1]
+_PACKED = "all_reduce_coalesced"  # copies its tensors, wherever they are
+
+
+def size_class(size: int) -> str:
+    return next((name for most, name in _CLASSES if size <= most), "over 16 MiB")
+
+
+@dataclass
+class Row:
+    """The operations of all ranks of one kind, size class, path and place.
+
+    Times: ns, sums over all ranks.
+    """
+
+    kind: str
+    size: str
+    path: str
+    place: str
+    calls: int = 0
+    bytes: int = 0
+    transit: int = 0
+    hidden: int = 0
+    waiting: int = 0  # for late ranks
+    last: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # of it, by late rank
+    transfers: list[int] = field(default_factory=list)  # of each call, once all ranks were ready
+    unhidden: int = 0  # of these transfers
+
+
+@dataclass
+class Late:
+    """How often other ranks waited for a rank. Times: ns."""
+
+    collectives: int = 0  # in which the rank took part
+    times: int = 0  # in which another rank waited for it
+    late: list[int] = field(default_factory=list)  # the longest of these waits, for each collective
+    waiting: int = 0  # of all other ranks for this one, that no computation hid
+
+
+@dataclass
+class Costs:
+    """Times: ns."""
+
+    rows: list[Row]
+    late: dict[int, Late]
+    duration: dict[int, int]  # of the profile of each rank
+    waiting: dict[int, int]  # of each rank for late ranks, that no computation hid
+    unhidden: dict[int, int]  # of each rank: in transit, neither hidden nor waiting
+
+
+def costs(profiles: Sequence[RankProfile], clocks: dict[int, Clock]) -> Costs:
+    late = {one.rank: Late() for one in profiles}
+    ready = {key: time for one in profiles for key, time in _ready(one)}
+    waits = _waits(profiles, clocks, ready, late)
+    rows: dict[tuple[str, str, str, str], Row] = {}
+    waiting, unhidden = {}, {}
+    for profile in profiles:
+        bare: Intervals = []
+        waited: dict[int, Intervals] = defaultdict(list)
+        of_row: dict[tuple[str, str, str, str], Intervals] = defaultdict(list)
+        for one in profile.operations:
+            begin = ready[profile.rank, id(one)]
+            last, until = waits.get((profile.rank, id(one)), (-1, begin))
+            where = (one.kind, size_class(one.size), one.group.path(one.peer), one.place)
+            row = rows.setdefault(where, Row(*where))
+            row.calls += 1
+            row.bytes += one.size
+            row.transit += one.transit
+            row.hidden += one.hidden
+            row.waiting += until - begin
+            row.transfers.append(one.end - until)
+            seen = max(begin, one.begin + one.hidden)  # computation hides the operation until here
+            bare.append((seen, one.end))
+            of_row[where].append((max(seen, until), one.end))
+            if last >= 0:
+                row.last[last] += until - begin
+                waited[last].append((seen, until))
+        for where, intervals in of_row.items():
+            rows[where].unhidden += _length(intervals)
+        for last, intervals in waited.items():
+            late[last].waiting += _length(intervals)
+        waiting[profile.rank] = _length(each for one in waited.values() for each in one)
+        unhidden[profile.rank] = _length(bare) - waiting[profile.rank]
+    ordered = sorted(rows.values(), key=lambda row: -row.transit)
+    duration = {one.rank: one.end - one.begin for one in profiles}
+    return Costs(ordered, late, duration, waiting, unhidden)
+
+
+def _ready(profile: RankProfile) -> Iterable[tuple[_OfRank, int]]:
+    """Yield when the rank was ready for each of its operations."""
+    ended: dict[str, int] = {}
+    for one in sorted(profile.operations, key=lambda one: one.sequence):
+        begin = one.begin
+        if one.sequence:
+            begin = min(max(begin, ended.get(one.group.key, begin)), one.end)
+            ended[one.group.key] = one.end
+        yield (profile.rank, id(one)), begin
+
+
+def _waits(
+    profiles: Sequence[RankProfile],
+    clocks: dict[int, Clock],
+    ready: dict[_OfRank, int],
+    late: dict[int, Late],
+) -> dict[_OfRank, tuple[int, int]]:
+    """Return the rank for which each rank waited in a collective, and until when by its own clock.
+
+    Counts the late ranks in `late`. A difference below the error of the clocks counts as none.
+    """
+    found = {}
+    for by_rank in meetings(profiles):
+        times = {rank: ready[rank, id(one)] - clocks[rank].offset for rank, one in by_rank.items()}
+        longest: dict[int, int] = defaultdict(int)
+        for rank, one in by_rank.items():
+            late[rank].collectives += 1
+            later = [
+                (time, other)
+                for other, time in times.items()
+                if _is_later(time - times[rank], clocks[rank].error_to(clocks[other]))
+            ]
+            if not later:
+                continue
+            time, last = max(later)
+            until = min(one.end, time + clocks[rank].offset)
+            found[rank, id(one)] = (last, until)
+            longest[last] = max(longest[last], time - times[rank])
+        for last, most in longest.items():
+            late[last].times += 1
+            late[last].late.append(most)
+    return found
+
+
+def _is_later(difference: int, error: int | None) -> bool:
+    return error is not None and difference > error
+
+
+def _length(intervals: Iterable[tuple[int, int]]) -> int:
+    """Return the length of the union of intervals."""
+    total, reached = 0, None
+    for begin, end in sorted(intervals):
+        begin = begin if reached is None else max(begin, reached)
+        if end > begin:
+            total += end - begin
+            reached = end
+    return total
+
+
+@dataclass(frozen=True)
+class Advice:
+    share: float  # of the time of the ranks
+    text: str
+
+
+def advice(found: Costs) -> list[Advice]:
+    """Return what to change first: three or fewer, each of at least 1 % of the time."""
+    whole = sum(found.duration.values()) or 1
+    all_advice = [
+        *_late_ranks(found, whole),
+        *_bare(found, whole),
+        *_staged(found, whole),
+        *_small(found, whole),
+    ]
+    worth = [one for one in all_advice if one.share >= 0.01]
+    return sorted(worth, key=lambda one: -one.share)[:3]
+
+
+def _late_ranks(found: Costs, whole: int) -> Iterable[Advice]:
+    total = sum(each.waiting for each in found.late.values())
+    rank, worst = max(found.late.items(), key=lambda item: item[1].waiting)
+    if worst.waiting:
+        yield Advice(
+            worst.waiting / whole,
+            f"{worst.waiting / total:.0%} of the waiting for late ranks is for rank {rank} "
+            f"({worst.waiting / whole:.0%} of the time). Others waited for it in {worst.times} of "
+            f"{worst.collectives} collectives, for {median(worst.late) / 1e6:.2g} ms (median). "
+            "Look for what slows this rank: its share of the data, its machine, other programs on "
+            "its processors.",
+        )
+
+
+def _bare(found: Costs, whole: int) -> Iterable[Advice]:
+    share = sum(found.unhidden.values()) / whole
+    yield Advice(
+        share,
+        f"Communication that no computation hides takes {share:.0%} of the time, without the "
+        "waiting for late ranks. Issue operations earlier and wait for them later (async_op=True), "
+        "let DDP overlap them with the backward pass, or send less (docs/README.md, which way to "
+        "train).",
+    )
+
+
+def _staged(found: Costs, whole: int) -> Iterable[Advice]:
+    in_place = {(row.kind, row.size, row.path): row for row in found.rows if row.place == "segment"}
+    for row in found.rows:
+        large = row.size not in (_SMALL, _MEDIUM)
+        if row.place != "ordinary" or row.path != "shm" or not large or row.kind == _PACKED:
+            continue
+        share = row.unhidden / whole
+        text = f"{row.kind}, {row.size}, of tensors outside of the segment takes {share:.0%} of"
+        text += f" the time ({row.calls} calls)"
+        better = in_place.get((row.kind, row.size, row.path))
+        if better is not None:
+            ratio = median(row.transfers) / max(median(better.transfers), 1)
+            if ratio <= 1:
+                continue
+            share *= 1 - 1 / ratio
+            text += f", {ratio:.1f} times as long for each call as of tensors in the segment"
+        yield Advice(
+            share,
+            f"{text}. Allocate the tensors with hbmcomm.memory.empty, or set "
+            "HBMCOMM_ALLOCATOR=segment.",
+        )
+
+
+def _small(found: Costs, whole: int) -> Iterable[Advice]:
+    for row in found.rows:
+        share = row.unhidden / whole
+        many = row.calls > len(found.duration)
+        if row.size == _SMALL and many and row.kind not in ("barrier", "all_reduce_sparse"):
+            yield Advice(
+                share,
+                f"{row.calls} calls of {row.kind}, {row.size}, take {share:.0%} of the time. "
+                "Join their tensors into one.",
+            )
+
+
+def slowest(row: Row) -> tuple[int, float] | None:
+    """Return the rank for which the row's ranks waited longest, and its share of the waiting."""
+    if not row.last or not row.waiting:
+        return None
+    rank = max(row.last, key=lambda one: row.last[one])
+    return rank, row.last[rank] / row.waiting

@@ -1,0 +1,140 @@
+"""Reads the files of a profile: one for each rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_hbmcomm.profiling import VERSION
+
+
+@dataclass(frozen=True)
+class Group:
+    key: str  # equal on all ranks; no other group has it
+    name: str
+    ranks: tuple[int, ...]  # each rank's number in the job
+    nodes: tuple[str, ...]  # of each rank
+    rank: int  # of the process that wrote the file
+    shares_memory: bool  # ranks on one node
+
+    def path(self, peer: int) -> str:
+        """Return the path of the data: "shm", "MPI" or both. peer: of a message, else -1."""
+        nodes = {self.nodes[self.rank], self.nodes[peer]} if peer >= 0 else set(self.nodes)
+        if len(nodes) == 1 and self.shares_memory:
+            return "shm"
+        alone = len(nodes) == (2 if peer >= 0 else len(self.nodes))
+        return "MPI" if alone or not self.shares_memory else "shm, MPI"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of one rank. Times: ns of the rank's clock."""
+
+    group: Group
+    kind: str
+    sequence: int  # of a collective; 0: a message
+    peer: int  # of a message; -1: none, or any
+    size: int  # bytes
+    place: str  # of the tensors: "segment" (all of them), "ordinary" or "device"
+    begin: int
+    end: int  # 0: not ended
+    waited: int  # ns that threads of the program have waited for it
+    busy: int  # ns that the issuing thread computed while it was in transit
+
+    @property
+    def transit(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def hidden(self) -> int:
+        """The time in transit in which the issuing thread computed."""
+        return max(0, min(self.busy, self.transit - self.waited))
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    rank: int  # in the job
+    host: str
+    clock: str  # ranks with one name have one clock
+    begin: int  # of the oldest recorded operation, if earlier ones are lost
+    end: int
+    written: float  # s since the epoch
+    lost: int  # operations before the oldest one
+    operations: tuple[Operation, ...]  # in the order of issue; each has ended
+    unfinished: int  # the number of the other operations
+
+    @property
+    def started(self) -> float:
+        """The time of `begin`, in s since the epoch."""
+        return self.written - (self.end - self.begin) / 1e9
+
+
+def load(folder: Path) -> tuple[list[RankProfile], list[str]]:
+    """Return the ranks of a profile, in order, and the names of files of earlier runs.
+
+    Raises ValueError for a wrong or missing file.
+    """
+    files = sorted(folder.glob("rank-*.json"))
+    if not files:
+        raise ValueError(
+            f"{folder} has no files rank-N.json: run the program with HBMCOMM_PROFILE={folder}, or "
+            "in hbmcomm.profile()"
+        )
+    profiles = sorted((_rank(file) for file in files), key=lambda one: one.rank)
+    started = max(one.started for one in profiles)
+    together = [one for one in profiles if one.written >= started]
+    earlier = [f"rank-{one.rank}.json" for one in profiles if one.written < started]
+    return together, earlier
+
+
+def _rank(file: Path) -> RankProfile:
+    try:
+        found = json.loads(file.read_text())
+        if found["version"] != VERSION:
+            raise ValueError(f"it has version {found['version']}, and this hbmcomm reads {VERSION}")
+        groups = [_group(one) for one in found["groups"]]
+        operations = [_operation(one, groups) for one in found["operations"]]
+        ended = tuple(one for one in operations if one.end)
+        begin = operations[0].begin if found["lost"] else found["begin"]
+        return RankProfile(
+            rank=found["rank"],
+            host=found["host"],
+            clock=found["clock"],
+            begin=begin,
+            end=found["end"],
+            written=found["written"],
+            lost=found["lost"],
+            operations=ended,
+            unfinished=len(operations) - len(ended),
+        )
+    except (OSError, KeyError, TypeError, IndexError, ValueError) as error:
+        raise ValueError(f"{file} is not a file of a profile: {error!r}") from error
+
+
+def _group(found: Mapping[str, Any]) -> Group:
+    return Group(
+        key=found["key"],
+        name=found["name"],
+        ranks=tuple(found["ranks"]),
+        nodes=tuple(found["nodes"]),
+        rank=found["rank"],
+        shares_memory=found["shares_memory"],
+    )
+
+
+def _operation(found: Mapping[str, Any], groups: list[Group]) -> Operation:
+    return Operation(
+        group=groups[found["group"]],
+        kind=found["kind"],
+        sequence=found["sequence"],
+        peer=found["peer"],
+        size=found["bytes"],
+        place=found["place"],
+        begin=found["begin"],
+        end=found["end"],
+        waited=found["waited"],
+        busy=found["busy"],
+    )
