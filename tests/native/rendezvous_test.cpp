@@ -129,7 +129,7 @@ TEST(Rendezvous, LateRankFailsImmediatelyAndThenStaysInStep) {
     expect_error(ErrorKind::kTimeout, {"missing ranks: 2"},
                  [&] { meet(store, rank, 3, "group g", deadline, member); });
   });
-  expect_error(ErrorKind::kUnavailable, {"of group g cannot take part", "missing ranks: 2"},
+  expect_error(ErrorKind::kUnavailable, {"rank 0 of group g cannot take part", "missing ranks: 2"},
                [&] { meet(store, 2, 3, "group g", in(kPatience), member); });
   on_ranks(3, [&](int rank) {
     const Rendezvous second = meet(store, rank, 3, "group g", in(kPatience), member);

@@ -110,7 +110,7 @@ def check_timeout(context: Context) -> None:
     """
     delayed = accelerator.load()
     tensor = torch.ones(COUNT, device=context.device)
-    dist.barrier(context.gloo)  # all ranks have loaded what they need
+    dist.barrier(context.gloo)  # so no rank still loads modules
     dist.all_reduce(tensor)
     if context.rank == 0:
         delayed.hold()

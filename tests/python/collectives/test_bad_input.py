@@ -235,7 +235,7 @@ DISAGREEMENTS = [
 
 
 def disagree(context: Context, call: Call) -> str | None:
-    dist.barrier(context.gloo)  # all ranks have loaded what they need
+    dist.barrier(context.gloo)  # so no rank still loads modules
     try:
         call(context)
     except Exception as error:

@@ -87,7 +87,7 @@ def settled_bytes() -> int:
 
 
 def await_bytes(wanted: int) -> None:
-    """Wait until so many bytes are in use in the segment. A worker thread may release some late."""
+    """Wait until `wanted` bytes of the segment are in use. A worker may release some late."""
     deadline = time.monotonic() + 60
     while (used := backend().memory_stats()["segment.in_use_bytes"]) != wanted:
         assert time.monotonic() < deadline, (used, wanted)

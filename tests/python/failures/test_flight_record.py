@@ -22,7 +22,7 @@ pytestmark = beyond_gloo
 def last_stays_away(context: Context, prefix: str) -> str | None:
     """Issue two collectives on all ranks, and two more on all ranks except the last."""
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = prefix
-    dist.barrier(context.gloo)  # all ranks have loaded what they need
+    dist.barrier(context.gloo)  # so no rank still loads modules
     dist.broadcast(torch.ones(5), 0)
     dist.all_gather_into_tensor(torch.empty(3 * context.size), torch.ones(3))
     dist.barrier(context.gloo)

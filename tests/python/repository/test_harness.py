@@ -27,9 +27,9 @@ def test_files_left_by_a_dead_process_are_found(kind: str, tmp_path: Path) -> No
     path = shm.SHM / kind.format(tmp_path.parent.name + tmp_path.name)
     before = shm.entries()
     subprocess.run([sys.executable, "-c", LEAVE, path], check=True)
-    assert path.name in shm.left_since(before)  # other tests may run beside this one
+    assert shm.left_since(before) == {path.name}
     path.unlink()
-    assert path.name not in shm.left_since(before)
+    assert not shm.left_since(before)
 
 
 def many_ports(_: int) -> list[int]:
