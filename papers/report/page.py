@@ -23,10 +23,19 @@ _VERDICTS = "Verdicts"
 _UNMEASURED = "Not measured yet"
 _ABOUT = (
     "The claims against MPI that sleeps are ours; the papers have the others. The figures in the"
-    " column *here* and most verdicts are computed from the records. A cell is one measured case,"
-    " such as a collective with a size and a number of processes. A section ends in the verdicts on"
-    " its claims, with the rules that decide them."
+    " column *here* and most verdicts are computed from the records. A ratio within 10 % of 1"
+    " counts as equal. A cell is one measured case, such as a collective with a size and a number"
+    " of processes. *hbm* is this library. *The box* is its memory box, or the Soft Memory Box in"
+    " the findings of Ahn et al. A section ends in the verdicts on its claims, with the rules that"
+    " decide them."
 )
+_MEANINGS = {
+    Verdict.HOLDS: "our figures agree with the finding",
+    Verdict.IN_PART: "they agree in the part or in the cells that the claim's rule names",
+    Verdict.FAILS: "they do not agree",
+    Verdict.NOT_MEASURABLE: "hardware or software is missing",
+    Verdict.NOT_MEASURED: "no record has the figures",
+}
 _HEAD = """<!doctype html>
 <meta charset="utf-8"><title>Report</title>
 <style>body { font: 16px sans-serif; max-width: 70em; margin: 2em auto }
@@ -124,7 +133,8 @@ def _verdicts(found: Sequence[Found], missing: Sequence[Experiment], quick: bool
     yield f"The table has {len(rows)} claims. {_ABOUT}"
     yield ""
     yield from Table(
-        ["verdict", "claims"], [[one.value, str(counts[one])] for one in Verdict if counts[one]]
+        ["verdict", "claims", "meaning"],
+        [[one.value, str(counts[one]), _MEANINGS[one]] for one in Verdict if counts[one]],
     ).markdown()
     yield ""
     lines = []

@@ -44,8 +44,8 @@ def _start_up(results: Mapping[str, Result]) -> Outcome:
         raise Unmeasured("The record has no start-up of hbm and Gloo.")
     start, gloo_start, ours, gloo = (found[name].median for name in names)
     return unmeasurable(
-        "It needs a cluster, and the keynote states no figure of start-up or of small collectives;"
-        f" here all ranks share two cores, and {samples(found[name] for name in names)}.",
+        "It needs a cluster, and the keynote has no number for start-up or small collectives. Here"
+        f" all ranks share two cores, and {samples(found[name] for name in names)}.",
         f"{most} ranks start in {start:.0f} ms if hbm's module is loaded already (Gloo:"
         f" {gloo_start:.0f} ms), and an {_ALL_REDUCE} takes {ours:.2g} ms (Gloo: {gloo:.2g} ms).",
     )
