@@ -13,7 +13,8 @@ import tempfile
 
 _SETTINGS = ("HBMCOMM_", "MEMKIND_", "DDP_", "GLOO_", "OMP_", "MPICH_", "MPIR_", "UCX_", "FI_")
 _TORCH = ("TORCH_DISTRIBUTED_", "TORCH_FR_", "TORCH_LOGS", "TORCH_DEVICE_BACKEND_AUTOLOAD")
-_LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PMI", "TORCHELASTIC_", "SLURM_", "OMPI_")
+_LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "SLURM_", "OMPI_")
+_MPIEXEC = ("PMI", "MPI_LOCAL")
 _TERMINAL = ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE")
 _KEPT = ("HBMCOMM_TEST_", "HBMCOMM_MPI_")  # options of the tests, and the MPI to test with
 
@@ -21,7 +22,7 @@ _LONGEST = 64  # bytes of TMPDIR: paths of multiprocessing's sockets in it may h
 
 
 def settle() -> None:
-    removed = (*_SETTINGS, *_TORCH, *_LAUNCHERS, *_TERMINAL)
+    removed = (*_SETTINGS, *_TORCH, *_LAUNCHERS, *_MPIEXEC, *_TERMINAL)
     for name in list(os.environ):
         if name.startswith(removed) and not name.startswith(_KEPT):
             del os.environ[name]
