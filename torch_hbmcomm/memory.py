@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from torch_hbmcomm.local_rank import local_rank_and_size
 from torch_hbmcomm.variables import first_use
 
 if TYPE_CHECKING:
@@ -260,28 +261,24 @@ def bind(
 
     Args:
         mode: "core", "numa" or "none"; None: HBMCOMM_BIND, else "none"
-        local_rank: the index of this process among the job's processes on this machine; None:
-            LOCAL_RANK, which torchrun sets, else 0
-        local_size: the number of the job's processes on this machine; None: LOCAL_WORLD_SIZE, which
-            torchrun sets, else 1
+        local_rank: the index of this process among the job's processes on this machine; None: from
+            the variables of torchrun, mpiexec or srun, else 0 if the process is alone
+        local_size: the number of the job's processes on this machine; None: from these variables,
+            else 1 if the process is alone
 
-    Raises ValueError for a bad argument and for more ranks than cores under ``core``.
+    Raises ValueError for a bad argument and for more ranks than cores under ``core``. Under
+    ``core`` and ``numa`` raises ValueError if the variables show several processes but not both
+    numbers, or contradict each other (``docs/memory.md``, "Binding ranks").
     """
     first_use()
     if mode is not None:
         chosen = _choice("mode", mode, BindMode)
     else:
         chosen = _choice("HBMCOMM_BIND", os.environ.get("HBMCOMM_BIND") or "none", BindMode)
-    if local_rank is None:
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if local_size is None:
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if not 0 <= local_rank < local_size < 1 << 31:
-        raise ValueError(
-            f"cannot bind local rank {local_rank} of {local_size}: a local rank is from 0 to the "
-            "local size less 1"
-        )
-    return str(_native().memory_bind(chosen, local_rank, local_size))
+    if chosen == "none" and local_rank is None and local_size is None:
+        local_rank, local_size = 0, 1  # "none" does not use them
+    rank, size = local_rank_and_size(local_rank, local_size, os.environ)
+    return str(_native().memory_bind(chosen, rank, size))
 
 
 def _native() -> Any:

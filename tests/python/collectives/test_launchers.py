@@ -1,4 +1,7 @@
-"""mpi:// under mpiexec, Slurm, and containers. test_bootstrap.py tests other launchers."""
+"""mpi:// under mpiexec, Slurm, and containers, and memory.bind() under mpiexec and Slurm.
+
+test_bootstrap.py tests other launchers.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +66,15 @@ assert MPI.COMM_WORLD.allreduce(1) == dist.get_world_size()
 print(f"rank {dist.get_rank()} of {dist.get_world_size()} done")
 """
 
+BIND = """
+import os
+from torch_hbmcomm import memory
+from torch_hbmcomm.local_rank import local_rank_and_size
+rank, size = local_rank_and_size(None, None, os.environ)
+memory.bind("numa")
+print(f"local rank {rank} of {size}")
+"""
+
 
 def mpiexec_code(ranks: int, code: str) -> list[str | Path]:
     return [BIN / "mpiexec", "-n", str(ranks), sys.executable, "-c", code]
@@ -84,6 +96,14 @@ def test_three_groups_on_a_port_of_choice(ranks: int) -> None:
 @pytest.mark.ranks(2)
 def test_mpi4py_imported_after(ranks: int) -> None:
     assert_done(run(mpiexec_code(ranks, MPI4PY_AFTER)), ranks)
+
+
+@pytest.mark.ranks(2, 4)
+def test_bind_under_mpiexec(ranks: int) -> None:
+    finished = run(mpiexec_code(ranks, BIND))
+    assert finished.code == 0, finished.output
+    for rank in range(ranks):
+        assert finished.output.count(f"local rank {rank} of {ranks}") == 1, finished.output
 
 
 @pytest.mark.ranks(2)
@@ -202,6 +222,17 @@ def test_srun_with_its_own_variables(cluster: str) -> None:
     place = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()}"
     shell = f'{names} {place} exec "{sys.executable}" "{JOB_SCRIPT}"'
     assert_done(srun(cluster, "--nodes=2", "--ntasks=4", "sh", "-c", shell), 4)
+
+
+@with_slurm
+@pytest.mark.parametrize("pmi", ["pmi2", "none"])
+def test_bind_under_srun(cluster: str, pmi: str) -> None:
+    """Slurm places two tasks on the first node, and one task on the second."""
+    job = ("--nodes=2", "--ntasks=3", f"--mpi={pmi}", sys.executable, "-c", BIND)
+    finished = srun(cluster, *job)
+    assert finished.code == 0, finished.output
+    for place in ("0 of 2", "1 of 2", "0 of 1"):
+        assert finished.output.count(f"local rank {place}") == 1, finished.output
 
 
 @with_slurm

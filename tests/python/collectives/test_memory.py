@@ -342,6 +342,6 @@ def test_bind() -> None:
             memory.bind("socket", 0, 1)
         """,
         HBMCOMM_BIND="core",
-        LOCAL_RANK="0",
-        LOCAL_WORLD_SIZE="1",
+        MPI_LOCALRANKID="0",
+        MPI_LOCALNRANKS="1",
     )
