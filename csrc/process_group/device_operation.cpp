@@ -60,7 +60,9 @@ bool DeviceOperation::begin_on_host() {
 progress::Progress DeviceOperation::poll() {
   if (!begun_ && !begin_on_host()) return progress::Progress::kIdle;
   const progress::Progress progress = operation_->poll();
-  if (progress != progress::Progress::kDone || !transfer_) return progress;
+  if (progress != progress::Progress::kDone) return progress;
+  observed_.add(operation_->observed(), chunk_ == 0);
+  if (!transfer_) return progress;
   transfer_->start_to_device(chunk_);
   if (++chunk_ == transfer_->chunks().number()) return progress::Progress::kDone;
   begun_ = false;

@@ -61,6 +61,7 @@ class SparseAllreduce final : public progress::Operation {
   progress::Progress poll() override {
     const progress::Progress progress = stage_->poll();
     if (progress != progress::Progress::kDone) return progress;
+    observed_.add(stage_->observed(), stages_done_ == 0);
     switch (stages_done_++) {
       case 0:
         check_outlines();

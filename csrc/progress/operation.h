@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "progress/observation.h"
+
 namespace hbm::progress {
 
 enum class Progress {
@@ -91,6 +93,14 @@ class Operation {
   // Returns true if begin() alone hands the peers everything that they need from this rank, so that
   // no peer waits while this rank computes. Such an operation may stay undriven for a while.
   virtual bool self_sufficient() const = 0;
+
+  // Returns the facts that the operation has noted of itself. They are complete when poll() has
+  // returned kDone. Called by the thread of that poll(), before the operation is destroyed: no
+  // other thread accesses the operation then, so the facts need no atomics.
+  const Observation& observed() const noexcept { return observed_; }
+
+ protected:
+  Observation observed_;
 };
 
 }  // namespace hbm::progress

@@ -2,6 +2,7 @@
 // random conversations in many layouts, against plain loops.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 #include <string>
@@ -96,6 +97,29 @@ void take_means(NodesTalk& talk, const ForkedRank& rank, Dtype dtype, size_t eac
   run(group.reduce_scatter(talk.next(), inputs, share.data(), dtype, ReduceOp::kAvg));
   const auto own = expected.begin() + static_cast<std::ptrdiff_t>(each) * rank.rank;
   EXPECT_EQ(share, std::vector<Element>(own, own + static_cast<std::ptrdiff_t>(each)));
+}
+
+// Ranks 0 and 1 share a node, rank 2 is alone. Rank 0 leads its node.
+TEST(NodesObservation, HasTheDataOfEachRank) {
+  mpi::run_ranks(3, [&](const mpi::Rank& rank) {
+    NodesTalk talk(rank, "observed", "aab", uint64_t{64} << 20);
+    const size_t count = 300'000;
+    bool in_segment = false;
+    for (const Allocate& allocate : talk.kinds_of_memory()) {
+      const auto memory = allocate(count * sizeof(float));
+      auto* const data = reinterpret_cast<float*>(memory.get());
+      std::fill_n(data, count, 1.0F);
+      const progress::Observation found = talk.observed(talk.communicator().allreduce(
+          talk.next(), data, data, count, Dtype::kFloat32, ReduceOp::kSum));
+      const bool has_local_peer = rank.rank < 2;
+      EXPECT_EQ(found.zero_copy, in_segment && has_local_peer);
+      EXPECT_TRUE(found.staged || (in_segment && rank.rank == 1));
+      in_segment = true;
+    }
+    const progress::Observation barrier = talk.observed(talk.communicator().barrier(talk.next()));
+    EXPECT_FALSE(barrier.staged || barrier.zero_copy);
+    talk->part();
+  });
 }
 
 class NodesMeans : public testing::TestWithParam<std::string> {};

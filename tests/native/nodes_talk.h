@@ -77,7 +77,7 @@ class NodesTalk {
              .sequence = &sequence_,
              .sizes = {0, 1, 2, 13, 101, 1009, 4096, 20'011, 65'536, 96'000, 300'007, 600'011},
              .most_bytes = 700'000,
-             .memory = {private_memory, shared_memory()},
+             .memory = kinds_of_memory(),
              .reduced =
                  [layout](const std::vector<Bytes>& inputs, size_t count, Dtype dtype,
                           ReduceOp op) { return reduced_over(layout, inputs, count, dtype, op); }},
@@ -93,6 +93,9 @@ class NodesTalk {
 
   uint64_t next() { return ++sequence_; }
 
+  // Returns the kinds of memory for tensors: private memory, and the group's segment.
+  std::vector<Allocate> kinds_of_memory() const { return {private_memory, shared_memory()}; }
+
   // Runs a collective to its end and returns its error.
   std::exception_ptr run(OperationPtr operation,
                          std::chrono::milliseconds timeout = mpi::kTimeout) {
@@ -100,6 +103,18 @@ class NodesTalk {
     ordered_->launch(request, progress::Mode::kSync);
     if (request->error()) made_.communicator->invalidate();
     return request->error();
+  }
+
+  // Runs a collective to its end and returns the facts that it has noted.
+  progress::Observation observed(OperationPtr operation) {
+    progress::Observation found;
+    const progress::Operation* const running = operation.get();
+    const auto request =
+        ordered_->enqueue(std::move(operation), mpi::kTimeout,
+                          {{}, [running, &found] { found = running->observed(); }});
+    ordered_->launch(request, progress::Mode::kSync);
+    EXPECT_FALSE(request->error());
+    return found;
   }
 
  private:

@@ -55,7 +55,10 @@ bool LeaderOperation::poll_inter_node() {
     OperationPtr& operation = in_flight_[block % in_flight_.size()];
     if (!operation) continue;
     const progress::Progress progress = operation->poll();
-    if (progress == progress::Progress::kDone) operation.reset();
+    if (progress == progress::Progress::kDone) {
+      observed_.add(operation->observed(), false);
+      operation.reset();
+    }
     moved = moved || progress != progress::Progress::kIdle;
   }
   while (crossed_ < started_ && !in_flight_[crossed_ % in_flight_.size()]) ++crossed_;
@@ -75,6 +78,7 @@ bool LeaderOperation::poll_node() {
   } else {
     const progress::Progress progress = in_node_->poll();
     if (progress != progress::Progress::kDone) return progress != progress::Progress::kIdle;
+    observed_.add(in_node_->observed(), step_ == 0);
     in_node_.reset();
   }
   if (goes_in(step_)) ++entered_;

@@ -49,6 +49,7 @@ void Rounds::abandon() noexcept {
 
 void Pipeline::prepare(size_t parts, size_t sends, size_t receives, size_t payload_bytes) {
   parts_ = parts;
+  observed_.staged = payload_bytes > 0 && sends + receives > 0;
   rounds_.emplace(channel_, sends, receives, payload_bytes, std::min(parts, kLeastInFlight));
 }
 
@@ -95,7 +96,9 @@ TwoPhase::TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature,
       first_(channel_, first.sends, first.receives, longest_shard() * element(),
              std::min(blocks_, kLeastInFlight)),
       second_(channel_, second.sends, second.receives, longest_shard() * element(),
-              std::min(blocks_, kLeastInFlight)) {}
+              std::min(blocks_, kLeastInFlight)) {
+  observed_.staged = count > 0;
+}
 
 size_t TwoPhase::longest_shard() const {
   return (std::min(block_, elements_) + owners_.size() - 1) / owners_.size();

@@ -7,6 +7,8 @@
 // the same order, and a round depends only on earlier rounds. So, by induction, no rank waits
 // forever if all ranks run the operation.
 //
+// Every message is staged (round.h), so an operation that moves data counts as staged.
+//
 // Threads: one thread at a time, as for Operation.
 #pragma once
 

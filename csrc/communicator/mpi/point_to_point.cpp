@@ -77,6 +77,7 @@ class MpiTransfer : public GroupOperation {
       : GroupOperation(std::move(channel), signature, count),
         peer_(peer),
         first_(channel_, kHeaderBytes + kFirstMessageBytes) {
+    observed_.staged = bytes() > 0;
     const size_t least = std::min(kLeastInFlight, chunks());
     for (size_t i = 0; i < least; ++i) {
       chunks_.emplace_back(channel_, channel_->staging->acquire(bytes_of(0)));

@@ -111,6 +111,7 @@ OneShotReduction::OneShotReduction(std::shared_ptr<Channel> channel, const Signa
     : GroupOperation(std::move(channel), signature, reduction.reported),
       reduction_(reduction),
       round_(channel_, 1, result_receives(*channel_, reduction.root), reduction.count * element()) {
+  observed_.staged = bytes() > 0 && size() > 1;
 }
 
 void OneShotReduction::begin() {

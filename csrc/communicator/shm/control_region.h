@@ -18,7 +18,7 @@
 namespace hbm::communicator::shm {
 
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint64_t kRegionMagic = 0x376165726d6268;  // "hbmrea7": change it with the layout
+inline constexpr uint64_t kRegionMagic = 0x386165726d6268;  // "hbmrea8": change it with the layout
 
 // Wakes the threads of a rank. See ShmGroup::sleep().
 struct alignas(kCacheLine) Doorbell {
@@ -97,6 +97,9 @@ struct alignas(kCacheLine) Slot {
   // key. The checksums of all ranks add up to 0 if every receiver expects the count that its sender
   // sends.
   uint64_t balance;
+  // In the first phase of an operation: the owner's Clock at its begin(), in ns. 0: not noted
+  // (progress/observation.h).
+  int64_t began;
 };
 static_assert(sizeof(Slot) == 2 * kCacheLine);
 static_assert(offsetof(Slot, inline_data) + kSlotInlineBytes == kCacheLine);

@@ -87,8 +87,10 @@ void PeerTransfers::announce(Slot& slot) {
     if (offset) {
       locations[i] = {source.count, *offset, TransferLocation::kZeroCopy, 0};
       slot.zero_copy = 1;
+      observed_.zero_copy = true;
       continue;
     }
+    observed_.staged = true;
     if (slot_transfers_.empty() || !multicast_)
       slot_transfers_.push_back({i, slot_transfers_.size() * chunk_});
     locations[i].offset = slot_transfers_.back().offset;
@@ -186,6 +188,9 @@ void PeerTransfers::learn_from(size_t index) {
   if (location.kind == TransferLocation::kZeroCopy) {
     incoming.zero_copy =
         shm_group_->address_in_segment(index, location.offset, location.count * element());
+    observed_.zero_copy = true;
+  } else if (incoming.count > 0) {
+    observed_.staged = true;
   }
 }
 

@@ -1,9 +1,23 @@
 #include "communicator/shm/phased_operation.h"
 
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
 namespace hbm::communicator::shm {
+namespace {
+
+int64_t nanoseconds(Clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
+}  // namespace
 
 progress::Progress PhasedOperation::poll() {
-  if (shm_group_->all_here()) return next_phase();
+  if (shm_group_->all_here()) {
+    if (began_ != 0) note_last_rank();
+    return next_phase();
+  }
   return meanwhile() ? progress::Progress::kActive : progress::Progress::kIdle;
 }
 
@@ -25,11 +39,29 @@ std::string PhasedOperation::describe() const {
 
 Slot& PhasedOperation::open() {
   Slot& slot = shm_group_->next_slot();
+  if (part_ == 0) {
+    const bool noted = progress::times_noted.load(std::memory_order_relaxed);
+    slot.began = began_ = noted ? nanoseconds(Clock::now()) : 0;
+  }
   slot.header = PhaseHeader(signature_, count_, part_++);
   slot.chunk = 0;
   slot.rounds = 0;
   slot.zero_copy = 0;
   return slot;
+}
+
+// Called in the first phase, when all slots of the phase are published. A rank of another time
+// namespace has another clock, so a time in the future counts as now.
+void PhasedOperation::note_last_rank() {
+  const int64_t own = std::exchange(began_, 0);
+  int64_t latest = own;
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    const int64_t theirs = shm_group_->slot(i).began;
+    if (theirs <= latest) continue;
+    latest = theirs;
+    observed_.last_rank = shm_group_->local_rank(i).group_rank;
+  }
+  if (latest > own) observed_.waited_ns = std::min(latest, nanoseconds(Clock::now())) - own;
 }
 
 void PhasedOperation::check(bool same_count) const {

@@ -55,7 +55,10 @@ class PhasedOperation : public progress::Operation {
   const size_t count_;
 
  private:
+  void note_last_rank();
+
   uint32_t part_ = 0;
+  int64_t began_ = 0;  // as in the slot; 0 after note_last_rank()
 };
 
 }  // namespace hbm::communicator::shm

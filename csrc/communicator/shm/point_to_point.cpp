@@ -82,6 +82,7 @@ class ShmSend final : public MessageOperation {
 
   void begin() override {
     envelope_.header = header_;
+    observed_.staged = bytes() > 0;
     if (bytes() > Cell::kInlineBytes) prepare_transfer();  // throws if the segment has no room
     position_ = matcher_->enter(to_);
     post();  // before the first chunks, so that the receiver copies them as they come
@@ -155,6 +156,8 @@ class ShmSend final : public MessageOperation {
         matcher_->open_transfer(offset ? 0 : std::min(bytes(), kStagedChunksInFlight * chunk()));
     envelope_.transfer = *shm_group().offset_in_segment(transfer_, sizeof(MessageTransfer));
     if (offset) envelope_.message = *offset;
+    observed_.zero_copy = offset.has_value();
+    observed_.staged = !offset.has_value();
   }
 
   // Fills the free chunks. Returns true if it has filled a chunk.
@@ -237,6 +240,8 @@ class ShmReceive final : public MessageOperation {
       end(MessageTransfer::kRefused);
       throw;
     }
+    observed_.zero_copy = expected_.received->envelope.kind == Envelope::kZeroCopy;
+    observed_.staged = !observed_.zero_copy && bytes() > 0;
   }
 
   void check() const {

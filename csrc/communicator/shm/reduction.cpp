@@ -84,10 +84,12 @@ progress::Progress ShmReduction::decide() {
   if (zero_copy == 0 && one_shot_) return one_shot();
   if (zero_copy == shm_group_->size()) {
     prepare_zero_copy();
+    observed_.zero_copy = true;
     algorithm_ = Algorithm::kZeroCopy;
     return progress::Progress::kActive;
   }
   zero_copy_ = false;
+  observed_.staged = true;
   algorithm_ =
       shm_group_->size() <= kWholeChunkRanks ? Algorithm::kWholeChunks : Algorithm::kShares;
   if (zero_copy == 0) return next_phase();  // all ranks have published their first chunk
@@ -96,6 +98,7 @@ progress::Progress ShmReduction::decide() {
 }
 
 progress::Progress ShmReduction::one_shot() {
+  observed_.staged = count_ > 0;
   if (takes_result()) reduce_shown(buffers_.out, {0, count_}, 0);
   return progress::Progress::kDone;
 }
