@@ -4,10 +4,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <cstdio>
-#include <numeric>
 #include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
@@ -26,27 +23,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Returns each rank's number in the job, indexed by its rank in the group. If the options name no
-// such numbers, each rank has the same number in the job as in the group.
-std::vector<int> global_ranks(const GroupOptions& options, int size) {
-  const auto& named = options.global_ranks_in_group;
-  std::vector<int> ranks(named.begin(), named.end());
-  if (ranks.empty()) {
-    ranks.resize(static_cast<size_t>(size));
-    std::iota(ranks.begin(), ranks.end(), 0);
-  }
-  return ranks;
-}
-
-// Returns FNV-1a of the text, in hexadecimal.
-std::string hash(const std::string& text) {
-  uint64_t value = 0xcbf29ce484222325;
-  for (const char each : text) value = (value ^ static_cast<uint8_t>(each)) * 0x100000001b3;
-  std::array<char, 17> digits{};
-  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(value));
-  return digits.data();
-}
-
 int64_t elements(const std::vector<at::Tensor>& tensors) {
   int64_t sum = 0;
   for (const at::Tensor& tensor : tensors) sum += tensor.numel();
@@ -62,9 +38,9 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
       name_("group \"" + std::move(name) + "\""),
       turnstile_(options_->enable_reconfigure),
       store_(store),
-      flight_record_(std::in_place, *this, global_ranks(*options_, size)),
+      flight_record_(std::in_place, *this, options_->numbers_in_job(size)),
       timeout_ms_(options_->timeout.count()) {
-  log::set_rank(global_ranks(*options_, size)[static_cast<size_t>(rank)]);
+  log::set_rank(options_->numbers_in_job(size)[static_cast<size_t>(rank)]);
   translated([&] {
     if (options_->enable_reconfigure) {
       require_no_boxes();
@@ -283,7 +259,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
   progress::StagingHooks hooks;
   try {
     record(call, sequence);
-    hooks = staged.take_hooks(at_end(call, *work, entered));
+    hooks = staged.take_hooks(at_end(call, *work, *operation, entered));
   } catch (...) {
     queue_->unclaim();
     throw;
@@ -346,8 +322,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
     std::unique_lock<std::mutex> issue, std::optional<Profile::Issued> profiled) {
   const uint64_t entered = enter_in_profile(std::move(profiled), sequence);
   work->profile(entered);
-  auto request = queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
-                                staged.take_hooks(at_end(call, *work, entered)));
+  auto hooks = staged.take_hooks(at_end(call, *work, *operation, entered));
+  auto request =
+      queue->enqueue(std::move(operation), timeout_or_default(call.timeout), std::move(hooks));
   flight_record_->enter(issued(call, sequence), request);
   if (issue.owns_lock()) issue.unlock();
   work->bind(request, sequence);
@@ -357,70 +334,6 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
   if (entered != 0) Profile::returned(entered);
   join_batch(work);
   return work;
-}
-
-std::function<void()> ProcessGroupHbm::at_end(const Call& call, WorkHbm& work, uint64_t profiled) {
-  std::function<void()> end = call.part_done ? call.part_done : work.end_of_range();
-  if (profiled == 0) return end;
-  return [profiled, end = std::move(end)] {
-    Profile::ended(profiled);
-    if (end) end();
-  };
-}
-
-std::shared_ptr<const Profile::Group> ProcessGroupHbm::describe_group_for_profile() const {
-  const auto& [participant, members] = connection_.rendezvous;
-  std::vector<std::string> nodes;
-  for (const bootstrap::Member& member : members) {
-    nodes.push_back(member.boot_id + "/" + member.forced_node);
-  }
-  const std::string key =
-      members.front().process + "/" + key_prefix(store_) + participant.prefix + name_;
-  return std::make_shared<const Profile::Group>(
-      Profile::Group{.key = hash(key),
-                     .name = name_,
-                     .rank = rank_,
-                     .ranks = global_ranks(*options_, size_),
-                     .nodes = std::move(nodes),
-                     .shares_memory = options_->transport != bootstrap::GroupTransport::kMpi});
-}
-
-Profile::Issued ProcessGroupHbm::describe_for_profile(const OperationKind& kind, int peer,
-                                                      bool async,
-                                                      std::span<const at::Tensor> inputs,
-                                                      std::span<const at::Tensor> outputs) const {
-  const memory::SharedSegment* const segment = connection_.segment.get();
-  bool on_device = false;
-  bool in_segment = segment != nullptr;
-  const auto bytes_of = [&](std::span<const at::Tensor> tensors) {
-    int64_t bytes = 0;
-    for (const at::Tensor& tensor : tensors) {
-      if (!tensor.defined()) continue;
-      on_device = on_device || !tensor.is_cpu();
-      if (tensor.is_sparse()) {
-        bytes += static_cast<int64_t>(tensor._values().nbytes() + tensor._indices().nbytes());
-        in_segment = false;
-        continue;
-      }
-      if (tensor.layout() != at::kStrided) {
-        in_segment = false;
-        continue;
-      }
-      bytes += static_cast<int64_t>(tensor.nbytes());
-      in_segment = in_segment && tensor.is_cpu() && StagedTensors::usable(tensor) &&
-                   segment->contains(tensor.const_data_ptr(), tensor.nbytes());
-    }
-    return bytes;
-  };
-  const int64_t bytes = std::max(bytes_of(inputs), bytes_of(outputs));
-  return {.group = profiled_group_,
-          .kind = &kind,
-          .peer = peer,
-          .bytes = bytes,
-          .place = on_device    ? Profile::Place::kDevice
-                   : in_segment ? Profile::Place::kSegment
-                                : Profile::Place::kOrdinary,
-          .async = async};
 }
 
 // Reports an operation's arguments to the profiler.

@@ -302,6 +302,9 @@ class ProcessGroupHbm final : public BackendBase {
   std::optional<uint64_t> reduce_inline(const at::Tensor& tensor, Dtype dtype, ReduceOp op,
                                         std::chrono::milliseconds timeout);
   void record(const Call& call, uint64_t sequence) const;
+
+  // process_group/profiled_operations.cpp
+  //
   // Returns the call as an entry of the profile; nothing if no profile is recorded.
   std::optional<Profile::Issued> profiled(const OperationKind& kind, int peer, bool async,
                                           std::span<const at::Tensor> inputs,
@@ -322,8 +325,9 @@ class ProcessGroupHbm final : public BackendBase {
     return Profile::issue(std::move(*profiled));
   }
   std::shared_ptr<const Profile::Group> describe_group_for_profile() const;
-  // Returns the function that an operation calls at its end.
-  static std::function<void()> at_end(const Call& call, WorkHbm& work, uint64_t profiled);
+  // Returns the epilogue of `operation` (StagingHooks), which enters its end in the profile.
+  static std::function<void()> at_end(const Call& call, WorkHbm& work,
+                                      const progress::Operation& operation, uint64_t profiled);
   // Returns the title of the call's profiler range; null if it has none.
   const char* title(const Call& call) const {
     return call.part_done ? nullptr : range_title(options_->backend, *call.kind);

@@ -23,6 +23,7 @@ VARIABLES = {
     "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",
     "HBMCOMM_LOG": "lowest level shown: error, warn (the default), info or debug",
     "HBMCOMM_MEMORY": "where memory comes from: preferred (the default), bind, interleave or ddr",
+    "HBMCOMM_METRICS": "folder in which each rank writes its counters, for Prometheus",
     "HBMCOMM_MPI_INCLUDE": "directory of MPICH's mpi.h, for native tests and benchmarks (found)",
     "HBMCOMM_MPI_LIB": "path of the MPI library to load",
     "HBMCOMM_NODE": "how the ranks of a group reach one another: auto (the default), shm or mpi",

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
 #include "process_group/tuning.h"
@@ -97,6 +98,15 @@ c10::intrusive_ptr<GroupOptions> GroupOptions::from_environment() {
                     ", HBMCOMM_STAGING_BYTES=" + staging + ", HBMCOMM_REDUCE_THREADS=" + threads +
                     ", HBMCOMM_HEARTBEAT_TIMEOUT=" + heartbeat + ")");
   }
+}
+
+std::vector<int> GroupOptions::numbers_in_job(int size) const {
+  std::vector<int> numbers(global_ranks_in_group.begin(), global_ranks_in_group.end());
+  if (numbers.empty()) {
+    numbers.resize(static_cast<size_t>(size));
+    std::iota(numbers.begin(), numbers.end(), 0);
+  }
+  return numbers;
 }
 
 int64_t parse_bytes(const std::string& text, const std::string& source) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bootstrap/group_transport.h"
 #include "memory/policy.h"
@@ -39,6 +40,11 @@ struct GroupOptions final : OptionsBase {
   // Returns the time after which a machine that gives no answer counts as silent: heartbeat_timeout
   // if it is set, but at most the group's timeout.
   milliseconds heartbeat() const { return std::min(heartbeat_timeout.value_or(timeout), timeout); }
+
+  // Returns each rank's number in the job, indexed by its rank in the group, which has `size`
+  // ranks. If the options name no such numbers, each rank has the same number in the job as in the
+  // group.
+  std::vector<int> numbers_in_job(int size) const;
 
   const memory::Policy policy;
   const bootstrap::GroupTransport transport;

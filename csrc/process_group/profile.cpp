@@ -3,7 +3,9 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/fork.h"
@@ -14,14 +16,25 @@ namespace {
 
 // The records of this process. A forked child begins with none.
 struct Recorder {
-  std::mutex mutex;  // guards the members below
-  bool recording = false;
-  int64_t begin_ns = 0;
-  uint64_t issued = 0;                     // by this process, in all recordings
-  uint64_t before = 0;                     // issued in earlier recordings
+  std::mutex mutex;                        // guards the members below
+  bool recording = false;                  // between start() and stop()
+  int64_t begin_ns = 0;                    // of the recording
+  uint64_t unrecorded = 0;                 // issued before the recording
+  std::optional<ProfileTotals> totals;     // absent before start_totals()
+  uint64_t issued = 0;                     // by this process, in all recordings and totals
+  uint64_t before = 0;                     // issued before the ring began
   std::vector<Profile::Operation> latest;  // a ring, with operation n at place(n)
 
+  bool on() const { return recording || totals; }
   size_t place(uint64_t number) const { return (number - before - 1) % kProfiledOperations; }
+
+  // Begins the ring, unless it is in use.
+  void begin() {
+    if (on()) return;
+    latest = {};
+    latest.reserve(kProfiledOperations);
+    before = issued;
+  }
 };
 
 Recorder& recorder() { return per_process<Recorder>(); }
@@ -39,7 +52,7 @@ clockid_t clock_of_this_thread() noexcept {
   return clock;
 }
 
-// Calls `use` with the operation, under the mutex, if it is in the records.
+// Calls `use` with the operation, under the recorder's mutex, if it is in the ring.
 template <class Use>
 void with(uint64_t number, const Use& use) noexcept {
   if (number == 0) return;
@@ -59,6 +72,27 @@ void count(Profile::Operation& operation) noexcept {
   if (now > operation.thread_ns) operation.busy_ns = now - operation.thread_ns;
 }
 
+// Adds an operation that has ended to the totals. Computation of the issuing thread ends before a
+// thread waits, so busy_ns is the time that it has hidden.
+void add_up(ProfileTotals& totals, const Profile::Operation& operation) noexcept {
+  const Profile::Issued& issued = operation.issued;
+  const progress::Observation& observed = operation.observed;
+  const auto bytes = static_cast<uint64_t>(issued.bytes);
+  const int64_t transit = operation.end_ns - operation.begin_ns;
+  const int last = observed.last_rank;
+  totals.add({.key = {.kind = issued.kind->word(),
+                      .limit = size_limit(bytes),
+                      .path = issued.path(),
+                      .staged = observed.staged,
+                      .zero_copy = observed.zero_copy,
+                      .last_rank = last < 0 ? -1 : issued.group->ranks[static_cast<size_t>(last)]},
+              .calls = 1,
+              .bytes = bytes,
+              .transit_ns = transit,
+              .hidden_ns = std::min(operation.busy_ns, transit),
+              .waiting_ns = observed.waited_ns});
+}
+
 }  // namespace
 
 int64_t Profile::now() noexcept { return read(CLOCK_MONOTONIC); }
@@ -67,10 +101,9 @@ bool Profile::start() {
   Recorder& records = recorder();
   const std::lock_guard lock(records.mutex);
   if (records.recording) return false;
-  records.latest = {};
-  records.latest.reserve(kProfiledOperations);
+  records.begin();
   records.recording = true;
-  records.before = records.issued;
+  records.unrecorded = records.issued;
   records.begin_ns = now();
   on_.store(true, std::memory_order_relaxed);
   return true;
@@ -79,27 +112,52 @@ bool Profile::start() {
 Profile::Records Profile::stop() {
   Recorder& records = recorder();
   const std::lock_guard lock(records.mutex);
-  on_.store(false, std::memory_order_relaxed);
   records.recording = false;
-  Records taken{.begin_ns = records.begin_ns,
-                .end_ns = now(),
-                .lost = records.issued - records.before - records.latest.size(),
-                .operations = std::exchange(records.latest, {})};
+  on_.store(records.on(), std::memory_order_relaxed);
+  Records taken;
+  taken.begin_ns = records.begin_ns;
+  taken.end_ns = now();
+  if (records.totals) {
+    std::ranges::copy_if(
+        records.latest, std::back_inserter(taken.operations),
+        [&records](const Operation& each) { return each.number > records.unrecorded; });
+  } else {
+    taken.operations = std::exchange(records.latest, {});
+  }
+  taken.lost = records.issued - records.unrecorded - taken.operations.size();
   std::ranges::sort(taken.operations, {}, &Operation::number);
   return taken;
+}
+
+void Profile::start_totals() {
+  Recorder& records = recorder();
+  const std::lock_guard lock(records.mutex);
+  if (records.totals) return;
+  records.begin();
+  records.totals.emplace();
+  progress::times_noted.store(true, std::memory_order_relaxed);
+  on_.store(true, std::memory_order_relaxed);
+}
+
+ProfileTotals Profile::totals() {
+  Recorder& records = recorder();
+  const std::lock_guard lock(records.mutex);
+  return records.totals ? *records.totals : ProfileTotals();
 }
 
 uint64_t Profile::issue(Issued issued) noexcept {
   Recorder& records = recorder();
   const std::lock_guard lock(records.mutex);
-  if (!records.recording) return 0;
+  if (!records.on()) return 0;
   const uint64_t number = ++records.issued;
   Operation operation{.issued = std::move(issued), .number = number, .begin_ns = now()};
-  // push_back() cannot throw: start() has reserved the memory.
+  // push_back() cannot throw: begin() has reserved the memory.
   if (records.latest.size() < kProfiledOperations) {
     records.latest.push_back(std::move(operation));
   } else {
-    records.latest[records.place(number)] = std::move(operation);
+    Operation& oldest = records.latest[records.place(number)];
+    if (records.totals && oldest.end_ns == 0) records.totals->leave_out();
+    oldest = std::move(operation);
   }
   return number;
 }
@@ -112,11 +170,14 @@ void Profile::returned(uint64_t number) noexcept {
   });
 }
 
-void Profile::ended(uint64_t number) noexcept {
-  with(number, [](Operation& operation) {
+void Profile::ended(uint64_t number, const progress::Observation& observed) noexcept {
+  with(number, [&observed](Operation& operation) {
     operation.end_ns = now();
+    operation.observed = observed;
     if (!operation.issued.async) operation.waited_ns = operation.end_ns - operation.begin_ns;
     count(operation);
+    std::optional<ProfileTotals>& totals = recorder().totals;
+    if (totals) add_up(*totals, operation);
   });
 }
 

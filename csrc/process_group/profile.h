@@ -1,5 +1,8 @@
-// Records the operations of this process' groups while the program asks for it (hbmcomm.profile()).
-// docs/profile.md describes the figures that the records give.
+// Records the operations of this process' groups while the program asks for it (hbmcomm.profile()),
+// and adds them up for the metrics (HBMCOMM_METRICS). docs/profile.md describes the figures.
+//
+// The records of the latest operations are in a ring, from which a profile and the totals are made.
+// An operation is in the totals if its record is still in the ring when it ends.
 //
 // Threads: every member may be called from any thread. One mutex guards the records of the process;
 // nothing else is called under it. While nothing is recorded, on() is the only cost.
@@ -13,6 +16,8 @@
 #include <vector>
 
 #include "process_group/operations.h"
+#include "process_group/profile_totals.h"
+#include "progress/observation.h"
 
 namespace hbm::process_group {
 
@@ -27,10 +32,11 @@ class Profile {
   struct Group {
     std::string key;  // a hash: equal on all ranks, and no other group has it
     std::string name;
-    int rank = 0;                    // of this process, in the group
-    std::vector<int> ranks;          // each rank's number in the job
-    std::vector<std::string> nodes;  // of each rank; equal for ranks on one node
-    bool shares_memory = true;       // ranks on one node; else they send messages over MPI
+    int rank = 0;            // of this process, in the group
+    std::vector<int> ranks;  // each rank's number in the job
+    std::vector<int> nodes;  // of each rank, as GroupConnection::node_of
+    Path path_of_collectives = Path::kShm;
+    Path path_of_messages = Path::kShm;
   };
   struct Issued {
     std::shared_ptr<const Group> group;
@@ -40,13 +46,18 @@ class Profile {
     int64_t bytes = 0;               // of the inputs, or of the outputs if there are more
     Place place = Place::kOrdinary;  // of the tensors
     bool async = false;
+
+    Path path() const {
+      return sequence == 0 ? group->path_of_messages : group->path_of_collectives;
+    }
   };
   // Times are of CLOCK_MONOTONIC, in ns.
   struct Operation {
     Issued issued;
     uint64_t number = 0;  // from 1 on
     int64_t begin_ns = 0;
-    int64_t end_ns = 0;     // 0: not ended, or failed
+    int64_t end_ns = 0;  // 0: not ended, or failed
+    progress::Observation observed{};
     int64_t waited_ns = 0;  // the time that threads have waited for it
     int64_t busy_ns = 0;   // processor time of the issuing thread from the issue to the end or wait
     clockid_t thread = 0;  // the processor time of the issuing thread
@@ -69,12 +80,17 @@ class Profile {
   // Ends the recording, and returns the latest kProfiledOperations operations, oldest first.
   static Records stop();
 
+  // Begins to add up. The totals grow until the process ends. Does nothing after the first call.
+  static void start_totals();
+  // Returns a copy of the totals; empty before start_totals().
+  static ProfileTotals totals();
+
   // Records that an operation is issued; returns its number. 0: nothing is recorded. The other
   // functions do nothing for the number 0, and for an operation that is no longer in the records.
   static uint64_t issue(Issued issued) noexcept;
   // The call that issued the operation returns.
   static void returned(uint64_t number) noexcept;
-  static void ended(uint64_t number) noexcept;
+  static void ended(uint64_t number, const progress::Observation& observed) noexcept;
   // A thread begins to wait for the operation; or has waited since `begin`, a now().
   static void wait_begins(uint64_t number) noexcept;
   static void waited(uint64_t number, int64_t begin) noexcept;

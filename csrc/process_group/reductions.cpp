@@ -89,12 +89,11 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
                                                  .input_elements = count,
                                                  .output_elements = count,
                                                  .timeout = timeout});
-  queue_->run_claimed(
-      *connection_.communicator->preallocated_allreduce(sequence, tensor.mutable_data_ptr(),
-                                                        static_cast<size_t>(count), dtype, op),
-      timeout);
+  progress::Operation& operation = *connection_.communicator->preallocated_allreduce(
+      sequence, tensor.mutable_data_ptr(), static_cast<size_t>(count), dtype, op);
+  queue_->run_claimed(operation, timeout);
   flight_record_->finish(number);
-  if (entered != 0) Profile::ended(entered);
+  if (entered != 0) Profile::ended(entered, operation.observed());
   return sequence;
 }
 

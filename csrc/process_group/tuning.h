@@ -99,6 +99,13 @@ inline constexpr size_t kRecordedOperations = 64;
 // Measure: `pytest tests/python/collectives/test_profile.py`
 inline constexpr size_t kProfiledOperations = 65536;
 
+// The most totals of the metrics, each of another kind, size, path, data and late rank.
+// Unit: totals
+// Below: each operation is in a total.
+// Above: an operation that needs another total is only counted, as left out.
+// Measure: `profile_totals_test --gtest_filter=ProfileTotals.AreBounded`
+inline constexpr size_t kMostTotals = 4096;
+
 // -- The store
 
 // The time that a group waits for its second connection to the store before it asks PyTorch's

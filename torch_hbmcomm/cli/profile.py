@@ -45,9 +45,9 @@ def _print_head(
 ) -> None:
     seconds = max(one.end - one.begin for one in profiles) / 1e9
     calls = sum(len(one.operations) for one in profiles)
-    machines = len({one.clock for one in profiles})
+    nodes = ranks.nodes(profiles)
     console.print(
-        f"{len(profiles)} ranks on {machines} machine{'s' * (machines > 1)}, {seconds:.2f} s, "
+        f"{len(profiles)} ranks on {nodes} node{'s' * (nodes > 1)}, {seconds:.2f} s, "
         f"{calls:,} operations. {_error(aligned)}",
         soft_wrap=True,
     )
@@ -70,7 +70,10 @@ def _error(aligned: dict[int, clocks.Clock]) -> str:
     if len({one.name for one in aligned.values()}) == 1:
         return "All ranks have one clock."
     worst = max(one for one in errors if one is not None)
-    return f"Times of different machines are compared to {worst / 1e3:,.0f} µs."
+    text = f"Times of different machines are compared to {worst / 1e3:,.0f} µs."
+    if drift := max(one.drift for one in aligned.values()):
+        text += f" Their clocks drift by up to {drift * 1e6:,.1f} µs in a second."
+    return text
 
 
 def _print_advice(console: Console, found: costs.Costs) -> None:
@@ -85,7 +88,7 @@ def _print_advice(console: Console, found: costs.Costs) -> None:
 def _print_rows(console: Console, found: costs.Costs, size: int) -> None:
     title = "\nOperations (calls and MiB: of all ranks; times: ms, mean of the ranks)"
     table = Table(title=title, title_justify="left", padding=0)
-    for heading in ("operation", "size", "over", "tensors"):
+    for heading in ("operation", "size", "over", "tensors", "data"):
         table.add_column(heading)
     for heading in ("calls", "MiB", "transit", "hidden", "waiting", "last rank"):
         table.add_column(heading, justify="right")
@@ -96,6 +99,7 @@ def _print_rows(console: Console, found: costs.Costs, size: int) -> None:
             row.size,
             row.path,
             row.place,
+            row.data,
             f"{row.calls:,}",
             f"{row.bytes / 2**20:,.1f}",
             *(f"{one / size / 1e6:,.1f}" for one in (row.transit, row.hidden, row.waiting)),

@@ -1,8 +1,7 @@
-"""Records the operations of this process, for `hbmcomm profile` (docs/profile.md)."""
+"""Records the operations of this process for `hbmcomm profile` and Prometheus (docs/profile.md)."""
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import socket
@@ -12,10 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from torch_hbmcomm.profiling.ranks import VERSION
 from torch_hbmcomm.variables import value
-
-VERSION = 1
-"""Of the files' format."""
 
 
 @contextmanager
@@ -46,23 +43,25 @@ def profile(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def start_if_asked() -> None:
-    """Record until the process ends, if HBMCOMM_PROFILE names a folder.
+    """Record until the process ends, if HBMCOMM_PROFILE names a folder, and write metrics if
+    HBMCOMM_METRICS does.
 
-    A process that os._exit() or a signal ends writes no file. A failure to write is a warning.
+    A process that os._exit() or a signal ends writes no file, except a child of multiprocessing. A
+    failure to write is a warning.
     """
-    folder = value("HBMCOMM_PROFILE")
-    if not folder or os.getpid() == _Recording.asked:
+    if os.getpid() == _Recording.asked:
         return
     _Recording.asked = os.getpid()
-    if not _native().profile_start():
-        _native().warn(f"HBMCOMM_PROFILE={folder} is ignored: hbmcomm.profile() records already")
-        return
-    _Recording.by_variable = os.getpid()
-    atexit.register(_write_at_exit, Path(folder).absolute(), os.getpid())
+    if folder := value("HBMCOMM_PROFILE"):
+        _record_into(Path(folder).absolute())
+    if folder := value("HBMCOMM_METRICS"):
+        from torch_hbmcomm.profiling import metrics  # here: most processes do not need it
+
+        metrics.start(Path(folder).absolute())
 
 
 class _Recording:
-    asked = 0  # the process that has read HBMCOMM_PROFILE
+    asked = 0  # the process that has read the variables
     by_variable = 0  # the process that records because of HBMCOMM_PROFILE
 
 
@@ -72,13 +71,21 @@ def _native() -> Any:
     return load()
 
 
-def _write_at_exit(folder: Path, process: int) -> None:
-    if os.getpid() != process:  # a forked child that ends like its parent
+def _record_into(folder: Path) -> None:
+    from torch_hbmcomm.profiling.process_end import at_process_end
+
+    if not _native().profile_start():
+        _native().warn(f"HBMCOMM_PROFILE={folder} is ignored: hbmcomm.profile() records already")
         return
-    try:
-        _write(folder)
-    except OSError as error:
-        _native().warn(f"HBMCOMM_PROFILE={folder}: the profile cannot be written: {error}")
+    _Recording.by_variable = os.getpid()
+
+    def write() -> None:
+        try:
+            _write(folder)
+        except OSError as error:
+            _native().warn(f"HBMCOMM_PROFILE={folder}: the profile cannot be written: {error}")
+
+    at_process_end(write)
 
 
 def _write(folder: Path) -> None:

@@ -16,6 +16,7 @@ from torch_hbmcomm.profiling.ranks import RankProfile
 
 Intervals = list[tuple[int, int]]
 _OfRank = tuple[int, int]  # a rank, and the id() of its operation
+_Where = tuple[str, str, str, str, str]  # the first fields of a Row
 
 _CLASSES = ((4 << 10, "to 4 KiB"), (64 << 10, "to 64 KiB"), (1 << 20, "to 1 MiB"),
             (16 << 20, "to 16 MiB"))  # fmt: skip
@@ -29,7 +30,7 @@ def size_class(size: int) -> str:
 
 @dataclass
 class Row:
-    """The operations of all ranks of one kind, size class, path and place.
+    """The operations of all ranks of one kind, size class, path, place and data.
 
     Times: ns, sums over all ranks.
     """
@@ -38,6 +39,7 @@ class Row:
     size: str
     path: str
     place: str
+    data: str
     calls: int = 0
     bytes: int = 0
     transit: int = 0
@@ -73,16 +75,16 @@ def costs(profiles: Sequence[RankProfile], clocks: dict[int, Clock]) -> Costs:
     late = {one.rank: Late() for one in profiles}
     ready = {key: time for one in profiles for key, time in _ready(one)}
     waits = _waits(profiles, clocks, ready, late)
-    rows: dict[tuple[str, str, str, str], Row] = {}
+    rows: dict[_Where, Row] = {}
     waiting, unhidden = {}, {}
     for profile in profiles:
         bare: Intervals = []
         waited: dict[int, Intervals] = defaultdict(list)
-        of_row: dict[tuple[str, str, str, str], Intervals] = defaultdict(list)
+        of_row: dict[_Where, Intervals] = defaultdict(list)
         for one in profile.operations:
             begin = ready[profile.rank, id(one)]
             last, until = waits.get((profile.rank, id(one)), (-1, begin))
-            where = (one.kind, size_class(one.size), one.group.path(one.peer), one.place)
+            where = (one.kind, size_class(one.size), one.path, one.place, one.data)
             row = rows.setdefault(where, Row(*where))
             row.calls += 1
             row.bytes += one.size
@@ -130,7 +132,7 @@ def _waits(
     """
     found = {}
     for by_rank in meetings(profiles):
-        times = {rank: ready[rank, id(one)] - clocks[rank].offset for rank, one in by_rank.items()}
+        times = {rank: clocks[rank].shared(ready[rank, id(one)]) for rank, one in by_rank.items()}
         longest: dict[int, int] = defaultdict(int)
         for rank, one in by_rank.items():
             late[rank].collectives += 1
@@ -142,7 +144,7 @@ def _waits(
             if not later:
                 continue
             time, last = max(later)
-            until = min(one.end, time + clocks[rank].offset)
+            until = min(one.end, clocks[rank].own(time))
             found[rank, id(one)] = (last, until)
             longest[last] = max(longest[last], time - times[rank])
         for last, most in longest.items():
@@ -211,24 +213,28 @@ def _bare(found: Costs, whole: int) -> Iterable[Advice]:
 
 
 def _staged(found: Costs, whole: int) -> Iterable[Advice]:
-    in_place = {(row.kind, row.size, row.path): row for row in found.rows if row.place == "segment"}
+    zero_copy: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for row in found.rows:
+        if row.data == "zero-copy" and row.place != "device":
+            zero_copy[row.kind, row.size, row.path] += row.transfers
     for row in found.rows:
         large = row.size not in (_SMALL, _MEDIUM)
-        if row.place != "ordinary" or row.path != "shm" or not large or row.kind == _PACKED:
+        ours = row.place == "ordinary" and row.path == "shm" and row.kind != _PACKED
+        if not (large and ours and "staged" in row.data):
             continue
         share = row.unhidden / whole
         text = f"{row.kind}, {row.size}, of tensors outside of the segment takes {share:.0%} of"
-        text += f" the time ({row.calls} calls)"
-        better = in_place.get((row.kind, row.size, row.path))
-        if better is not None:
-            ratio = median(row.transfers) / max(median(better.transfers), 1)
+        text += f" the time ({row.calls} calls, whose data is staged)"
+        better = zero_copy.get((row.kind, row.size, row.path))
+        if better:
+            ratio = median(row.transfers) / max(median(better), 1)
             if ratio <= 1:
                 continue
             share *= 1 - 1 / ratio
-            text += f", {ratio:.1f} times as long for each call as of tensors in the segment"
+            text += f", {ratio:.1f} times as long for each call as zero-copy"
         yield Advice(
             share,
-            f"{text}. Allocate the tensors with hbmcomm.memory.empty, or set "
+            f"{text}. Allocate the tensors with hbmcomm.memory.empty on all ranks, or set "
             "HBMCOMM_ALLOCATOR=segment.",
         )
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_hbmcomm.profiling import VERSION
+from torch_hbmcomm.version import __version__
+
+VERSION = 2
+"""Of the files' format. Change it with every change of a field or of its meaning."""
 
 
 @dataclass(frozen=True)
@@ -16,17 +19,8 @@ class Group:
     key: str  # equal on all ranks; no other group has it
     name: str
     ranks: tuple[int, ...]  # each rank's number in the job
-    nodes: tuple[str, ...]  # of each rank
+    nodes: tuple[int, ...]  # of each rank, numbered within the group: ranks of a node share memory
     rank: int  # of the process that wrote the file
-    shares_memory: bool  # ranks on one node
-
-    def path(self, peer: int) -> str:
-        """Return the path of the data: "shm", "MPI" or both. peer: of a message, else -1."""
-        nodes = {self.nodes[self.rank], self.nodes[peer]} if peer >= 0 else set(self.nodes)
-        if len(nodes) == 1 and self.shares_memory:
-            return "shm"
-        alone = len(nodes) == (2 if peer >= 0 else len(self.nodes))
-        return "MPI" if alone or not self.shares_memory else "shm, MPI"
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,9 @@ class Operation:
     sequence: int  # of a collective; 0: a message
     peer: int  # of a message; -1: none, or any
     size: int  # bytes
+    path: str  # "shm", "MPI" or "shm, MPI"
     place: str  # of the tensors: "segment" (all of them), "ordinary" or "device"
+    data: str  # "zero-copy", "staged", "staged, zero-copy" or "none"
     begin: int
     end: int  # 0: not ended
     waited: int  # ns that threads of the program have waited for it
@@ -90,11 +86,33 @@ def load(folder: Path) -> tuple[list[RankProfile], list[str]]:
     return together, earlier
 
 
+def nodes(profiles: Sequence[RankProfile]) -> int:
+    """Return the number of nodes. Ranks that share memory in some group are on one node."""
+    node_of = {one.rank: {one.rank} for one in profiles}
+    for group in {
+        id(one.group): one.group for each in profiles for one in each.operations
+    }.values():
+        first: dict[int, int] = {}  # the first rank of each node that has a file
+        for rank, node in zip(group.ranks, group.nodes, strict=True):
+            if rank in node_of:
+                joined = node_of[first.setdefault(node, rank)] | node_of[rank]
+                node_of.update(dict.fromkeys(joined, joined))
+    return len({id(one) for one in node_of.values()})
+
+
 def _rank(file: Path) -> RankProfile:
     try:
         found = json.loads(file.read_text())
-        if found["version"] != VERSION:
-            raise ValueError(f"it has version {found['version']}, and this hbmcomm reads {VERSION}")
+        version = found["version"]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is not a file of a profile: {error!r}") from error
+    if version != VERSION:
+        raise ValueError(
+            f"{file} has version {version} of the format of profiles, and torch_hbmcomm "
+            f"{__version__} reads version {VERSION}: record the profile again, or show it with the "
+            "release that has recorded it"
+        )
+    try:
         groups = [_group(one) for one in found["groups"]]
         operations = [_operation(one, groups) for one in found["operations"]]
         ended = tuple(one for one in operations if one.end)
@@ -110,7 +128,7 @@ def _rank(file: Path) -> RankProfile:
             operations=ended,
             unfinished=len(operations) - len(ended),
         )
-    except (OSError, KeyError, TypeError, IndexError, ValueError) as error:
+    except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ValueError(f"{file} is not a file of a profile: {error!r}") from error
 
 
@@ -121,7 +139,6 @@ def _group(found: Mapping[str, Any]) -> Group:
         ranks=tuple(found["ranks"]),
         nodes=tuple(found["nodes"]),
         rank=found["rank"],
-        shares_memory=found["shares_memory"],
     )
 
 
@@ -132,7 +149,9 @@ def _operation(found: Mapping[str, Any], groups: list[Group]) -> Operation:
         sequence=found["sequence"],
         peer=found["peer"],
         size=found["bytes"],
+        path=found["path"],
         place=found["place"],
+        data=found["data"],
         begin=found["begin"],
         end=found["end"],
         waited=found["waited"],

@@ -17,7 +17,7 @@ def write(file: Path, profiles: Sequence[RankProfile], clocks: dict[int, Clock])
     Operations overlap, so they are asynchronous events. Their time is in µs from the start of the
     profile of the first rank that begins.
     """
-    zero = min(one.begin - clocks[one.rank].offset for one in profiles)
+    zero = min(clocks[one.rank].shared(one.begin) for one in profiles)
     events: list[dict[str, Any]] = []
     for profile in profiles:
         clock = clocks[profile.rank]
@@ -38,12 +38,13 @@ def write(file: Path, profiles: Sequence[RankProfile], clocks: dict[int, Clock])
                 "bytes": one.size,
                 "sequence": one.sequence,
                 "peer": one.peer,
-                "path": one.group.path(one.peer),
+                "path": one.path,
                 "place": one.place,
+                "data": one.data,
                 "hidden_us": one.hidden / 1e3,
             }
-            begin = (one.begin - clock.offset - zero) / 1e3
-            end = (one.end - clock.offset - zero) / 1e3
+            begin = (clock.shared(one.begin) - zero) / 1e3
+            end = (clock.shared(one.end) - zero) / 1e3
             events.append({**event, "ph": "b", "ts": begin, "args": arguments})
             events.append({**event, "ph": "e", "ts": end})
     file.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

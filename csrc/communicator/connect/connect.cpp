@@ -101,6 +101,7 @@ void join_ranks(const GroupSetup& setup, const shm::LocalPeers& local_peers, siz
                 size_t threads, failure::FailureDetector& detector, GroupConnection& made) {
   const std::vector<int>& node_of = local_peers.node_of;
   const std::string& prefix = made.rendezvous.participant.prefix;
+  made.node_of = node_of;
   require_one_node(setup, node_of, made.rendezvous.members);
   std::shared_ptr<shm::ShmGroup> shm_group;
   if (setup.transport != bootstrap::GroupTransport::kMpi) {

@@ -49,6 +49,9 @@ struct GroupConnection {
   std::shared_ptr<memory::StagingPool> staging;    // of messages over MPI
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<Peers> peers;
+  // The node of each rank, numbered in the order of the nodes' first ranks. Ranks of a node share
+  // memory. With the transport kMpi each rank is a node of its own.
+  std::vector<int> node_of;
   bool oversubscribed = false;  // more ranks than usable processors here
   bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;
 };

@@ -91,25 +91,45 @@ def test_every_operation_is_recorded_once(pool: Pool, ranks: int, tmp_path: Path
             assert profile.begin <= one.begin <= one.end <= profile.end
             assert one.peer == {"send": 1, "recv": 0}.get(one.kind, -1)
             assert 0 <= one.hidden <= one.transit
-            assert one.group.path(one.peer) == "shm"
+            assert one.path == "shm"
+            assert one.data == ("none" if one.kind == "barrier" else "staged")
     numbers = [[(one.kind, one.sequence) for one in profile.operations] for profile in profiles]
     collectives = [[one for one in rank if one[1]] for rank in numbers]
     assert all(rank == collectives[0] for rank in collectives)
 
 
 def record_memory(context: Context, folder: str) -> None:
-    ordinary, shared = torch.ones(64 * KIB), hbmcomm.memory.empty((64 * KIB,))
+    ordinary, shared = torch.ones(64 * KIB), hbmcomm.memory.empty((64 * KIB,)).fill_(1)
+    first = context.rank == 0
     with hbmcomm.profile(folder):
         dist.all_reduce(ordinary)
-        dist.all_reduce(shared.fill_(1))
+        dist.all_reduce(shared)
         dist.all_reduce(shared[:10])
+        dist.all_reduce(shared if first else ordinary)
+        dist.broadcast(shared if first else ordinary, 0)
+        if first:
+            dist.send(shared, 1)
+            dist.recv(shared, 1)
+        else:
+            dist.recv(ordinary, 0)
+            dist.send(ordinary, 0)
 
 
 @pytest.mark.ranks(2)
 def test_staged_and_zero_copy_are_told_apart(pool: Pool, tmp_path: Path) -> None:
     pool.run(record_memory, str(tmp_path))
+    own = ["segment", "ordinary"]
     for profile in loaded(tmp_path):
-        assert [one.place for one in profile.operations] == ["ordinary", "segment", "segment"]
+        place = own[profile.rank]
+        assert [(one.place, one.data) for one in profile.operations] == [
+            ("ordinary", "staged"),
+            ("segment", "zero-copy"),
+            ("segment", "staged"),  # too few bytes
+            (place, "staged"),  # as not all tensors are in segments
+            (place, "zero-copy"),  # rank 1 reads the tensor of rank 0
+            (place, "zero-copy"),
+            (place, "staged"),
+        ]
 
 
 def record_groups(context: Context, folder: str) -> None:
@@ -209,11 +229,11 @@ dist.destroy_process_group()
 """
 
 
-def run_program(nodes: list[str], **extra: str) -> list[str]:
+def run_program(nodes: list[str], program: str = PROGRAM, **extra: str) -> list[str]:
     port = str(free_port())
     jobs = [
         Job(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", program],
             RANK=str(rank),
             WORLD_SIZE=str(len(nodes)),
             MASTER_ADDR="127.0.0.1",
@@ -233,11 +253,42 @@ def test_a_program_that_is_not_changed_is_recorded(nodes: list[str], tmp_path: P
     folder = tmp_path / "made" / "by" / "hbm"
     assert run_program(nodes, HBMCOMM_PROFILE=str(folder)) == ["", ""]
     assert sorted(file.name for file in folder.iterdir()) == ["rank-0.json", "rank-1.json"]
+    together = nodes[0] == nodes[1]
     for profile in loaded(folder):
         one, _ = profile.operations
-        assert (one.kind, one.size) == ("all_reduce", 40)
-        assert one.group.path(one.peer) == ("shm" if nodes[0] == nodes[1] else "MPI")
+        assert (one.kind, one.size, one.data) == ("all_reduce", 40, "staged")
+        assert one.path == ("shm" if together else "MPI")
+        assert one.group.nodes == ((0, 0) if together else (0, 1))
         assert profile.lost == profile.unfinished == 0
+    assert files.nodes(loaded(folder)) == (1 if together else 2)
+
+
+CHILDREN = """
+import multiprocessing, os, sys, torch
+import torch.distributed as dist
+def train(rank, store):
+    dist.init_process_group("hbm", init_method=f"file://{store}", rank=rank, world_size=2)
+    dist.all_reduce(torch.ones(10))
+    dist.destroy_process_group()
+children = [
+    multiprocessing.get_context("fork").Process(target=train, args=(rank, sys.argv[1]))
+    for rank in range(2)
+]
+for child in children:
+    child.start()
+for child in children:
+    child.join()
+    assert child.exitcode == 0
+"""
+
+
+def test_children_of_multiprocessing_are_recorded(tmp_path: Path) -> None:
+    """A child of the start method fork ends by os._exit()."""
+    folder = tmp_path / "costs"
+    code = f"import sys\nsys.argv[1:] = [{str(tmp_path / 'store')!r}]\n{CHILDREN}"
+    finished = run_code(code, HBMCOMM_PROFILE=str(folder))
+    assert (finished.code, finished.output) == (0, "")
+    assert sorted(file.name for file in folder.iterdir()) == ["rank-0.json", "rank-1.json"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
