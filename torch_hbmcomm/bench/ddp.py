@@ -137,7 +137,7 @@ def _measure_model(
     model: Model, contenders: Sequence[str], rounds: int
 ) -> dict[tuple[str, str], Samples]:
     """Measure one model. A contender is measured alone in rounds that have only its own phases."""
-    everyone = {contender: _phases(model, contender) for contender in contenders}
+    everyone = {contender: phases_of(model, contender) for contender in contenders}
     found = take_turns(
         {
             f"{name}/{phase}": one
@@ -153,7 +153,8 @@ def _measure_model(
     return {(name, phase): found[f"{name}/{phase}"] for name in contenders for phase in PHASES}
 
 
-def _phases(model: Model, contender: str) -> dict[str, Timed]:
+def phases_of(model: Model, contender: str) -> dict[str, Timed]:
+    """Return the loop of each phase. All ranks call it. REQUIRES: join()."""
     backend, node, empty = CONTENDERS[contender]
     group = group_of_all(backend, node)
     torch.manual_seed(dist.get_rank())
