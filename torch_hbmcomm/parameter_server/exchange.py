@@ -269,10 +269,13 @@ class BoundedExchange:
 
     def finish(self, sent: Sequence[Shard]) -> None:
         """Advance the clocks. Call it once all shards of an exchange have arrived."""
-        if self._staleness is None:
-            self._raise_versions(sent)
-            self._count_push()
-        self._count_pull()
+        if self._staleness is not None:
+            self._count_pull()
+            return
+        self._raise_versions(sent)
+        self._pushed += 1
+        self._pulled += 1
+        self._membership.set_clocks(self._pushed, self._pulled)
 
     def push(self, shards: Sequence[Shard], scales: Scales) -> None:
         """Add the deltas to the weights, and wait for the workers that are too far behind."""

@@ -6,6 +6,11 @@ exists, which the box deletes when the worker leaves or its lease ends.
 
 Bounded staleness follows Ho et al. 2013 (*More effective distributed ML via a stale synchronous
 parallel parameter server*). A clock counts exchanges with the box.
+
+A request takes a round trip, so a worker reads the whole table in one request. The read has every
+write that ended before the read began. (Over shm, reads and writes are loads and stores, and
+MembershipTable._fence() puts them in order.) The read may have some cells of a later write, and
+lack other cells of the same write. So its user allows for clocks that are older than the state.
 """
 
 from __future__ import annotations
@@ -14,13 +19,16 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from torch_hbmcomm import smb
 
 _log = logging.getLogger(__name__)
+
+SPARE_ENTRIES = 8  # entries that a read of the table has for workers that have just joined
 
 _ENTRY_BYTES = 64  # bytes: a cache line
 _CELL = 8  # bytes: a signed 64-bit number
@@ -73,14 +81,23 @@ class WorkerEntry:
     processes: int
 
 
+@dataclass(frozen=True)
+class _Table:
+    """A snapshot of the table: the job's cells, and the entries that have been used."""
+
+    job: Sequence[int]
+    entries: Sequence[WorkerEntry]
+
+
 class MembershipTable:
     """This worker's entry, and its view of the other entries.
 
     processes: the number of processes that train for this worker
 
-    Every method may raise smb.BoxError; those that wait raise TimeoutError after `timeout` seconds.
+    Every method may raise smb.BoxError; those that wait for other workers raise TimeoutError after
+    `timeout` seconds.
 
-    Threads: any, but notice_deaths() is called by one thread only.
+    Threads: any, but only one at a time calls live().
     """
 
     def __init__(
@@ -92,8 +109,11 @@ class MembershipTable:
         self._segment = box.alloc(_BYTES, key=f"{name}/roster", temporary=temporary)
         self._next_check = 0.0
         self._checked = 0
-        self.index, self._life = self._claim()
-        self._write(self.index, WorkerCell.PROCESSES, processes, worker=True)
+        self._known = 0  # entries known to have been used
+        self.index, self._life, table = self._claim(processes)
+        self._mark = table.job[JobCell.READY]
+        loading = (JobCell.LOADS, JobCell.LOADED, JobCell.RESUMED)
+        self._loads_before = any(table.job[cell] for cell in loading)  # when this worker came
 
     # -- joining and leaving ---------------------------------------------------------------------
 
@@ -110,13 +130,17 @@ class MembershipTable:
         raise AssertionError("unreachable")
 
     def ready(self) -> int:
-        """Return the mark of the weights, or 0 while they have not been written."""
-        return self._read(0, JobCell.READY)
+        """Return the mark of the weights, or 0 while they have not been written. The mark never
+        changes, so this worker reads it once."""
+        if not self._mark:
+            self._mark = self._read(JobCell.READY)
+        return self._mark
 
     def publish(self, mark: int) -> None:
         """Publish that the weights are written, and their mark."""
         self._fence()
         self._write(0, JobCell.READY, mark)
+        self._mark = mark
 
     def activate(self, lag: float = 0) -> int:
         """Count this worker from now on, and return its clock, which is at most `lag` behind the
@@ -128,22 +152,32 @@ class MembershipTable:
             if clock >= 0 and foremost <= clock + lag:
                 return clock
             clock = foremost
-            self.set_pushed(clock)
-            self.set_pulled(clock)
-            self._write(self.index, WorkerCell.STATE, WorkerState.ACTIVE, worker=True)
+            # A worker that sees the state before the clocks takes this one for a worker that is far
+            # behind, and waits until it sees the clocks too.
+            self._write_own(WorkerCell.STATE, WorkerState.ACTIVE, clock, clock)
             # Thanks to the fence, the next round of this loop sees the foremost worker's newest
             # clock, or that worker sees this worker before it advances further.
             self._fence()
 
-    def wait_for_workers(self, count: int) -> None:
-        """Wait until `count` workers have joined, including workers that have left again."""
-        for _ in self._waiting(lambda: f"{count} workers ({self._joined()} have joined)"):
-            if self._joined() >= count:
-                return
+    def wait_for_workers(self, count: int) -> list[WorkerEntry]:
+        """Wait until `count` workers have joined, including workers that have left again. Returns
+        the active workers."""
+        joined = 0
+
+        def what() -> str:
+            return f"{count} workers ({joined} have joined)"
+
+        for _ in self._waiting(what):
+            entries = self._look().entries
+            states = [entry.state for entry in entries]
+            joined = states.count(WorkerState.ACTIVE) + states.count(WorkerState.GONE)
+            if joined >= count:
+                return _active(entries)
+        raise AssertionError("unreachable")
 
     def retire(self) -> None:
         """Stop counting this worker: other workers no longer wait for it."""
-        self._write(self.index, WorkerCell.STATE, WorkerState.GONE, worker=True)
+        self._write_own(WorkerCell.STATE, WorkerState.GONE)
 
     def leave(self) -> None:
         self.retire()
@@ -153,10 +187,15 @@ class MembershipTable:
     # -- clocks ----------------------------------------------------------------------------------
 
     def set_pushed(self, clock: int) -> None:
-        self._write(self.index, WorkerCell.PUSHED, clock, worker=True)
+        self._write_own(WorkerCell.PUSHED, clock)
 
     def set_pulled(self, clock: int) -> None:
-        self._write(self.index, WorkerCell.PULLED, clock, worker=True)
+        self._write_own(WorkerCell.PULLED, clock)
+
+    def set_clocks(self, pushed: int, pulled: int) -> None:
+        """Set both clocks in one request. Only for a job without a bound on staleness, where no
+        worker waits for a clock."""
+        self._write_own(WorkerCell.PUSHED, pushed, pulled)
 
     def wait_pushed(self, least: int) -> None:
         """Wait until every active worker has pushed `least` times; dead workers do not count."""
@@ -173,33 +212,40 @@ class MembershipTable:
         self._wait_while(lambda entry: entry.index != self.index, "the end")
 
     def active(self) -> list[WorkerEntry]:
-        """Return the active workers. A dead worker is among them until a worker has noticed its
-        death."""
-        return [entry for entry in self._used() if entry.state == WorkerState.ACTIVE]
+        """Read the table, and return the active workers. A dead worker is among them until a worker
+        has noticed its death."""
+        return _active(self._look().entries)
 
-    def notice_deaths(self) -> None:
-        """Check whether one other worker is alive. A worker found dead no longer counts.
+    def live(self) -> list[WorkerEntry]:
+        """Return the active workers, as active() does, without a worker that this call finds dead.
 
-        Checks at most once a second, and another worker each time, in turn.
+        At most once a second it checks whether one of the other workers is alive, and another one
+        each time, in turn. A worker found dead no longer counts for any worker.
         """
+        active = self.active()
         now = time.monotonic()
         if now < self._next_check:
-            return
+            return active
         self._next_check = now + _IDLE_CHECK_SECONDS
-        others = [entry.index for entry in self.active() if entry.index != self.index]
-        if others:
-            self._checked += 1
-            self._retire_dead([others[self._checked % len(others)]])
+        others = [entry.index for entry in active if entry.index != self.index]
+        if not others:
+            return active
+        self._checked += 1
+        dead = self._retire_dead([others[self._checked % len(others)]])
+        return [entry for entry in active if entry.index not in dead]
 
     def begun(self) -> bool:
         """Return True if any worker has pushed."""
-        return any(entry.pushed for entry in self._used())
+        return any(entry.pushed for entry in self._look().entries)
 
     # -- the checkpoint that is loaded -----------------------------------------------------------
 
     def begin_again(self) -> None:
         """Clear the checkpoint cells if all other workers have gone, because the cells may be left
-        from an earlier run whose weights were kept."""
+        from an earlier run whose weights were kept. Makes no request if the cells were clear when
+        this worker came."""
+        if not self._loads_before:
+            return
         others = (entry.index for entry in self.active() if entry.index != self.index)
         if not any(self._alive(index) for index in others):
             self._write(0, JobCell.LOADS, 0)
@@ -217,48 +263,51 @@ class MembershipTable:
     def wait_loaded(self) -> None:
         """Wait until the first worker with a checkpoint has written it."""
         for _ in self._waiting(lambda: "the worker that loads the checkpoint"):
-            if self._read(0, JobCell.LOADED):
+            if self._read(JobCell.LOADED):
                 return
 
     def wait_resumed(self, workers: int) -> None:
         """Count this worker, and wait until `workers` have been counted. Call it once."""
         self._segment.fetch_add(JobCell.RESUMED * _CELL, 1)
         for _ in self._waiting(
-            lambda: f"{workers} workers to load ({self._read(0, JobCell.RESUMED)} have called)"
+            lambda: f"{workers} workers to load ({self._read(JobCell.RESUMED)} have called)"
         ):
-            if self._read(0, JobCell.RESUMED) >= workers:
+            if self._read(JobCell.RESUMED) >= workers:
                 self._fence()
                 return
 
     def loads(self) -> int:
         """Return the number of workers that came with a checkpoint."""
-        return self._read(0, JobCell.LOADS)
+        return self._read(JobCell.LOADS)
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _claim(self) -> tuple[int, smb.Segment]:
-        """Claim an entry that was never used, by creating its life segment."""
-        for index in range(self._read(0, JobCell.END), _MOST_WORKERS):
+    def _claim(self, processes: int) -> tuple[int, smb.Segment, _Table]:
+        """Claim an entry that was never used, by creating its life segment. Returns the entry's
+        index, the segment, and the table as it was after the segment was created."""
+        for index in range(self._read(JobCell.END), _MOST_WORKERS):
             try:
                 life = self._box.alloc(
                     _LIFE_BYTES, key=self._life_key(index), mode="create", temporary=True
                 )
             except smb.KeyInUse:
                 continue
-            if self._state(index) == WorkerState.UNUSED:
+            table = self._look(index + 1)
+            if table.entries[index].state == WorkerState.UNUSED:
                 break
             life.delete()
         else:
             raise RuntimeError(f"{_MOST_WORKERS} workers have joined {self._name!r}: no entry left")
         who = f"pid {os.getpid()} on {socket.gethostname()}".encode()[:_LIFE_BYTES]
-        life.write(0, len(who), source=who)
-        self._write(index, WorkerCell.STATE, WorkerState.JOINING, worker=True)
-        end = self._read(0, JobCell.END)
-        if end <= index:
-            # If several workers add at the same time, END includes unused entries too. Readers skip
-            # these.
-            self._segment.fetch_add(JobCell.END * _CELL, index + 1 - end)
-        return index, life
+        own = _cells(WorkerState.JOINING, 0, 0, processes)
+        end = table.job[JobCell.END]
+        with self._box.batch() as batch:  # in any order: readers skip entries that are not active
+            batch.write(life, 0, len(who), source=who)
+            batch.write(self._segment, _at(index, WorkerCell.STATE, worker=True), source=own)
+            if end <= index:
+                # If several workers add at the same time, END includes unused entries too.
+                batch.fetch_add(self._segment, _at(0, JobCell.END), index + 1 - end)
+        return index, life, table
 
     def _may_lead(self, index: int) -> bool:
         """Return True if the worker of that entry may still write the first weights.
@@ -271,19 +320,30 @@ class MembershipTable:
         self._write(index, WorkerCell.STATE, WorkerState.CLOSED, worker=True)
         return self._alive(index)
 
-    def _joined(self) -> int:
-        return sum(entry.state in (WorkerState.ACTIVE, WorkerState.GONE) for entry in self._used())
+    def _look(self, least: int = 0) -> _Table:
+        """Read the job's entry and all entries that have been used.
 
-    def _used(self) -> list[WorkerEntry]:
-        end = self._read(0, JobCell.END)
-        if end == 0:
-            return []
-        entries = memoryview(bytearray(_ENTRY_BYTES * end))
-        self._segment.read(_ENTRY_BYTES, len(entries), into=entries)
-        cells = entries.cast("q").tolist()
-        width, read = _ENTRY_BYTES // _CELL, len(WorkerCell)
-        rows = (cells[at : at + read] for at in range(0, len(cells), width))
-        return [WorkerEntry(index, *row) for index, row in enumerate(rows)]
+        One request reads the entries known to have been used, and SPARE_ENTRIES more. If more than
+        these have been used, a second request reads the rest.
+
+        least: the least number of entries to return, used or not
+        """
+        count = min(max(self._known, least) + SPARE_ENTRIES, _MOST_WORKERS)
+        cells = self._read_entries(0, 1 + count)
+        end = min(cells[JobCell.END], _MOST_WORKERS)
+        if end > count:
+            cells += self._read_entries(1 + count, end - count)
+        self._known = max(self._known, end)
+        width = _ENTRY_BYTES // _CELL
+        rows = [cells[at : at + width] for at in range(0, len(cells), width)]
+        used = rows[1 : 1 + max(end, least)]
+        entries = [WorkerEntry(at, *row[: len(WorkerCell)]) for at, row in enumerate(used)]
+        return _Table(rows[0], entries)
+
+    def _read_entries(self, first: int, count: int) -> list[int]:
+        memory = memoryview(bytearray(_ENTRY_BYTES * count))
+        self._segment.read(_ENTRY_BYTES * first, len(memory), into=memory)
+        return memory.cast("q").tolist()
 
     def _wait_while(self, lags: Callable[[WorkerEntry], bool], event: str) -> None:
         """Wait until no active worker lags; dead workers do not count.
@@ -307,10 +367,12 @@ class MembershipTable:
                 self._retire_dead(lagging)
                 check_at = time.monotonic() + _CHECK_SECONDS
 
-    def _retire_dead(self, indices: list[int]) -> None:
-        for index in indices:
-            if index != self.index and not self._alive(index):
-                self._write(index, WorkerCell.STATE, WorkerState.GONE, worker=True)
+    def _retire_dead(self, indices: list[int]) -> list[int]:
+        """Let the dead ones of these workers no longer count. Returns their indices."""
+        dead = [index for index in indices if index != self.index and not self._alive(index)]
+        for index in dead:
+            self._write(index, WorkerCell.STATE, WorkerState.GONE, worker=True)
+        return dead
 
     def _alive(self, index: int) -> bool:
         """Return True if the worker of that entry is alive.
@@ -362,21 +424,30 @@ class MembershipTable:
         Over shm the accesses are plain loads and stores. A request to the box, and its reply, put
         them in order.
         """
-        self._segment.fetch_add(JobCell.END * _CELL, 0)
+        self._segment.fetch_add(_at(0, JobCell.END), 0)
 
-    def _state(self, index: int) -> int:
-        return self._read(index, WorkerCell.STATE, worker=True)
+    def _read(self, cell: JobCell) -> int:
+        found = _cells(0)
+        self._segment.read(_at(0, cell), into=found)
+        return int(found.cast("q")[0])
 
-    def _read(self, entry: int, cell: int, worker: bool = False) -> int:
-        found = memoryview(bytearray(_CELL)).cast("q")
-        self._segment.read(
-            _ENTRY_BYTES * (entry + worker) + cell * _CELL, _CELL, into=found.cast("B")
-        )
-        return int(found[0])
+    def _write(self, entry: int, cell: int, *values: int, worker: bool = False) -> None:
+        """Write values to a cell and the cells after it, in one request."""
+        self._segment.write(_at(entry, cell, worker), source=_cells(*values))
 
-    def _write(self, entry: int, cell: int, value: int, worker: bool = False) -> None:
-        source = memoryview(bytearray(_CELL)).cast("q")
-        source[0] = value
-        self._segment.write(
-            _ENTRY_BYTES * (entry + worker) + cell * _CELL, _CELL, source=source.cast("B")
-        )
+    def _write_own(self, cell: int, *values: int) -> None:
+        self._write(self.index, cell, *values, worker=True)
+
+
+def _active(entries: Sequence[WorkerEntry]) -> list[WorkerEntry]:
+    return [entry for entry in entries if entry.state == WorkerState.ACTIVE]
+
+
+def _at(entry: int, cell: int, worker: bool = False) -> int:
+    """Return the first byte of a cell of the job's entry (0), or of a worker's entry."""
+    return _ENTRY_BYTES * (entry + worker) + cell * _CELL
+
+
+def _cells(*values: int) -> memoryview:
+    """Return the bytes of successive cells."""
+    return memoryview(array("q", values)).cast("B")

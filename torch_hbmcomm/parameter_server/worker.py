@@ -304,8 +304,7 @@ class AsyncWorker:
             # Take the weights again: before activate() other workers did not wait for this one, and
             # may have pushed.
             self._adopt(changing)
-        job.membership.wait_for_workers(config.workers)
-        self._active = job.membership.active()
+        self._active = job.membership.wait_for_workers(config.workers)
 
     # -- parts of an exchange --------------------------------------------------------------------
 
@@ -318,8 +317,7 @@ class AsyncWorker:
     def _workers_and_scales(self) -> tuple[int, Scales]:
         """Return the number of processes of the workers believed alive, and the scale of deltas for
         each kind of shard."""
-        self._job.membership.notice_deaths()
-        self._active = self._job.membership.active()
+        self._active = self._job.membership.live()
         workers = max(sum(entry.processes for entry in self._active), 1)
         return workers, {kind: self._config.rule.scale(kind, workers) for kind in self._kinds}
 

@@ -14,7 +14,7 @@ from harness.box_process import BoxProcess
 from harness.ps_workers import TOKEN, Boxes, together
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.parameter_server.membership import MembershipTable
+from torch_hbmcomm.parameter_server.membership import SPARE_ENTRIES, MembershipTable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -104,13 +104,22 @@ def test_deaths_are_noticed_without_waiting(boxes: Boxes) -> None:
         first = begin(one)
         with connect(boxes) as other:
             join(other).activate()
-            first.notice_deaths()
-            assert len(first.active()) == 2
+            assert len(first.live()) == 2
+        assert len(first.active()) == 2
         deadline = time.monotonic() + TIMEOUT
-        while len(first.active()) == 2:
+        while len(live := first.live()) == 2:
             assert time.monotonic() < deadline
-            first.notice_deaths()
             time.sleep(0.05)
+        assert live == first.active()
+
+
+def test_more_workers_join_than_a_read_expects(boxes: Boxes) -> None:
+    with connect(boxes) as one, connect(boxes) as other:
+        first = begin(one)
+        assert len(first.active()) == 1
+        for _ in range(SPARE_ENTRIES + 4):
+            join(other).activate()
+        assert len(first.active()) == 1 + SPARE_ENTRIES + 4
 
 
 def test_the_living_are_waited_for_and_named(boxes: Boxes) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour
 from torch_hbmcomm.parameter_server.layout import lay_out
+from torch_hbmcomm.parameter_server.membership import SPARE_ENTRIES
 from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.replica import model_tensors
 
@@ -64,10 +65,10 @@ def test_a_step_moves_only_trained_tensors(overlap: bool) -> None:
     assert differences[:3] == [expected] * 3
     assert since["pushed_bytes"] - counted["pushed_bytes"] == expected
     assert since["pulled_bytes"] - counted["pulled_bytes"] == expected
-    # In a step the worker writes two clocks of 8 bytes. It reads 8 bytes and an entry of 64 bytes
-    # for each worker, and reads them again if a second has passed.
+    # In a step the worker writes two clocks of 8 bytes. It reads the job's entry, its own, and the
+    # spare ones, of 64 bytes each.
     assert differences[3] == 16 * steps
-    assert 72 * steps <= differences[4] <= 2 * 72 * steps
+    assert differences[4] == 64 * (1 + 1 + SPARE_ENTRIES) * steps
 
 
 # -- deltas sent as bfloat16 ---------------------------------------------------------------------
