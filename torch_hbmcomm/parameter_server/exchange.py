@@ -7,7 +7,7 @@ shows which layers other workers have changed. PyTorch is not needed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from torch_hbmcomm.parameter_server.sharding import (
     JobSegments,
     ShardedSegment,
     ShardedValues,
+    in_turn,
     wait_all,
 )
 
@@ -165,6 +166,12 @@ class Exchange:
         """Start to read the values of shards into the memory of fresh()."""
         return [Arrival(shard, self._ask(shard)) for shard in shards]
 
+    def fetch_in_turn(self, shards: Iterable[Shard]) -> Iterator[Arrival]:
+        """Start to read the values of shards into the memory of fresh(). Yield each shard when it
+        has arrived. ShardedValues.read() has the limit of shards in flight."""
+        arrivals = (Arrival(shard, self._ask(shard)) for shard in shards)
+        return in_turn(((each, each.futures) for each in arrivals), self.values.in_flight)
+
     def _sum(self, shard: Shard, scale: float) -> smb.Future:
         """Compute values += scale * delta, on the box."""
         return self._memory.segments[shard.box].accumulate_async(
@@ -245,7 +252,7 @@ class BoundedExchange:
         if self._staleness is not None:
             self._membership.wait_pushed(clock - self._staleness)
 
-    def start(self, sent: Sequence[Shard], scales: Scales) -> list[Arrival]:
+    def start(self, sent: Sequence[Shard], scales: Scales) -> Iterable[Arrival]:
         """Add the deltas of these shards to the weights, and fetch fresh weights.
 
         Fetches the same shards, which then include these deltas, and the layers that other workers
@@ -259,9 +266,9 @@ class BoundedExchange:
             changed = self._exchange.fetch(self._changed_besides(sent))
             return changed + self._exchange.add(sent, scales, fetch=True)
         self.push(sent, scales)
-        return self._exchange.fetch([*self._changed_besides(sent), *sent])
+        return self._exchange.fetch_in_turn([*self._changed_besides(sent), *sent])
 
-    def end(self, sent: Sequence[Shard], arrivals: Sequence[Arrival]) -> list[Shard]:
+    def end(self, sent: Sequence[Shard], arrivals: Iterable[Arrival]) -> list[Shard]:
         """Wait for all arrivals of start(), and finish(). Returns the shards."""
         arrived = [arrival.wait() for arrival in arrivals]
         self.finish(sent)
@@ -298,7 +305,7 @@ class BoundedExchange:
 
     def prefetch(self, shards: Sequence[Shard]) -> None:
         """Read fresh weights outside of any exchange, and wait for them."""
-        for arrival in self._exchange.fetch(shards):
+        for arrival in self._exchange.fetch_in_turn(shards):
             arrival.wait()
 
     def forget_changes(self) -> None:

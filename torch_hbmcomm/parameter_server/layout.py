@@ -25,7 +25,7 @@ _ALIGNMENT = 64  # bytes
 _SUMMED = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _WIDTHS = _SUMMED | {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _NARROWED = {("float32", "bfloat16"), ("float64", "float32")}
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True)

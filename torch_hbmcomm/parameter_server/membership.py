@@ -58,6 +58,7 @@ class WorkerCell(IntEnum):
     PUSHED = 1  # exchanges whose delta is in the weights
     PULLED = 2  # exchanges whose weights the worker has taken
     PROCESSES = 3  # processes that train for the worker
+    JOINED = 4  # 1: the worker has received its first weights
 
 
 class WorkerState(IntEnum):
@@ -79,6 +80,7 @@ class WorkerEntry:
     pushed: int
     pulled: int
     processes: int
+    joined: int
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,16 @@ class _Table:
 
 class MembershipTable:
     """This worker's entry, and its view of the other entries.
+
+    The order of a join:
+
+    1. leads(). If it returns True, the worker writes the weights, and calls publish().
+    2. activate(). From now on other workers wait for this one.
+    3. wait_pushed(), with a bound on staleness: no other worker is too far behind.
+    4. The worker receives the weights. Because of 2 and 3 they are within the bound, so it receives
+       them only once.
+    5. wait_for_workers(), which counts only workers that have received the weights. So if the first
+       workers wait for one another here, all have received the first weights before any pushes.
 
     processes: the number of processes that train for this worker
 
@@ -160,16 +172,20 @@ class MembershipTable:
             self._fence()
 
     def wait_for_workers(self, count: int) -> list[WorkerEntry]:
-        """Wait until `count` workers have joined, including workers that have left again. Returns
-        the active workers."""
+        """Count this worker as joined, and wait until `count` workers have joined. Workers that
+        have left again count too. Returns the active workers.
+
+        REQUIRES: this worker is active, and has received the weights.
+        """
         joined = 0
 
         def what() -> str:
             return f"{count} workers ({joined} have joined)"
 
+        self._write_own(WorkerCell.JOINED, 1)
         for _ in self._waiting(what):
             entries = self._look().entries
-            states = [entry.state for entry in entries]
+            states = [entry.state for entry in entries if entry.joined]
             joined = states.count(WorkerState.ACTIVE) + states.count(WorkerState.GONE)
             if joined >= count:
                 return _active(entries)

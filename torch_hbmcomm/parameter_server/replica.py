@@ -68,28 +68,40 @@ class Replica:
     # -- the box's weights, unrounded ------------------------------------------------------------
 
     def adopt(self, shards: Sequence[Shard]) -> None:
-        """Copy the box's weights into the model, and the model into the bases. Waits."""
-        self.read(self.locate(any(shard.kind == "constant" for shard in shards)), shards)
-        for shard, part in self._parts.items():
+        """Copy the box's weights into the model, the bases and the fresh weights. Waits.
+
+        Receives each shard once, also if take_ahead() follows, which needs the fresh weights.
+        """
+        self.locate(any(shard.kind == "constant" for shard in shards))
+        for shard, memory in self._weights.read(shards):
+            found = _view(memory, shard.dtype)
+            part = self._parts.get(shard)  # None for a constant
             for local, at in self._locals(shard):
-                part.base[at].copy_(local)
+                local.copy_(found[at])
+                if part is not None:
+                    part.base[at].copy_(local)  # not found[at], which may have changed over shm
+            if part is not None and not self._weights.memory.zero_copy[shard.box]:
+                part.fresh.copy_(found)
 
     def read(self, tensors: Sequence[torch.Tensor], shards: Sequence[Shard]) -> None:
         """Read the box's weights into tensors like the model's. Waits."""
         flats = [flat(tensor) for tensor in tensors]
-        for shard in shards:
-            found = _view(self._weights.read(shard), shard.dtype)
+        for shard, memory in self._weights.read(shards):
+            found = _view(memory, shard.dtype)
             for tensor, at in parts_of(shard.spans, flats):
                 tensor.copy_(found[at])
 
     def give(self) -> None:
         """Write the model's tensors to the boxes, as the weights. Waits."""
         self.locate(everything=True)
-        for shard in self._layout.shards:
-            values = torch.empty(shard.count, dtype=getattr(torch, shard.dtype))
+
+        def values(shard: Shard) -> tuple[Shard, memoryview]:
+            packed = torch.empty(shard.count, dtype=getattr(torch, shard.dtype))
             for local, at in self._locals(shard):
-                values[at].copy_(local)
-            self._weights.write(shard, _bytes(values))
+                packed[at].copy_(local)
+            return shard, _bytes(packed)
+
+        self._weights.write(map(values, self._layout.shards))
 
     # -- an exchange -----------------------------------------------------------------------------
 

@@ -6,19 +6,23 @@ and versions of the parameters. PyTorch is not needed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Any, Literal
+from itertools import islice
+from typing import Any, Literal, TypeVar
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.layout import Layout, Shard
 
 MARK_BYTES = 64  # behind the values of a box: the mark, equal in all boxes of a job
+IN_FLIGHT = 8  # shards at a time from or to a box; Exchange.add() has another limit
 
 _LONGEST_WAIT = 300.0  # seconds for an operation of a box that is given by its address
 
 Boxes = smb.Box | str | Sequence[smb.Box | str]
+Item = TypeVar("Item")
 
 
 def connect_boxes(boxes: Boxes, resources: ExitStack) -> list[smb.Box]:
@@ -169,6 +173,7 @@ class ShardedValues:
         mode: Literal["auto", "attach"] = "auto",
     ) -> None:
         self.layout = layout
+        self.in_flight = IN_FLIGHT * len(segments.boxes)
         self.memory = ShardedSegment(
             segments.boxes,
             [
@@ -177,17 +182,27 @@ class ShardedValues:
             ],
         )
 
-    def read(self, shard: Shard) -> memoryview:
-        """Return the values of a shard as the box has them, without rounding. Waits."""
-        if self.memory.zero_copy[shard.box]:
-            return self.memory.local(shard.box, shard.offset, shard.size)
-        found = memoryview(bytearray(shard.size))
-        self.memory.segments[shard.box].read(shard.offset, shard.size, into=found)
-        return found
+    def read(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, memoryview]]:
+        """Yield each shard with its values as the box has them, without rounding. Waits.
 
-    def write(self, shard: Shard, values: memoryview) -> None:
-        """Set the values of a shard. Call it only while no worker adds to them. Waits."""
-        self.start_write(shard, values).result()
+        For each box at most IN_FLIGHT shards are in flight, and the read of the next one begins
+        when one has arrived. So the connection's time limit is for each shard, not for all.
+        """
+
+        def start(shard: Shard) -> tuple[tuple[Shard, memoryview], list[smb.Future]]:
+            if self.memory.zero_copy[shard.box]:
+                return (shard, self.memory.local(shard.box, shard.offset, shard.size)), []
+            found = memoryview(bytearray(shard.size))
+            return (shard, found), [self.start_read(shard, found)]
+
+        return in_turn(map(start, shards), self.in_flight)
+
+    def write(self, values: Iterable[tuple[Shard, memoryview]]) -> None:
+        """Set the values of shards, within read()'s limit of shards in flight. Call it only while
+        no worker adds to them. Waits."""
+        started = ((None, [self.start_write(shard, source)]) for shard, source in values)
+        for _ in in_turn(started, self.in_flight):
+            pass
 
     def start_read(self, shard: Shard, into: Any) -> smb.Future:
         """Start to read the values of a shard into memory with Python's buffer protocol, or a
@@ -206,14 +221,37 @@ class ShardedValues:
     def check_mark(self, mark: int) -> None:
         """Raise RuntimeError if a segment has another mark, as when all other workers left while
         this one joined."""
-        for segment, size in zip(self.memory.segments, self.layout.weights_bytes, strict=True):
-            found = bytearray(8)
-            segment.read(size, 8, into=found)
+        segments = self.memory.segments
+        marks = [bytearray(8) for _ in segments]
+        wait_all(
+            segment.read_async(size, 8, into=found)
+            for segment, size, found in zip(segments, self.layout.weights_bytes, marks, strict=True)
+        )
+        for segment, found in zip(segments, marks, strict=True):
             if int.from_bytes(found, "little") != mark:
                 raise RuntimeError(
                     f"{segment!r} has no weights of this job: its other workers have "
                     "just left, or one of several boxes lost its data; start the worker again"
                 )
+
+
+def in_turn(started: Iterable[tuple[Item, Sequence[smb.Future]]], most: int) -> Iterator[Item]:
+    """Start the first `most` items, and return an iterator. It waits for the operations of an item,
+    starts the next item, and yields the former one. So at most `most` items are in flight.
+
+    started: starts the operations of an item when it is asked for the item
+    """
+    rest = iter(started)
+    unfinished = deque(islice(rest, most))
+
+    def finished() -> Iterator[Item]:
+        while unfinished:
+            item, futures = unfinished.popleft()
+            wait_all(futures)
+            unfinished.extend(islice(rest, 1))
+            yield item
+
+    return finished()
 
 
 def wait_all(futures: Iterable[smb.Future]) -> None:

@@ -288,7 +288,8 @@ class AsyncWorker:
     # -- joining ---------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Take the job's weights, or write the first ones, and wait for the other workers."""
+        """Take the job's weights, or write the first ones, and wait for the other workers.
+        MembershipTable explains the order."""
         job, config, changing = self._job, self._config, self._layout.changing
         if job.leads:
             self._replica.give()
@@ -298,12 +299,8 @@ class AsyncWorker:
         self._exchange = BoundedExchange(
             job.exchange, job.membership, changing, job.versions, ahead
         )
+        self._exchange.count_from(job.membership.activate(math.inf if ahead is None else ahead + 1))
         self._adopt(self._layout.shards)
-        if clock := job.membership.activate(math.inf if ahead is None else ahead + 1):
-            self._exchange.count_from(clock)
-            # Take the weights again: before activate() other workers did not wait for this one, and
-            # may have pushed.
-            self._adopt(changing)
         self._active = job.membership.wait_for_workers(config.workers)
 
     # -- parts of an exchange --------------------------------------------------------------------
@@ -361,8 +358,6 @@ class AsyncWorker:
         self._replica.adopt(shards)
         self._pending = False
         self._arrived = ()
-        if self._config.overlap:
-            self._exchange.prefetch(self._layout.changing)
 
     @contextmanager
     def _naming_process(self) -> Iterator[None]:

@@ -113,6 +113,18 @@ def test_deaths_are_noticed_without_waiting(boxes: Boxes) -> None:
         assert live == first.active()
 
 
+def test_an_active_worker_has_not_joined_yet(boxes: Boxes) -> None:
+    """Until a worker has received the weights, no other worker may begin because of it."""
+    with connect(boxes) as one, connect(boxes) as other:
+        first, second = begin(one), join(other, timeout=0.3)
+        second.activate()
+        with pytest.raises(TimeoutError, match=r"for 2 workers \(1 have joined\)"):
+            second.wait_for_workers(2)
+        assert [line.index for line in first.wait_for_workers(2)] == [0, 1]
+        first.leave()
+        assert [line.index for line in second.wait_for_workers(2)] == [1]
+
+
 def test_more_workers_join_than_a_read_expects(boxes: Boxes) -> None:
     with connect(boxes) as one, connect(boxes) as other:
         first = begin(one)

@@ -1,0 +1,194 @@
+"""The requests of the asynchronous parameter server: how many it makes, and for which bytes.
+Over a link with a delay each request that a thread waits for takes a round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from harness.box_requests import Log, Request, kinds, record
+from harness.ps_models import Awkward, Cells
+from harness.ps_workers import (
+    WAIT_SECONDS,
+    Boxes,
+    parameter_server,
+    serving,
+    settle,
+)
+
+from torch_hbmcomm import LayerDrop, smb
+from torch_hbmcomm.parameter_server import ParameterServer
+from torch_hbmcomm.parameter_server.layout import Layout
+from torch_hbmcomm.parameter_server.sharding import IN_FLIGHT
+
+pytestmark = pytest.mark.usefixtures("nothing_left", "many_shards")
+
+NAME = "round-trips"
+WEIGHTS = smb.key_of(f"{NAME}/weights/0")  # in the first box
+DROP = LayerDrop(ratio=0.5, every=1)
+
+
+@contextmanager
+def recorded(
+    boxes: Boxes, model: torch.nn.Module, log: Log, **options: Any
+) -> Iterator[ParameterServer]:
+    """Yield a parameter server whose requests are in the log."""
+    with ExitStack() as stack:
+        connections = stack.enter_context(boxes.connected())
+        for connection in connections:
+            record(connection, log)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        settings: dict[str, Any] = {"name": NAME, "timeout": WAIT_SECONDS, **options}
+        yield stack.enter_context(ParameterServer(model, optimizer, box=connections, **settings))
+
+
+def layout_of(ps: ParameterServer) -> Layout:
+    return ps._plan.layout
+
+
+# -- joins ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop", [None, DROP], ids=["all", "drop"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_late_worker_joins_with_a_fixed_number_of_requests(
+    count: int, drop: LayerDrop | None
+) -> None:
+    """The number depends on the shards and boxes, and not on workers that came earlier."""
+    with serving("tcp", count) as boxes, recorded(boxes, Awkward(), Log(), drop=drop) as first:
+        first.step()
+        settle(first)
+        shards = len(layout_of(first).shards)
+        for _ in range(2):
+            log = Log()
+            with recorded(boxes, Awkward(), log, drop=drop):
+                found = kinds(log.take())
+            drops = drop is not None
+            assert found == {
+                # the table, the life segment, the manifest; weights and deltas of each box; the
+                # versions, and the increments that the box adds to them
+                "alloc": 3 + 2 * count + 2 * drops,
+                # the table 5 times: the claim 2, activate() 2, wait_for_workers() 1; the manifest;
+                # the mark of each box; the versions
+                "read": 5 + 1 + count + drops + shards,
+                "write": 4,  # the life segment; the entry: joining, active, joined
+                "fetch_add": 2,  # the number of entries; a fence
+            }
+
+
+def test_the_first_worker_joins_with_a_fixed_number_of_requests() -> None:
+    log = Log()
+    with serving("tcp") as boxes, recorded(boxes, Awkward(), log) as ps:
+        found = kinds(log.take())
+        shards = len(layout_of(ps).shards)
+    assert found == {
+        "alloc": 5,
+        # the table 5 times; twice whether the weights have been written; the mark
+        "read": 5 + 2 + 1 + shards,
+        # the life segment, the entry 3 times; the manifest; the mark, with the weights and in the
+        # table
+        "write": 4 + 1 + 2 + shards,
+        "fetch_add": 3,  # the number of entries; two fences
+    }
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("transfer", [None, torch.bfloat16], ids=str)
+def test_a_join_receives_each_shard_once(overlap: bool, transfer: torch.dtype | None) -> None:
+    options: dict[str, Any] = {"overlap": overlap, "transfer": transfer}
+    with serving("tcp") as boxes, recorded(boxes, Awkward(), Log(), **options) as first:
+        first.step()
+        settle(first)
+        before = received(boxes)
+        log = Log()
+        with recorded(boxes, Awkward(), log, **options) as late:
+            layout = layout_of(late)
+            mark = (layout.weights_bytes[0], 8)
+            shards = [(shard.offset, shard.size) for shard in layout.shards]
+            reads = [one for one in log.take() if (one.key, one.kind) == (WEIGHTS, "read")]
+            assert sorted((one.offset, one.size) for one in reads) == sorted([*shards, mark])
+            assert received(boxes) - before == sum(size for _, size in [*shards, mark])
+
+
+def received(boxes: Boxes) -> int:
+    """Return the bytes of weights that the box has sent."""
+    (row,) = (row for row in boxes.rows() if row["key"] == WEIGHTS)
+    return int(row["read_bytes"])
+
+
+@pytest.mark.parametrize("transfer", [None, torch.bfloat16], ids=str)
+def test_the_step_after_a_join_continues_from_the_received_weights(
+    boxes: Boxes, transfer: torch.dtype | None
+) -> None:
+    """The overlapped step has no fresh weights of an exchange yet."""
+    options: dict[str, Any] = {"transfer": transfer, "overlap": True, "name": NAME}
+    start, late = Cells(1000), Cells(1000)
+    with torch.no_grad():
+        start.cells.copy_(torch.arange(1000) / 7)
+    expected = start.cells.detach().clone()
+    if transfer and boxes.transport == "tcp":
+        expected = expected.bfloat16().float()
+    with parameter_server(boxes, start, **options), parameter_server(boxes, late, **options) as ps:
+        late.cells.grad = torch.zeros(1000)
+        ps.step()
+        assert torch.equal(late.cells, expected)
+        ps.pull()
+        ps.step()
+        assert torch.equal(late.cells, expected)
+
+
+def test_eight_shards_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the shards that are written and read when a worker joins, and read by pull()."""
+    events: list[Request | None] = []  # requests that begin; None: a wait has ended
+    result = smb.Future.result
+
+    def finish(future: smb.Future, timeout: float | None = None) -> Any:
+        value = result(future, timeout)
+        events.append(None)
+        return value
+
+    def most(mark: int) -> dict[str, int]:
+        """Return the most shards in flight by kind of request, and forget the events."""
+        found: dict[str, int] = {}
+        kind, now = "", 0
+        for event in events:
+            if event is None:
+                now -= 1
+            elif event.key == WEIGHTS and event.offset < mark:
+                now = now + 1 if event.kind == kind else 1
+                kind = event.kind
+                found[kind] = max(found.get(kind, 0), now)
+        events.clear()
+        return found
+
+    monkeypatch.setattr(smb.Future, "result", finish)
+    with serving("tcp") as boxes, recorded(boxes, Awkward(), Log(before=events.append)) as ps:
+        layout = layout_of(ps)
+        assert len(layout.changing) > 2 * IN_FLIGHT
+        assert most(layout.weights_bytes[0]) == {"write": IN_FLIGHT, "read": IN_FLIGHT}
+        ps.pull()
+        assert most(layout.weights_bytes[0]) == {"read": IN_FLIGHT}
+    assert IN_FLIGHT == 8
+
+
+def test_no_worker_begins_before_all_have_received_the_weights() -> None:
+    """While a worker receives the first weights, it is active, and has not joined."""
+    errors: list[str] = []
+
+    def before(request: Request) -> None:
+        if errors or (request.kind, request.key, request.offset) != ("read", WEIGHTS, 0):
+            return
+        errors.append("the other worker has begun")
+        with (
+            pytest.raises(TimeoutError) as raised,
+            parameter_server(boxes, Awkward(), name=NAME, workers=2, timeout=0.3),
+        ):
+            pass
+        errors[0] = str(raised.value)
+
+    with serving("tcp") as boxes, recorded(boxes, Awkward(), Log(before=before)):
+        pass
+    assert "for 2 workers (1 have joined)" in errors[0]
