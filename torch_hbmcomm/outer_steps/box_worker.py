@@ -7,7 +7,7 @@ keeps the momentum of its own deltas, so the outer step needs no lock and leaves
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,13 +19,14 @@ from torch_hbmcomm import smb
 from torch_hbmcomm.outer_steps.config import OuterConfig
 from torch_hbmcomm.parameter_server import layout as layouts
 from torch_hbmcomm.parameter_server.config import AsyncConfig
+from torch_hbmcomm.parameter_server.exchange import Arrival
 from torch_hbmcomm.parameter_server.layout import Shard, lay_out
 from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.replica import model_tensors
 from torch_hbmcomm.parameter_server.rules import Downpour
 from torch_hbmcomm.parameter_server.selection import SendAll
 from torch_hbmcomm.parameter_server.shared_model import SharedModel
-from torch_hbmcomm.parameter_server.worker import AsyncWorker, Plan
+from torch_hbmcomm.parameter_server.worker import AsyncWorker, Exchanged, Plan
 from torch_hbmcomm.pipeline import TaskPipeline
 from torch_hbmcomm.tensors import check_fills_memory
 
@@ -283,8 +284,13 @@ class OuterWorker(AsyncWorker):
         for shard in sent:
             self._replica.depart(shard)
         self._in_flight = self._pipeline.submit(
-            partial(self._exchange.start, sent, scales), partial(self._exchange.end, sent)
+            partial(self._exchange.start, sent, scales), partial(self._end_exchange, sent)
         )
+
+    def _end_exchange(self, sent: Sequence[Shard], arrivals: Iterable[Arrival]) -> Exchanged:
+        """End the exchange. The next one reads the membership table when it begins, because many
+        steps may lie between two exchanges."""
+        return Exchanged(self._exchange.end(sent, arrivals))
 
     def _send_all(self) -> None:
         self.land()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,9 +21,10 @@ from torch import nn
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.config import AsyncConfig
-from torch_hbmcomm.parameter_server.exchange import BoundedExchange, Scales
+from torch_hbmcomm.parameter_server.exchange import Arrival, BoundedExchange, Scales
 from torch_hbmcomm.parameter_server.job import AsyncJob
 from torch_hbmcomm.parameter_server.layout import Layout, Shard, lay_out
+from torch_hbmcomm.parameter_server.membership import WorkerEntry
 from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.replica import Model, Replica, model_tensors
 from torch_hbmcomm.parameter_server.selection import AsyncLayerDrop, Selection, SendAll, layers_in
@@ -86,8 +87,30 @@ class Plan:
         return Plan(shared, layout, selection, len(layers))
 
 
+@dataclass(frozen=True)
+class Exchanged:
+    """The result of an exchange in the pipeline's thread.
+
+    arrived: the shards whose fresh weights have arrived
+    active: the active workers at the end of the exchange; None: the table was not read
+    """
+
+    arrived: Sequence[Shard]
+    active: Sequence[WorkerEntry] | None = None
+
+
 class AsyncWorker:
     """Joins a job, takes its weights, and exchanges deltas for fresh weights until close().
+
+    With overlap a step makes no request in the caller's thread. The thread of the exchange reads
+    the membership table, after it has sent the deltas, and while the last weights arrive. The next
+    step counts the workers by this read. So its count is one exchange old, and only the rule gets
+    this count:
+
+    - A delta has the same scale in the model and in the boxes. The caller's thread computes the
+      scale, moves the model by it, and passes it to the thread of the exchange.
+    - The waits of a bound on staleness do not use the count. For each wait, BoundedExchange reads
+      the table again, after the fence that the wait needs.
 
     Args:
         model: finds the tensors that this worker trains
@@ -114,7 +137,7 @@ class AsyncWorker:
         self._selection = plan.selection
         self._kinds = {shard.kind for shard in self._layout.changing}
         self._pipeline: TaskPipeline | None = None
-        self._in_flight: Future[list[Shard]] | None = None  # the exchange during this step
+        self._in_flight: Future[Exchanged] | None = None  # the exchange during this step
         self._arrived: Sequence[Shard] = ()  # shards that the last exchange fetched, unapplied
         self._pending = False  # True: the model has unsent changes
         self._broken: str | None = None  # the tensor because of which act() refused an update
@@ -184,10 +207,11 @@ class AsyncWorker:
     def counts(self) -> dict[str, int | float]:
         """Return the counts of ParameterServer.stats() that a worker has besides its bytes, as of
         the last exchange."""
-        pushed = (self._exchange.pushed - entry.pushed for entry in self._active)
+        pushed = {entry.index: entry.pushed for entry in self._active}
+        own = pushed.get(self.index, self._exchange.pushed)  # as old as the other clocks
         return {
             "workers": len(self._active),
-            "ahead": max(pushed, default=0),
+            "ahead": max((own - clock for clock in pushed.values()), default=0),
             **self._selection.stats(),
         }
 
@@ -221,10 +245,10 @@ class AsyncWorker:
         """Apply the arrived weights, and start an exchange that runs during the next step.
 
         Waits for the last exchange first, because that exchange uses the delta buffers until it
-        ends.
+        ends. Makes no request, unless an update is refused.
         """
         self.wait_for_exchange()
-        workers, scales = self._workers_and_scales()
+        workers, scales = self._scales()
         sent = self._fill_delta_buffers(workers)
         layers = {shard.layer for shard in sent}
         for shard in sent:
@@ -233,8 +257,14 @@ class AsyncWorker:
             if shard.layer not in layers:
                 self._replica.take_unsent(shard)
         self._in_flight = pipeline.submit(
-            partial(self._exchange.start, sent, scales), partial(self._exchange.end, sent)
+            partial(self._exchange.start, sent, scales), partial(self._end_exchange, sent)
         )
+
+    def _end_exchange(self, sent: Sequence[Shard], arrivals: Iterable[Arrival]) -> Exchanged:
+        """Read the membership table while the shards arrive, and end the exchange. In the
+        pipeline's thread."""
+        active = self._job.membership.live()
+        return Exchanged(self._exchange.end(sent, arrivals), active)
 
     def _push_and_pull(self) -> None:
         """Exchange now, applying each shard while other shards are in flight."""
@@ -309,12 +339,19 @@ class AsyncWorker:
         """Wait for the exchange in flight, if any; then self._arrived has its shards."""
         if self._in_flight is not None:
             in_flight, self._in_flight = self._in_flight, None
-            self._arrived = in_flight.result()
+            exchanged = in_flight.result()
+            self._arrived = exchanged.arrived
+            if exchanged.active is not None:
+                self._active = exchanged.active
 
     def _workers_and_scales(self) -> tuple[int, Scales]:
-        """Return the number of processes of the workers believed alive, and the scale of deltas for
-        each kind of shard."""
+        """Read the membership table, and return the result of _scales(). Waits."""
         self._active = self._job.membership.live()
+        return self._scales()
+
+    def _scales(self) -> tuple[int, Scales]:
+        """Return the number of processes of the workers believed alive, as of the last read of the
+        membership table. Also return the scale of deltas for each kind of shard."""
         workers = max(sum(entry.processes for entry in self._active), 1)
         return workers, {kind: self._config.rule.scale(kind, workers) for kind in self._kinds}
 

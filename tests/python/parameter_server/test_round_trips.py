@@ -1,9 +1,9 @@
-"""The requests of the asynchronous parameter server: how many it makes, and for which bytes.
-Over a link with a delay each request that a thread waits for takes a round trip."""
+"""The requests of the asynchronous parameter server: how many it makes, for which bytes, and in
+which thread. Over a link with a delay each request that a thread waits for takes a round trip."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,13 +14,14 @@ from harness.ps_models import Awkward, Cells
 from harness.ps_workers import (
     WAIT_SECONDS,
     Boxes,
+    exchanging,
     parameter_server,
     serving,
     settle,
 )
 
 from torch_hbmcomm import LayerDrop, smb
-from torch_hbmcomm.parameter_server import ParameterServer
+from torch_hbmcomm.parameter_server import ParameterServer, membership
 from torch_hbmcomm.parameter_server.layout import Layout
 from torch_hbmcomm.parameter_server.sharding import IN_FLIGHT
 
@@ -47,6 +48,11 @@ def recorded(
 
 def layout_of(ps: ParameterServer) -> Layout:
     return ps._plan.layout
+
+
+def threads(requests: Sequence[Request]) -> list[str]:
+    """Return the names of the threads that made requests."""
+    return sorted({one.thread.name for one in requests})
 
 
 # -- joins ---------------------------------------------------------------------------------------
@@ -192,3 +198,65 @@ def test_no_worker_begins_before_all_have_received_the_weights() -> None:
     with serving("tcp") as boxes, recorded(boxes, Awkward(), Log(before=before)):
         pass
     assert "for 2 workers (1 have joined)" in errors[0]
+
+
+# -- steps ---------------------------------------------------------------------------------------
+
+
+def test_an_overlapped_step_makes_a_fixed_number_of_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "_IDLE_CHECK_SECONDS", 0.0)
+    log = Log()
+    with (
+        serving("tcp") as boxes,
+        recorded(boxes, Awkward(), Log()),
+        recorded(boxes, Awkward(), log) as ps,
+    ):
+        shards = len(layout_of(ps).changing)
+        log.take()
+        for _ in range(3):
+            ps.step()
+            settle(ps)
+            requests = log.take()
+            assert threads(requests) == ["hbm-exchange"]
+            assert kinds(requests) == {
+                "write": shards + 1,  # the deltas; both clocks
+                "accumulate": shards,
+                "read": shards + 1,  # the weights; the table
+                "exists": 1,  # here in each exchange; else once a second
+            }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"staleness": 2}, {"rule": "easgd"}, {"drop": DROP}, {"transfer": torch.bfloat16}],
+    ids=str,
+)
+def test_an_overlapped_step_makes_no_request_in_the_training_thread(
+    boxes: Boxes, options: dict[str, Any]
+) -> None:
+    log, model = Log(), Cells(3000)
+    with recorded(boxes, model, log, overlap=True, **options) as ps:
+        log.take()
+        for _ in range(3):
+            model.add_one(1)
+            ps.step()
+        settle(ps)
+        assert threads(log.take()) == ["hbm-exchange"]
+
+
+def test_a_step_counts_the_workers_of_the_last_exchange(boxes: Boxes) -> None:
+    """A delta is scaled by the same count in the model and in the box."""
+    model = Cells(2)
+    options: dict[str, Any] = {"name": NAME, "overlap": True}
+    with parameter_server(boxes, model, **options) as ps:
+        with parameter_server(boxes, Cells(2), **options):
+            for expected in (-1.0, -1.5):  # alone when it joined; of two in the first exchange
+                model.cells.grad = torch.ones(2)
+                ps.step()
+                assert model.cells.tolist() == [expected] * 2
+                settle(ps)
+            assert exchanging(ps).counts() == {"workers": 2, "ahead": 1}
+        ps.pull()
+        assert model.cells.tolist() == [-1.5] * 2
