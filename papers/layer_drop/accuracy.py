@@ -40,7 +40,7 @@ from rich.table import Table
 from papers.layer_drop.cluster import two_hosts
 from papers.layer_drop.learning import CONTENDERS, OPTIMIZERS, PLAIN, TERNARY, Learned, learn
 from papers.layer_drop.tasks import TASKS
-from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench import checkout, report
 from torch_hbmcomm.bench.result import Unavailable
 from torch_hbmcomm.bench.summary import Summary
 
@@ -99,6 +99,7 @@ def main() -> None:
     for contender, ratio, runs in cases:
         row = row_of(plain, runs) | {"contender": contender, "ratio": ratio} | terms
         row["steps"] = steps_of(contender)
+        row |= checkout.state()
         if args.megabits is not None:
             row |= times_of(plain, runs)
         _show(table, row, _differences(plain, runs) if contender != PLAIN else _qualities(runs))

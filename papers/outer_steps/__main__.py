@@ -49,7 +49,7 @@ from papers.layer_drop.learning import OPTIMIZERS
 from papers.layer_drop.tasks import TASKS
 from papers.outer_steps.rank import LOOKS, Trained
 from papers.outer_steps.ways import EVERY, NAMES
-from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench import checkout, report
 from torch_hbmcomm.bench.peer import Peer, PeerFailed
 from torch_hbmcomm.bench.result import Unavailable
 
@@ -155,6 +155,7 @@ def _rows(args: argparse.Namespace, steps: int, train: Train) -> list[Row]:
             "sent_mb": statistics.fmean(run.sent_mb for run in some),
             "lost_seconds": statistics.fmean(run.lost_seconds for run in some),
             "seconds_at": times["seconds_at"],
+            **checkout.state(),
         }
         if args.megabits is not None:
             row["crossed_mb"] = statistics.fmean(run.crossed_mb or 0 for run in some)

@@ -226,5 +226,7 @@ def _section(experiment: Experiment, results: Mapping[str, Result], quick: bool)
         if run.name in results:
             result = results[run.name]
             where = f" on {_machine(result)}" if len(machines) > 1 else ""
+            commit = result.machine.get("commit")
+            where += f", commit {commit[:12]}" if commit else ""
             measured = f"{result.machine['time']}{where}: `{run.command(quick)}`"
             yield f"- {measured} ([JSON]({run.name}.json))"

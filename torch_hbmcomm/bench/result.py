@@ -1,7 +1,7 @@
 """The result of a run, section by section, and its JSON form.
 
     {"benchmark": name,
-     "machine": {"cpu", "cores", "python", "torch", "torch_hbmcomm", "time"},
+     "machine": {"cpu", "cores", "python", "torch", "torch_hbmcomm", "commit", "modified", "time"},
      "plan": {"ranks", "rounds", ...}, "sections": {name: description},
      "contenders": {name: description}, "references": [name, ...], "unavailable": {name: cause},
      "notes": [text, ...],
@@ -19,7 +19,8 @@ same statistics for rounds in which this contender ran without the others. "valu
 further results; their names end in the unit. A reference is a contender that does only a part of
 the job, and shows the cost of that part. "unavailable" gives the cause why something was not
 measured: a contender, a contender with a type ("mpich, bfloat16"), or a section. "torch" is null
-without PyTorch.
+without PyTorch. "commit" and "modified" are the checkout's when the measurement ended
+(checkout.py), and null without a checkout. Older records lack them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from typing import Any
 from rich.text import Text
 
 from torch_hbmcomm import machine
+from torch_hbmcomm.bench import checkout
 from torch_hbmcomm.bench.peer import PeerFailed
 from torch_hbmcomm.bench.rounds import Samples
 from torch_hbmcomm.bench.summary import Summary
@@ -179,6 +181,7 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": _version("torch"),
         "torch_hbmcomm": __version__,
+        **checkout.state(),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

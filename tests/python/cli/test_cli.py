@@ -463,7 +463,9 @@ def test_bench_writes_json(tmp_path: Path) -> None:
         "notes", "measurements",
     }  # fmt: skip
     assert document["plan"] == {"ranks": 2, "rounds": 3, "startup_rounds": 1}
-    assert set(document["machine"]) == {"cpu", "cores", "python", "torch", "torch_hbmcomm", "time"}
+    assert set(document["machine"]) == {
+        "cpu", "cores", "python", "torch", "torch_hbmcomm", "commit", "modified", "time",
+    }  # fmt: skip
     assert list(document["contenders"]) == ["gloo", "mpich"]
     assert set(document["unavailable"]) == {"mpich, bfloat16"}
     assert rows(document) == {

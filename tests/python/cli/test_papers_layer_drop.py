@@ -26,7 +26,7 @@ from papers.layer_drop.resnet50 import resnet50
 from papers.layer_drop.rows import row as row_of
 from papers.layer_drop.synthetic import Synthetic
 from papers.plot import PANELS, plot_records
-from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench import checkout, report
 from torch_hbmcomm.bench.result import Findings, Measurement, Unavailable
 from torch_hbmcomm.bench.result import Result as Found
 
@@ -352,6 +352,7 @@ def test_accuracy_is_measured_by_the_command(
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["contender"] for row in rows] == ["plain", *contenders]
     assert {row["first_seed"] for row in rows} == {5}
+    assert all(checkout.state().items() <= row.items() for row in rows)
     assert rows[0]["share"] == 1
     assert rows[1]["share"] == pytest.approx(0.19, abs=0.02)  # the first ten steps send more
     assert 2 / 3 < rows[2]["share"] < 1  # the first two steps send everything

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.namespaces import NoNamespaces, two_nodes
 from papers.outer_steps import __main__ as outer_steps
 from papers.plot import plot_records
+from torch_hbmcomm.bench import checkout
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +35,7 @@ def test_contenders_send_parts_of_the_bytes(
     options = ["--workers", "2", "--steps", "20", "40", "--contenders", *contenders]
     rows = run(monkeypatch, tmp_path, *options)
     assert [row["contender"] for row in rows] == 2 * contenders
+    assert all(checkout.state().items() <= row.items() for row in rows)
     assert rows[3]["share"] == 1
     assert rows[4]["share"] == pytest.approx(0.13, abs=0.02)  # the first ten steps send more
     assert 0.05 < rows[5]["share"] < 0.09  # a fourth of a fifth, the scales, and close()

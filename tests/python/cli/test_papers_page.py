@@ -74,6 +74,12 @@ def test_unmeasured_parts_come_at_the_end(tmp_path: Path) -> None:
     assert "yet" not in page.markdown([(MEMORY_SPEED, {})], {}, quick=False)
 
 
+def test_a_run_of_a_checkout_names_its_commit() -> None:
+    machine = MACHINE | {"commit": "0123456789abcdef", "modified": []}
+    text = page.markdown([(PROCESSES, {"small-2": Result("collectives", machine, {})})], {}, False)
+    assert "\n- now, commit 0123456789ab: `python -m" in text
+
+
 def test_unmeasured_runs_come_after_measured_ones() -> None:
     found = {"small-2": Result("collectives", MACHINE, {"ranks": 2})}
     text = page.markdown([(PROCESSES, found)], {"small-8": "no memory"}, quick=False)

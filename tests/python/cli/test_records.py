@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from itertools import chain
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from benchmarks import plot
 from papers.layer_drop.curves import panels as of_seeds
 from papers.plot import PANELS
-from torch_hbmcomm.bench.result import Measurement, Result, sampled
+from torch_hbmcomm.bench import checkout
+from torch_hbmcomm.bench.result import Measurement, Result, describe_machine, sampled
 from torch_hbmcomm.bench.summary import Summary
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,6 +63,39 @@ def test_written_records_are_read() -> None:
         "box", {"cpu": "", "cores": 1}, {"rounds": 2}, references=[], notes=[], measurements=found
     )
     assert Result.from_json(result.to_json()) == result
+
+
+def git(folder: Path, *arguments: str) -> str:
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    command = ["git", "-C", str(folder), *author, *arguments]
+    return subprocess.run(command, check=True, text=True, capture_output=True).stdout.strip()
+
+
+def test_a_record_has_the_commit_of_the_package() -> None:
+    expected = checkout.state(ROOT / "torch_hbmcomm" / "version.py")
+    assert expected.items() <= describe_machine().items()
+
+
+def test_a_checkout_has_a_commit_and_modified_files(tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    folder.mkdir()
+    for name in ("one.py", "other.py"):
+        (folder / name).touch()
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    (folder / "untracked.py").touch()
+    assert checkout.state(folder / "one.py") == {"commit": commit, "modified": []}
+    (folder / "other.py").write_text("changed")
+    assert checkout.state(folder / "one.py") == {"commit": commit, "modified": ["package/other.py"]}
+
+
+def test_a_file_that_git_does_not_track_has_no_commit(tmp_path: Path) -> None:
+    installed = tmp_path / "installed.py"
+    installed.touch()
+    git(tmp_path, "init", "--quiet")
+    assert checkout.state(installed) == {"commit": None, "modified": None}
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
