@@ -228,6 +228,10 @@ wheel: $(PACKAGES)  ## make wheels and the sdist in dist/, as with TORCHES="2.13
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
 	python scripts/wheels.py $(TORCHES)
 
+.PHONY: figures
+figures:  ## compare the records of measured figures with the present code
+	$(PYTHON) scripts/figures.py
+
 .PHONY: docs
 docs: $(SITE_PACKAGES)  ## build the documentation, with the API reference, in build/site
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
