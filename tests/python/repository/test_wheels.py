@@ -22,37 +22,11 @@ import torch
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS = ROOT / "scripts"
 RELEASE = ".".join(torch.__version__.split(".")[:2])
 SITE = Path(torch.__file__).parents[1]
-OF_TORCH = "torch torchgen functorch filelock fsspec jinja2 markupsafe mpmath networkx sympy"
-CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-
-# Arguments: the bare system's root, the directory of the wheels, the packages of this environment,
-# then a command. The mounts end with the namespace.
-ENTER = """
-root=$1 dist=$2 site=$3
-shift 3
-mkdir -p $root/opt/dist $root/opt/site $root/dev/shm
-mount -t proc proc $root/proc
-mount -t sysfs sys $root/sys
-mount -t tmpfs shm $root/dev/shm
-mount --bind $dist $root/opt/dist
-mount --bind $site $root/opt/site
-exec chroot $root /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-  PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 "$@"
-"""
-
-# Makes an environment with links to this environment's PyTorch.
-WITH_TORCH = f"""
-python3 -m venv /venv
-for name in {OF_TORCH} typing_extensions; do
-  for path in /opt/site/$name /opt/site/$name-*.dist-info /opt/site/$name.py; do
-    [ ! -e $path ] || ln -s $path /venv/lib/python3*/site-packages/
-  done
-done
-"""
 
 
 def run(*command: str | Path, environment: Mapping[str, str] | None = None) -> str:
@@ -66,7 +40,7 @@ def run(*command: str | Path, environment: Mapping[str, str] | None = None) -> s
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, ROOT / "scripts" / "wheels.py", RELEASE, "--into", folder)
+    run(sys.executable, SCRIPTS / "wheels.py", RELEASE, "--into", folder)
     return folder
 
 
@@ -75,13 +49,10 @@ def bare(tmp_path_factory: pytest.TempPathFactory, dist: Path) -> list[str | Pat
     """Return the words to put before a command, so that it runs on the bare machine."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip("a bare system takes root and debootstrap")
-    root = tmp_path_factory.mktemp("bare")
-    packages = "--include=python3,python3-venv,ca-certificates"
-    run("debootstrap", "--variant=minbase", packages, "bookworm", root)
-    for name in "/etc/hosts", "/etc/resolv.conf", CERTIFICATES:
-        shutil.copy(name, f"{root}{name}")
-    enter: list[str | Path] = ["unshare", "--mount", "sh", "-euc", ENTER, "sh", root, dist, SITE]
-    run(*enter, "sh", "-euc", WITH_TORCH)
+    binds = ["-b", f"{dist}:/opt/dist", "-b", f"{SCRIPTS}:/opt/scripts", "-t", SITE]
+    root = tmp_path_factory.mktemp("bare") / "root"
+    enter: list[str | Path] = [SCRIPTS / "bare_system.sh", *binds, "bookworm", root]
+    run(*enter, "true")
     return enter
 
 
@@ -121,7 +92,7 @@ def test_a_bare_machine_trains(bare: list[str | Path]) -> None:
     """Install the wheel and run README.md's program."""
     program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert program is not None
-    Path(bare[-3], "root", "train.py").write_text(program[1])
+    Path(bare[-1], "root", "train.py").write_text(program[1])
     assert run(*bare, "sh", "-c", "command -v c++ g++ gcc cc make || echo none") == "none\n"
     begin = time.monotonic()
     run(*bare, "sh", "-euc", "/venv/bin/pip install -q /opt/dist/torch_hbmcomm-*.whl")
@@ -133,9 +104,8 @@ def test_a_bare_machine_trains(bare: list[str | Path]) -> None:
 
 def test_the_trial_of_a_release_passes(bare: list[str | Path]) -> None:
     """The workflow of releases runs the same script on its bare systems."""
-    shutil.copy(ROOT / "scripts" / "try_wheels.sh", Path(bare[-3], "opt"))
     begin = time.monotonic()
-    shown = run(*bare, "env", "ENV=/venv", "/opt/try_wheels.sh", "/opt/dist")
+    shown = run(*bare, "env", "ENV=/venv", "/opt/scripts/try_wheels.sh", "/opt/dist")
     print(f"tried the wheels in {time.monotonic() - begin:.1f} s")
     assert "OK: the memory box alone\n" in shown
     assert re.search(r"^OK: .*losses over hbm and gloo agree", shown, re.MULTILINE), shown
