@@ -228,6 +228,16 @@ wheel: $(PACKAGES)  ## make wheels and the sdist in dist/, as with TORCHES="2.13
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
 	python scripts/wheels.py $(TORCHES)
 
+.PHONY: release
+release: $(PACKAGES)  ## do a release's steps here as root, as with TAG=v0.2.0 SUITES="bookworm trixie" TORCHES=2.13
+	@scripts/system_packages.sh $(LONG_PACKAGES)
+	python scripts/release.py all --tag "$(TAG)" $(if $(SUITES),--in $(SUITES)) \
+	  $(if $(TORCHES),--torch $(TORCHES))
+
+.PHONY: sbom
+sbom: $(PACKAGES)  ## describe the wheels of dist/ in build/sbom
+	python scripts/release.py sbom
+
 .PHONY: figures
 figures:  ## compare the records of measured figures with the present code
 	$(PYTHON) scripts/figures.py

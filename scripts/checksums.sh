@@ -1,8 +1,9 @@
 #!/bin/sh
-# Prints the SHA-256 of each file of a release, as `sha256sum --check` reads it in the directory of the
-# files.
+# Prints the SHA-256 of each file of a release, as `sha256sum --check` reads it in a directory that
+# has all of these files.
 #
-#   scripts/checksums.sh FOLDER
+#   scripts/checksums.sh FOLDER...
 set -eu
-cd "$1"
-sha256sum -- *
+for folder in "$@"; do
+  (cd "$folder" && sha256sum -- *)
+done

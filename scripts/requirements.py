@@ -2,7 +2,8 @@
 
 The output has the requirements of the build, of the package with the development release of
 PyTorch, and of the extras named as arguments. With --extras-only it has only the requirements of
-the extras. --torch 2.15.0 adds this release of PyTorch, instead of the development release.
+the extras. With --build it lacks the package's requirements. --torch 2.15.0 adds this release of
+PyTorch, instead of the development release.
 """
 
 import argparse
@@ -20,12 +21,15 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def requirements(extras: list[str], *, extras_only: bool, torch: str | None) -> list[str]:
+def requirements(
+    extras: list[str], *, extras_only: bool = False, build: bool = False, torch: str | None = None
+) -> list[str]:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = pyproject["project"]
     lines = []
     if not extras_only:
         lines += pyproject["build-system"]["requires"]
+    if not extras_only and not build:
         minor = int(torch.split(".")[1]) if torch else torch_releases.DEVELOPMENT
         lines += dependencies([minor])
     if torch:
@@ -38,6 +42,8 @@ def requirements(extras: list[str], *, extras_only: bool, torch: str | None) -> 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("extras", nargs="*")
-    parser.add_argument("--extras-only", action="store_true")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--extras-only", action="store_true")
+    which.add_argument("--build", action="store_true")
     parser.add_argument("--torch")
     print("\n".join(requirements(**vars(parser.parse_args()))))

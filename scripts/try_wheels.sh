@@ -4,13 +4,25 @@
 #
 #   scripts/try_wheels.sh FOLDER [options for pip install]
 #
-# Takes from FOLDER the wheels for the Python of the environment ENV (venv), and makes ENV if it does
-# not exist. The options are for the dependencies, such as an index that has PyTorch for CPUs.
+# Takes from FOLDER the wheels for the Python of the environment ENV (venv). If ENV does not exist,
+# the script makes it. If the system has no Python 3.10 with venv, the script first installs one, as
+# root. The options are for the dependencies, such as an index that has PyTorch for CPUs.
 set -eu
 folder=$1
 shift
 ENV=${ENV:-venv}
-[ -e "$ENV" ] || python3 -m venv "$ENV"
+if [ ! -e "$ENV" ]; then
+  python=python3
+  if python3 -c 'import sys, ensurepip; assert sys.version_info >= (3, 10)' 2>/dev/null; then
+    :
+  elif command -v apt-get >/dev/null; then
+    apt-get update && apt-get install -y --no-install-recommends python3-venv
+  else
+    python=python3.11
+    dnf install -y "$python"
+  fi
+  "$python" -m venv "$ENV"
+fi
 chosen=$(mktemp -d)
 trap 'rm -rf "$chosen"' EXIT
 # Only the wheels of FOLDER, and none of a registry.

@@ -5,7 +5,8 @@
 builds two wheels: torch_hbmcomm, with extensions for those minor releases of PyTorch, and
 hbmcomm-box, the memory box alone. auditwheel then copies the linked libraries into the wheels. If
 this environment lacks a release of PyTorch, its files come from PyPI's wheel, and stay in
-build/torch. HBMCOMM_TORCH, if set, selects the directories of PyTorch instead.
+build/torch. HBMCOMM_TORCH, if set, selects the directories of PyTorch instead. The steps of a
+release (release.py) call this script with --only, for the wheels and for the sdist.
 """
 
 from __future__ import annotations
@@ -40,21 +41,32 @@ def main() -> None:
     asking = argparse.ArgumentParser()
     asking.add_argument("releases", nargs="*", metavar="2.13")
     asking.add_argument("--repair", type=Path, help="only repair this wheel")
+    asking.add_argument("--only", choices=["wheels", "sdist"])
     asking.add_argument("--into", type=Path, default=ROOT / "dist")
     asked = asking.parse_args()
     asked.into.mkdir(exist_ok=True)
     if asked.repair:
         repair(asked.repair, asked.into)
         return
+    if asked.only != "sdist":
+        wheels(asked.releases, asked.into)
+    if asked.only != "wheels":
+        run("-m", "build", "--sdist", "--no-isolation", "--outdir", str(asked.into), str(ROOT))
+
+
+def wheels(releases: list[str], into: Path) -> None:
+    """Write the wheels of both distributions to `into`.
+
+    releases: the minor releases of PyTorch that torch_hbmcomm serves, as in ["2.15"]
+    """
     # An earlier build may have left copies of files that the sources no longer have.
     for left in [RAW, *ROOT.glob("build/lib.*"), *ROOT.glob("build/without-torch/lib.*")]:
         shutil.rmtree(left, ignore_errors=True)
-    named = ":".join(str(unpacked(release)) for release in asked.releases)
+    named = ":".join(str(unpacked(release)) for release in releases)
     wheel(HBMCOMM_TORCH=os.environ.get("HBMCOMM_TORCH") or named)
     wheel(HBMCOMM_WITHOUT_TORCH="1")
     for raw in sorted(RAW.glob("*.whl")):
-        repair(raw, asked.into)
-    run("-m", "build", "--sdist", "--no-isolation", "--outdir", str(asked.into), str(ROOT))
+        repair(raw, into)
 
 
 def unpacked(release: str) -> Path:

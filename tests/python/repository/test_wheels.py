@@ -88,6 +88,14 @@ def test_a_wheel_contains_no_library_of_pytorch_or_rdma(dist: Path, name: str) -
     assert {one for one in brought if re.match("torch|c10|gomp|ibverbs|rdmacm|stdc", one)} == set()
 
 
+@pytest.mark.skipif(shutil.which("dpkg") is None, reason="looks for packages of dpkg")
+def test_the_sbom_has_the_package_of_each_library(dist: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cyclonedx")
+    shown = run(sys.executable, SCRIPTS / "sbom.py", dist, "--into", tmp_path)
+    assert len(list(tmp_path.glob("*.whl.cdx.json"))) == 2
+    assert "not found" not in shown
+
+
 def test_a_bare_machine_trains(bare: list[str | Path]) -> None:
     """Install the wheel and run README.md's program."""
     program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

