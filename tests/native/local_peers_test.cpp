@@ -386,8 +386,8 @@ TEST(Exchange, NamesTheCauseOfALostConnection) {
             lost + "(it is the process another, which is no peer)");
 }
 
-// The kernel checks for a packet, then for the end of the connection. Here the peer sends its packet
-// and closes the connection between the two checks.
+// The kernel checks for a packet, then for the end of the connection. Here the peer sends its
+// packet and closes the connection between the two checks.
 TEST(Exchange, ReceivesThePacketOfAPeerThatClosesTheConnection) {
   std::array<int, 2> ends{};
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, ends.data()), 0);

@@ -96,7 +96,7 @@ class Exchanged:
     """
 
     arrived: Sequence[Shard]
-    active: Sequence[WorkerEntry] | None = None
+    active: list[WorkerEntry] | None = None
 
 
 class AsyncWorker:

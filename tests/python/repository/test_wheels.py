@@ -49,7 +49,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory, dist: Path) -> list[str | Pat
     """Return the words to put before a command, so that it runs on the bare machine."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip("a bare system takes root and debootstrap")
-    binds = ["-b", f"{dist}:/opt/dist", "-b", f"{SCRIPTS}:/opt/scripts", "-t", SITE]
+    binds = ["-b", f"{dist}:/opt/dist", "-b", f"{SCRIPTS}:/opt/scripts", "-t", str(SITE)]
     root = tmp_path_factory.mktemp("bare") / "root"
     enter: list[str | Path] = [SCRIPTS / "bare_system.sh", *binds, "bookworm", root]
     run(*enter, "true")
