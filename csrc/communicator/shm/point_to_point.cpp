@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "communicator/shm/phased_operation.h"
+#include "communicator/shm/doorbell_operation.h"
 #include "communicator/shm/tuning.h"
 #include "kernels/copy.h"
 
@@ -12,10 +12,11 @@ namespace hbm::communicator::shm {
 namespace {
 
 // The common part of sends and receives.
-class MessageOperation : public progress::Operation {
+class MessageOperation : public DoorbellOperation {
  public:
   MessageOperation(std::shared_ptr<MessageMatcher> matcher, Dtype dtype, size_t count, int tag)
-      : matcher_(std::move(matcher)),
+      : DoorbellOperation(matcher->shm_group()),
+        matcher_(std::move(matcher)),
         header_(make_header({OpCode::kSendRecv, dtype, ReduceOp::kSum, tag, 0}, count, 0,
                             count * element_size(dtype))) {}
 
@@ -23,25 +24,9 @@ class MessageOperation : public progress::Operation {
     return communicator::describe(header_, rank_of(shm_group().self()), shm_group().group());
   }
 
-  progress::Progress poll() final {
-    seen_ = shm_group().message_rings();
-    const progress::Progress progress = advance();
-    if (progress == progress::Progress::kIdle) check_peers();
-    return progress;
-  }
-
-  progress::Slept sleep(Clock::time_point until, bool polled) final {
-    const bool rung = shm_group().sleep_messages(until, seen_, polled);
-    return rung ? progress::Slept::kWoken : progress::Slept::kTimedOut;
-  }
-
   bool self_sufficient() const override { return bytes() <= Cell::kInlineBytes; }
 
  protected:
-  virtual progress::Progress advance() = 0;
-
-  ShmGroup& shm_group() const { return *matcher_->shm_group(); }
-  int rank_of(size_t local_rank) const { return shm_group().local_rank(local_rank).group_rank; }
   size_t bytes() const { return header_.payload; }
   size_t chunk() const { return staged_chunk_bytes(bytes()); }
   size_t chunks() const { return (bytes() + chunk() - 1) / chunk(); }
@@ -55,22 +40,6 @@ class MessageOperation : public progress::Operation {
 
   const std::shared_ptr<MessageMatcher> matcher_;
   const MessageHeader header_;
-
- private:
-  // Throws if the peer has died. Called in poll(), not in sleep(): the progress thread calls poll()
-  // of every message, but sleep() of only one message.
-  void check_peers() {
-    const Clock::time_point now = Clock::now();
-    if (!shm_group().failed() && now < check_due_) return;
-    // If the count of rings has changed, a message that the dead rank sent before its death may
-    // have arrived. The next poll() finds it.
-    shm_group().require_alive(missing(), *this,
-                              [this] { return shm_group().message_rings() != seen_; });
-    check_due_ = now + kPeerCheckPeriod;
-  }
-
-  uint32_t seen_ = 0;
-  Clock::time_point check_due_ = Clock::now() + kPeerCheckPeriod;
 };
 
 class ShmSend final : public MessageOperation {

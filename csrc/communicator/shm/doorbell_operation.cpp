@@ -1,0 +1,29 @@
+#include "communicator/shm/doorbell_operation.h"
+
+namespace hbm::communicator::shm {
+
+progress::Progress DoorbellOperation::poll() {
+  seen_ = shm_group_->message_rings();
+  const progress::Progress progress = advance();
+  if (progress == progress::Progress::kIdle) check_peers();
+  return progress;
+}
+
+progress::Slept DoorbellOperation::sleep(Clock::time_point until, bool polled) {
+  const bool rung = shm_group_->sleep_messages(until, seen_, polled);
+  return rung ? progress::Slept::kWoken : progress::Slept::kTimedOut;
+}
+
+// Throws if a rank in missing() has died. Called in poll(), not in sleep(): the progress thread
+// calls poll() of every operation, but sleep() of only one.
+void DoorbellOperation::check_peers() {
+  const Clock::time_point now = Clock::now();
+  if (!shm_group_->failed() && now < check_due_) return;
+  // If the count of rings has changed, data that the dead rank sent before its death may have
+  // arrived. The next poll() finds them.
+  shm_group_->require_alive(missing(), *this,
+                            [this] { return shm_group_->message_rings() != seen_; });
+  check_due_ = now + kPeerCheckPeriod;
+}
+
+}  // namespace hbm::communicator::shm
