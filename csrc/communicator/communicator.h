@@ -56,6 +56,8 @@ struct Combining {
 
 using OperationPtr = std::unique_ptr<progress::Operation>;
 
+class SharedWindow;  // communicator/shared_window.h
+
 // As the argument `from` of receive(): any rank.
 inline constexpr int kAnyRank = -1;
 
@@ -127,6 +129,18 @@ class Communicator {
   virtual progress::Operation* preallocated_allreduce(OperationNumber /*sequence*/, void* /*data*/,
                                                       size_t /*count*/, Dtype /*dtype*/,
                                                       ReduceOp /*op*/) {
+    return nullptr;
+  }
+
+  // Returns the ranks whose memory this rank can access, itself included, ascending. Empty if the
+  // communicator shares no memory. A window needs all ranks of the group.
+  virtual std::vector<int> memory_ranks() const { return {}; }
+
+  // Makes this rank's part of a window, with the `bytes` bytes at `data` (shared_window.h). Returns
+  // null if not all of these bytes are in this rank's segment of the group. Throws
+  // Error(kExhausted) if the segment has no room for the counts of signals. REQUIRES:
+  // memory_ranks() has all ranks of the group.
+  virtual std::shared_ptr<SharedWindow> make_window(const void* /*data*/, size_t /*bytes*/) {
     return nullptr;
   }
 

@@ -8,6 +8,10 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<mpi::Channel>
                                                    std::shared_ptr<const NodeLayout> layout)
     : MpiCommunicator(std::move(channel)), layout_(std::move(layout)) {}
 
+std::vector<int> HierarchicalCommunicator::memory_ranks() const {
+  return layout_->nodes[layout_->node];
+}
+
 void HierarchicalCommunicator::wake() noexcept { layout_->shm_group->wake(); }
 
 void HierarchicalCommunicator::invalidate() noexcept {

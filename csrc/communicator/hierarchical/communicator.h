@@ -40,6 +40,7 @@ class HierarchicalCommunicator final : public mpi::MpiCommunicator {
                         const std::vector<Sink>& outputs, Dtype dtype) override;
   OperationPtr barrier(OperationNumber sequence) override;
 
+  std::vector<int> memory_ranks() const override;
   void wake() noexcept override;
   void invalidate() noexcept override;
   CommunicatorMemory memory() const override;

@@ -1,11 +1,13 @@
 #include "communicator/shm/communicator.h"
 
+#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "communicator/shm/peer_transfers.h"
 #include "communicator/shm/point_to_point.h"
 #include "communicator/shm/reduction.h"
+#include "communicator/shm/window.h"
 
 namespace hbm::communicator::shm {
 namespace {
@@ -107,6 +109,16 @@ class ShmCommunicator final : public Communicator {
     return &preallocated_.emplace(shm_group_,
                                   Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
                                   ReductionBuffers{data, data, count, -1, size()});
+  }
+
+  std::vector<int> memory_ranks() const override {
+    std::vector<int> ranks(size());
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
+
+  std::shared_ptr<SharedWindow> make_window(const void* data, size_t bytes) override {
+    return shm::make_window(shm_group_, data, bytes);
   }
 
   void wake() noexcept override { shm_group_->wake(); }
