@@ -325,7 +325,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
   auto hooks = staged.take_hooks(at_end(call, *work, *operation, entered));
   auto request =
       queue->enqueue(std::move(operation), timeout_or_default(call.timeout), std::move(hooks));
-  flight_record_->enter(issued(call, sequence), request);
+  if (call.kind->recorded != nullptr) flight_record_->enter(issued(call, sequence), request);
   if (issue.owns_lock()) issue.unlock();
   work->bind(request, sequence);
   record(call, sequence);

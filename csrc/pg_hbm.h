@@ -191,6 +191,15 @@ class ProcessGroupHbm final : public BackendBase {
   void registerAbortHook(int64_t hook_id, AbortHook hook) override;
   void unregisterAbortHook(int64_t hook_id) override;
 
+  // process_group/window.cpp
+  //
+  // A window lets ranks write to one another's memory (process_group/window.h). A group has windows
+  // if all its ranks share memory. new_window() is collective if it gets a tensor, which it then
+  // registers. Throws Error(kUnsupported), naming the other ranks, if some share no memory with
+  // this rank.
+  bool supportsWindow() const override;
+  c10::intrusive_ptr<Window> new_window(const std::optional<at::Tensor>& tensor) override;
+
   // The next functions are for resources of the group (torch_hbmcomm/group_boxes.py).
   //
   // Runs bootstrap::gather over the group's ranks, within its timeout. Use each step's name only
@@ -206,6 +215,8 @@ class ProcessGroupHbm final : public BackendBase {
   std::shared_ptr<GroupResource> resource() const;  // null: none; the group may have ended
 
  private:
+  friend class WindowHbm;  // its operations are operations of the group
+
   // The arguments that collectives and messages have in common, and the peer of a message.
   struct Call {
     const OperationKind* kind;
@@ -345,6 +356,11 @@ class ProcessGroupHbm final : public BackendBase {
   // batch or no refusal.
   c10::intrusive_ptr<c10d::Work> refused_in_batch(const std::exception_ptr& error);
   c10::intrusive_ptr<c10d::Work> defer(PreparedMessage message);
+
+  // Returns the ranks whose memory this rank cannot access, ascending.
+  std::vector<int> ranks_apart() const;
+  // Throws Error(kAborted), naming `operation`, if the group has failed or was aborted.
+  void require_intact(const char* operation) const;
 
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   int check_root(int64_t root, const char* operation) const;

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <set>
 #include <system_error>
@@ -14,6 +15,7 @@
 #include "communicator/mpi/library.h"
 #include "communicator/mpi/trial.h"
 #include "pg_hbm.h"
+#include "process_group/python_lock.h"
 #include "process_group/store_connection.h"
 #include "process_group/types.h"
 
@@ -218,6 +220,13 @@ void register_abort_hook(ProcessGroupHbm& group, int64_t id, py::function hook) 
   });
 }
 
+// Calls `call` without Python's lock (process_group/python_lock.h).
+void call_unlocked(const std::function<void()>& call) {
+  if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return call();
+  const py::gil_scoped_release unlocked;
+  call();
+}
+
 py::dict build_info() {
   using namespace py::literals;
   return py::dict("version"_a = HBM_VERSION, "torch_version"_a = HBM_TORCH_VERSION);
@@ -227,6 +236,7 @@ py::dict build_info() {
 
 void register_process_group(py::module_& m) {
   py::module_::import("torch._C._distributed_c10d");  // the base classes
+  process_group::set_unlocked_call(&call_unlocked);
 
   py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(m, "Options")
       .def(py::init([](std::optional<std::string> memory,

@@ -12,7 +12,8 @@ struct OperationKind {
   const char* name;  // the profiler range: "hbm:all_reduce"
   const char* gloo;  // Gloo's profiler range for the same call (allreduce for a reduce_scatter)
   // The name in the flight record, after "gloo:". The reader refuses unknown names, so the record
-  // has the names that Gloo's operations would have.
+  // has the names that Gloo's operations would have. Null: the operation is not recorded, because
+  // the reader knows none like it.
   const char* recorded;
 
   // Returns the name for errors: "all_reduce".
@@ -46,6 +47,7 @@ inline constexpr OperationKind kBroadcast = {OpType::BROADCAST, "hbm:broadcast",
 inline constexpr OperationKind kGather = {OpType::GATHER, "hbm:gather", "gloo:gather", "gather"};
 inline constexpr OperationKind kGatherSingle = {OpType::GATHER, "hbm:gather_single", "gloo:gather",
                                                 "gather"};
+inline constexpr OperationKind kPut = {OpType::UNKNOWN, "hbm:put", "gloo:put", nullptr};
 inline constexpr OperationKind kReceive = {OpType::RECV, "hbm:recv", "gloo:recv", "recv"};
 inline constexpr OperationKind kReceiveFromAny = {OpType::RECVANYSOURCE, "hbm:recvAnySource",
                                                   "gloo:recvAnySource", "recv"};
@@ -58,6 +60,9 @@ inline constexpr OperationKind kReduceScatterTensor = {OpType::_REDUCE_SCATTER_B
 inline constexpr OperationKind kScatter = {OpType::SCATTER, "hbm:scatter", "gloo:scatter",
                                            "scatter"};
 inline constexpr OperationKind kSend = {OpType::SEND, "hbm:send", "gloo:send", "send"};
+inline constexpr OperationKind kSignal = {OpType::UNKNOWN, "hbm:signal", "gloo:signal", nullptr};
+inline constexpr OperationKind kWaitSignal = {OpType::UNKNOWN, "hbm:wait_signal",
+                                              "gloo:wait_signal", nullptr};
 
 }  // namespace operations
 }  // namespace hbm::process_group

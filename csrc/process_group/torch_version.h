@@ -57,8 +57,14 @@ bool capturing(const Guard& guard, const c10::Stream& stream) {
 
 #if TORCH_VERSION_MINOR >= 14
 using c10d::AbortHook;
+using c10d::PutOptions;
 using c10d::ReconfigureHandle;
 using c10d::ReconfigureOptions;
+using c10d::SignalOptions;
+using c10d::WaitSignalOptions;
+using c10d::Window;
+using c10d::WindowAccessType;
+using c10d::WindowAttr;
 #else
 using AbortHook = std::function<void()>;
 using ReconfigureHandle = std::string;
@@ -66,6 +72,29 @@ struct ReconfigureOptions {
   int64_t uuid = 0;
   std::variant<std::unordered_set<ReconfigureHandle>, std::vector<ReconfigureHandle>> handles;
   std::optional<std::chrono::milliseconds> timeout;
+};
+struct PutOptions {
+  std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
+};
+using SignalOptions = PutOptions;
+using WaitSignalOptions = PutOptions;
+enum class WindowAccessType : uint8_t { UNIFIED, SEPARATE };
+struct WindowAttr {
+  WindowAccessType access_type = WindowAccessType::UNIFIED;
+};
+// No program reaches the windows of these releases, because c10d has no function for them.
+class Window : public torch::CustomClassHolder {
+ public:
+  virtual void tensor_register(const at::Tensor& tensor, bool owning) = 0;
+  virtual void tensor_deregister() = 0;
+  virtual c10::intrusive_ptr<c10d::Work> put(const at::Tensor& tensor, int64_t to, int64_t offset,
+                                             bool async, const PutOptions& opts) = 0;
+  virtual at::Tensor map_remote_tensor(int64_t rank) = 0;
+  virtual c10::intrusive_ptr<c10d::Work> signal(int64_t to, bool async,
+                                                const SignalOptions& opts) = 0;
+  virtual c10::intrusive_ptr<c10d::Work> wait_signal(int64_t from, bool async,
+                                                     const WaitSignalOptions& opts) = 0;
+  virtual WindowAttr get_attr(int64_t rank) = 0;
 };
 #endif
 
@@ -93,6 +122,8 @@ class BackendBase : public c10d::Backend {
   virtual bool supportsReconfigure() const = 0;
   virtual ReconfigureHandle get_reconfigure_handle() const = 0;
   virtual c10::intrusive_ptr<c10d::Work> reconfigure(const ReconfigureOptions& opts) = 0;
+  virtual bool supportsWindow() const = 0;
+  virtual c10::intrusive_ptr<Window> new_window(const std::optional<at::Tensor>& tensor) = 0;
 #endif
 #if TORCH_VERSION_MINOR < 15
   virtual bool supportsAbortHooks() const = 0;

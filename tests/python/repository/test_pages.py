@@ -234,6 +234,10 @@ dist.group.WORLD.abort()
     "docs/process-group.md": [
         Script(after=SUM),
         Script("import torch.distributed as dist", after=SUM),
+        # PyTorch has windows from release 2.14 on.
+        Script(GROUP, after="assert (mine == left).all()")
+        if hasattr(dist, "_new_window")
+        else None,
     ],
     "docs/profile.md": [
         Script(

@@ -1,0 +1,403 @@
+#include "process_group/window.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "memory/policy.h"
+#include "process_group/checks.h"
+#include "process_group/operations.h"
+#include "process_group/python_lock.h"
+#include "process_group/staged_tensors.h"
+#include "process_group/types.h"
+
+namespace hbm::process_group {
+
+using communicator::SharedWindow;
+using communicator::Source;
+using communicator::WindowPart;
+
+namespace {
+
+constexpr size_t kMostWindowDimensions = 64;
+constexpr size_t kWindowRefusalBytes = 1000;
+
+// Keeps a tensor to which other ranks may still write until the process ends.
+void keep_written_tensor(at::Tensor tensor) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<at::Tensor>;
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(tensor));
+}
+
+// Returns the work, after its end if `async` is false.
+c10::intrusive_ptr<c10d::Work> ended_unless(bool async, c10::intrusive_ptr<c10d::Work> work) {
+  if (!async) work->wait();
+  return work;
+}
+
+bool share_bytes(const void* one, const void* other, size_t bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(one);
+  const auto second = reinterpret_cast<uintptr_t>(other);
+  return first < second + bytes && second < first + bytes;
+}
+
+}  // namespace
+
+struct WindowHbm::Announcement {
+  WindowPart part;
+  int64_t type = 0;  // an at::ScalarType
+  int64_t dimensions = 0;
+  std::array<int64_t, kMostWindowDimensions> sizes{};
+  std::array<char, kWindowRefusalBytes> refusal{};  // the rank's error; empty: none
+};
+
+bool ProcessGroupHbm::supportsWindow() const {
+  return translated([&] {
+    const auto use = turnstile_.enter(name_);
+    return connection_.communicator && ranks_apart().empty();
+  });
+}
+
+c10::intrusive_ptr<Window> ProcessGroupHbm::new_window(const std::optional<at::Tensor>& tensor) {
+  return translated([&]() -> c10::intrusive_ptr<Window> {
+    const auto use = enter();
+    queue_->require_owner("new_window");
+    require_intact("new_window");
+    if (const std::vector<int> apart = ranks_apart(); !apart.empty()) {
+      throw Error(ErrorKind::kUnsupported,
+                  "new_window: rank " + std::to_string(rank_) + " of " + name_ +
+                      " shares no memory with the ranks " + connection_.peers->list(apart) +
+                      "; a window needs all ranks of its group on one node, and transport "
+                      "\"auto\" or \"shm\": make a group of the ranks of each node");
+    }
+    auto window = c10::make_intrusive<WindowHbm>(
+        c10::intrusive_ptr<ProcessGroupHbm>::unsafe_reclaim_from_nonowning(this));
+    if (tensor) window->tensor_register(*tensor, /*owning=*/true);
+    return window;
+  });
+}
+
+std::vector<int> ProcessGroupHbm::ranks_apart() const {
+  const std::vector<int> shared = connection_.communicator->memory_ranks();
+  std::vector<int> apart;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!std::ranges::binary_search(shared, rank)) apart.push_back(rank);
+  }
+  return apart;
+}
+
+void ProcessGroupHbm::require_intact(const char* operation) const {
+  const std::exception_ptr why = queue_->broken();
+  if (!why) return;
+  try {
+    std::rethrow_exception(why);
+  } catch (const std::exception& error) {
+    throw Error(
+        ErrorKind::kAborted,
+        std::string(operation) + " was refused because the group failed earlier: " + error.what());
+  }
+}
+
+WindowHbm::WindowHbm(c10::intrusive_ptr<ProcessGroupHbm> group)
+    : group_(std::move(group)), communicator_(group_->connection_.communicator) {}
+
+// The destructor of the group waits for the group's threads, which may need Python's lock.
+WindowHbm::~WindowHbm() {
+  if (registration_ && registration_->tensor.defined()) {
+    log::info(group_->name_ +
+              ": a window was dropped without tensor_deregister(), so other ranks may still write "
+              "to its tensor; the tensor stays allocated until this process ends");
+    keep_written_tensor(registration_->tensor);
+  }
+  without_python_lock([this] { group_.reset(); });
+}
+
+void WindowHbm::require_group(const char* operation) const {
+  group_->queue_->require_owner(operation);
+  if (group_->connection_.communicator != communicator_) {
+    throw Error(ErrorKind::kAborted, std::string(operation) + ": the window is of the ranks that " +
+                                         group_->name_ +
+                                         " had before reconfigure(); make another by new_window()");
+  }
+  group_->require_intact(operation);
+}
+
+void WindowHbm::require_no_batch(const char* operation) const {
+  if (!group_->coalescing()) return;
+  throw Error(ErrorKind::kInvalid,
+              std::string(operation) +
+                  " was called within a batch (startCoalescing), and it waits for the other ranks; "
+                  "call it before the batch, or after it");
+}
+
+WindowHbm::RegistrationPtr WindowHbm::registered(const char* operation) const {
+  require_group(operation);
+  const std::lock_guard lock(mutex_);
+  if (registration_) return registration_;
+  throw Error(ErrorKind::kInvalid,
+              std::string(operation) +
+                  ": the window is not registered; call tensor_register() on all ranks first");
+}
+
+// Checks the tensor to register, and makes this rank's part of the window.
+std::shared_ptr<SharedWindow> WindowHbm::make_part(const at::Tensor& tensor) const {
+  check_tensor(tensor, "tensor_register: the argument");
+  const std::string policy = memory::policy_name(group_->options_->policy);
+  const std::string remedy =
+      "register a tensor of torch_hbmcomm.memory.empty(shape, dtype, \"" + policy + "\")";
+  if (!tensor.is_cpu()) {
+    throw Error(ErrorKind::kUnsupported, "tensor_register: the tensor is on " +
+                                             tensor.device().str() +
+                                             ", and a window is memory of the CPU; " + remedy);
+  }
+  to_dtype(tensor.scalar_type());
+  if (c10::isQIntType(tensor.scalar_type())) {
+    throw Error(ErrorKind::kUnsupported, std::string("tensor_register: the tensor is quantized (") +
+                                             c10::toString(tensor.scalar_type()) +
+                                             "); register its integers");
+  }
+  if (!StagedTensors::usable(tensor)) {
+    throw Error(ErrorKind::kInvalid,
+                "tensor_register: the tensor is not contiguous, or is a conjugate or negative "
+                "view; " +
+                    remedy);
+  }
+  if (tensor.dim() > static_cast<int64_t>(kMostWindowDimensions)) {
+    throw Error(ErrorKind::kUnsupported,
+                "tensor_register: the tensor has " + std::to_string(tensor.dim()) +
+                    " dimensions, and a window at most " + std::to_string(kMostWindowDimensions) +
+                    "; register a view with fewer");
+  }
+  auto window = communicator_->make_window(tensor.mutable_data_ptr(), tensor.nbytes());
+  if (window) return window;
+  throw Error(ErrorKind::kInvalid,
+              "tensor_register: the tensor is not in the segment of " + group_->name_ +
+                  ", so other ranks cannot write to it; " + remedy +
+                  ", or start the job with HBMCOMM_ALLOCATOR=segment, which places tensors of 64 "
+                  "KiB and more in the segment of HBMCOMM_MEMORY");
+}
+
+// Announces `own` to all ranks, with the text of `refusal` if it is not null. Returns what the
+// ranks announce, by rank.
+std::vector<WindowHbm::Announcement> WindowHbm::announce(Announcement own,
+                                                         const std::exception_ptr& refusal) const {
+  static_assert(std::is_trivially_copyable_v<Announcement>);
+  if (refusal) {
+    try {
+      std::rethrow_exception(refusal);
+    } catch (const std::exception& error) {
+      std::string(error.what()).copy(own.refusal.data(), own.refusal.size() - 1);
+    }
+  }
+  const auto bytes = static_cast<int64_t>(sizeof(Announcement));
+  const at::TensorOptions plain(at::kByte);
+  at::Tensor input = at::empty({bytes}, plain);
+  at::Tensor output = at::empty({bytes * group_->getSize()}, plain);
+  std::memcpy(input.mutable_data_ptr(), &own, sizeof(Announcement));
+  c10d::AllgatherOptions options;
+  options.asyncOp = false;
+  group_->_allgather_base(output, input, options)->wait();
+  std::vector<Announcement> all(static_cast<size_t>(group_->getSize()));
+  std::memcpy(all.data(), output.const_data_ptr(), all.size() * sizeof(Announcement));
+  return all;
+}
+
+// Throws if a rank refuses: this rank's own refusal first.
+void WindowHbm::require_agreement(const char* operation, const std::vector<Announcement>& all,
+                                  const std::exception_ptr& refusal) const {
+  if (refusal) std::rethrow_exception(refusal);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const auto& text = all[rank].refusal;
+    const std::string why(text.data(), strnlen(text.data(), text.size()));
+    if (why.empty()) continue;
+    const std::vector<int> refusing{static_cast<int>(rank)};
+    throw Error(ErrorKind::kInvalid, std::string(operation) + " of a window of " + group_->name_ +
+                                         " was refused by rank " +
+                                         group_->connection_.peers->list(refusing) + ": " + why);
+  }
+}
+
+void WindowHbm::tensor_register(const at::Tensor& tensor, bool owning) {
+  translated([&] {
+    const auto use = group_->enter();
+    require_group("tensor_register");
+    require_no_batch("tensor_register");
+    {
+      const std::lock_guard lock(mutex_);
+      if (registration_) {
+        throw Error(ErrorKind::kInvalid,
+                    "tensor_register: double registration: the window has a tensor; call "
+                    "tensor_deregister() on all ranks first, or make another window");
+      }
+    }
+    auto made = std::make_shared<Registration>();
+    Announcement own;
+    std::exception_ptr refusal;
+    try {
+      made->window = make_part(tensor);
+      own.part = made->window->part();
+      own.type = static_cast<int64_t>(tensor.scalar_type());
+      own.dimensions = tensor.dim();
+      std::copy_n(tensor.sizes().data(), tensor.dim(), own.sizes.begin());
+    } catch (const std::exception&) {
+      refusal = std::current_exception();
+    }
+    const std::vector<Announcement> all = announce(own, refusal);
+    try {
+      require_agreement("tensor_register", all, refusal);
+    } catch (...) {  // no rank uses the window
+      if (made->window) made->window->close();
+      throw;
+    }
+    std::vector<WindowPart> parts;
+    for (const Announcement& each : all) {
+      const std::vector<int64_t> sizes(each.sizes.begin(), each.sizes.begin() + each.dimensions);
+      parts.push_back(each.part);
+      made->places.push_back(
+          {static_cast<at::ScalarType>(each.type), sizes, c10::multiply_integers(sizes)});
+    }
+    made->window->connect(parts);
+    if (owning) made->tensor = tensor;
+    RegistrationPtr exchanged = std::move(made);
+    const std::lock_guard lock(mutex_);
+    registration_.swap(exchanged);
+  });
+}
+
+// Waits until all puts and signals of this rank have ended, and closes the window to others.
+void WindowHbm::drain(SharedWindow& window) const {
+  const auto request = group_->p2p_queue_->enqueue(
+      window.drain(), group_->timeout_or_default(c10d::kUnsetTimeout), {});
+  group_->p2p_queue_->launch(request, progress::Mode::kSync);
+  if (request->error()) std::rethrow_exception(request->error());
+}
+
+void WindowHbm::tensor_deregister() {
+  translated([&] {
+    const auto use = group_->enter();
+    const RegistrationPtr registration = registered("tensor_deregister");
+    require_no_batch("tensor_deregister");
+    SharedWindow& window = *registration->window;
+    try {
+      drain(window);
+      std::exception_ptr refusal;
+      if (const size_t waits = window.waits(); waits > 0) {
+        refusal = std::make_exception_ptr(Error(
+            ErrorKind::kInvalid, "tensor_deregister: rank " + std::to_string(group_->getRank()) +
+                                     " still has " + std::to_string(waits) +
+                                     " wait_signal() that has not ended; signal it first"));
+      }
+      require_agreement("tensor_deregister", announce({}, refusal), refusal);
+    } catch (...) {
+      window.reopen();
+      throw;
+    }
+    window.close();
+    const std::lock_guard lock(mutex_);
+    registration_.reset();  // `registration` still has the tensor
+  });
+}
+
+void WindowHbm::check_put(const at::Tensor& tensor, int to, int64_t offset,
+                          const Registration& registration) const {
+  check_tensor(tensor, "put: the argument");
+  if (!tensor.is_cpu()) {
+    throw Error(ErrorKind::kUnsupported, "put: the tensor is on " + tensor.device().str() +
+                                             ", and hbm puts tensors of the CPU; put a copy "
+                                             "(tensor.cpu())");
+  }
+  const Place& place = registration.places[static_cast<size_t>(to)];
+  if (tensor.scalar_type() != place.type) {
+    throw Error(ErrorKind::kInvalid, std::string("put: the tensor is of type ") +
+                                         c10::toString(tensor.scalar_type()) +
+                                         ", and the window of rank " + std::to_string(to) +
+                                         " of type " + c10::toString(place.type));
+  }
+  if (offset < 0 || offset > place.count || tensor.numel() > place.count - offset) {
+    throw Error(ErrorKind::kInvalid, "put: the tensor of " + std::to_string(tensor.numel()) +
+                                         " elements at offset " + std::to_string(offset) +
+                                         " exceeds the window size of rank " + std::to_string(to) +
+                                         ", which is " + std::to_string(place.count));
+  }
+  const std::byte* const target =
+      registration.window->data(to) + static_cast<size_t>(offset) * tensor.itemsize();
+  if (StagedTensors::usable(tensor) &&
+      share_bytes(tensor.const_data_ptr(), target, tensor.nbytes())) {
+    throw Error(ErrorKind::kInvalid,
+                "put: the tensor shares memory with its target in the window of rank " +
+                    std::to_string(to) + "; put a copy (tensor.clone())");
+  }
+}
+
+c10::intrusive_ptr<c10d::Work> WindowHbm::put(const at::Tensor& tensor, int64_t to, int64_t offset,
+                                              bool async, const PutOptions& opts) {
+  return ended_unless(async, group_->guarded([&] {
+    const RegistrationPtr registration = registered("put");
+    const int target = group_->check_root(to, "put");
+    check_put(tensor, target, offset, *registration);
+    StagedTensors staged;
+    const Source in = staged.input(tensor);
+    const Dtype dtype = to_dtype(tensor.scalar_type());
+    const size_t first = static_cast<size_t>(offset) * element_size(dtype);
+    return group_->run_p2p({&operations::kPut, {tensor}, {}, opts.timeout, async, {}, target},
+                           std::move(staged), [&](const std::shared_ptr<int>&) {
+                             return registration->window->put(in, dtype, target, first);
+                           });
+  }));
+}
+
+c10::intrusive_ptr<c10d::Work> WindowHbm::signal(int64_t to, bool async,
+                                                 const SignalOptions& opts) {
+  return ended_unless(async, group_->guarded([&] {
+    const RegistrationPtr registration = registered("signal");
+    const int target = group_->check_root(to, "signal");
+    return group_->run_p2p(
+        {&operations::kSignal, {}, {}, opts.timeout, async, {}, target}, StagedTensors(),
+        [&](const std::shared_ptr<int>&) { return registration->window->signal(target); });
+  }));
+}
+
+c10::intrusive_ptr<c10d::Work> WindowHbm::wait_signal(int64_t from, bool async,
+                                                      const WaitSignalOptions& opts) {
+  return ended_unless(async, group_->guarded([&] {
+    const RegistrationPtr registration = registered("wait_signal");
+    const int source = group_->check_root(from, "wait_signal");
+    return group_->run_p2p(
+        {&operations::kWaitSignal, {}, {}, opts.timeout, async, {}, source}, StagedTensors(),
+        [&](const std::shared_ptr<int>&) { return registration->window->wait_signal(source); });
+  }));
+}
+
+at::Tensor WindowHbm::map_remote_tensor(int64_t rank) {
+  return translated([&] {
+    const auto use = group_->enter();
+    const RegistrationPtr registration = registered("map_remote_tensor");
+    const int owner = group_->check_root(rank, "map_remote_tensor");
+    if (owner == group_->getRank() && registration->tensor.defined()) return registration->tensor;
+    const Place& place = registration->places[static_cast<size_t>(owner)];
+    return at::from_blob(
+        registration->window->data(owner), place.sizes,
+        [window = registration->window](void* /*data*/) {}, at::TensorOptions(place.type));
+  });
+}
+
+WindowAttr WindowHbm::get_attr(int64_t rank) {
+  return translated([&] {
+    const auto use = group_->enter();
+    registered("get_attr");
+    group_->check_root(rank, "get_attr");
+    return WindowAttr();
+  });
+}
+
+}  // namespace hbm::process_group

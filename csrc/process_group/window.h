@@ -1,0 +1,99 @@
+// c10d's windows, for a group whose ranks share memory (communicator/shared_window.h). PyTorch has
+// them from release 2.14 on.
+//
+// tensor_register() and tensor_deregister() are collectives of the group: every rank calls them, in
+// the order of its other collectives. If a rank refuses, all ranks throw, and nothing has changed.
+// put(), signal() and wait_signal() are operations of one rank, on the queue of messages. A put
+// does not signal. The puts and signals of one rank to one other rank take effect in the order of
+// issue.
+//
+// Ownership: with `owning`, the window keeps the registered tensor until tensor_deregister(). If
+// the window is destroyed before that, other ranks may still write to the tensor, so the tensor
+// then stays until the process ends. Without `owning`, the caller keeps the tensor's memory until
+// tensor_deregister() has returned on all ranks. The window keeps its group.
+//
+// Errors: bad arguments throw Error(kInvalid) or Error(kUnsupported), and a group that has failed
+// Error(kAborted), before anything moves. With `async` false, a function throws the error of its
+// operation; else the Work has the error. All errors are PyTorch's (process_group/types.h).
+//
+// Threads: any thread may call every member. The thread that drops the last reference may hold
+// Python's lock.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "communicator/shared_window.h"
+#include "pg_hbm.h"
+#include "process_group/torch_version.h"
+
+namespace hbm::process_group {
+
+class WindowHbm final : public Window {
+ public:
+  // A window of the current members of `group`. REQUIRES: these share memory.
+  explicit WindowHbm(c10::intrusive_ptr<ProcessGroupHbm> group);
+  ~WindowHbm() override;
+
+  // The tensor is contiguous, on the CPU, and in the group's segment. Each rank may register a
+  // tensor of another size and type.
+  void tensor_register(const at::Tensor& tensor, bool owning) override;
+  // Waits for the puts and signals of this rank. Refuses if a wait_signal() has not ended.
+  void tensor_deregister() override;
+
+  // Copies `tensor`, which is on the CPU, to the tensor of rank `to`, from element `offset` on.
+  // Both have one type.
+  c10::intrusive_ptr<c10d::Work> put(const at::Tensor& tensor, int64_t to, int64_t offset,
+                                     bool async, const PutOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> signal(int64_t to, bool async, const SignalOptions& opts) override;
+  // Takes one signal of rank `from`.
+  c10::intrusive_ptr<c10d::Work> wait_signal(int64_t from, bool async,
+                                             const WaitSignalOptions& opts) override;
+
+  // Returns the registered tensor of a rank, in place. For another rank, the result must not be
+  // used after tensor_deregister(); its memory stays mapped.
+  at::Tensor map_remote_tensor(int64_t rank) override;
+  // Returns UNIFIED: the ranks share one copy of the memory.
+  WindowAttr get_attr(int64_t rank) override;
+
+ private:
+  // What a rank announces to the other ranks in a collective of the window.
+  struct Announcement;
+  // The registered tensor of a rank.
+  struct Place {
+    at::ScalarType type;
+    std::vector<int64_t> sizes;
+    int64_t count;  // elements
+  };
+  struct Registration {
+    std::shared_ptr<communicator::SharedWindow> window;
+    at::Tensor tensor;  // of this rank, if the window owns it
+    std::vector<Place> places;
+  };
+  using RegistrationPtr = std::shared_ptr<const Registration>;
+
+  void require_group(const char* operation) const;
+  void require_no_batch(const char* operation) const;
+  RegistrationPtr registered(const char* operation) const;
+  std::shared_ptr<communicator::SharedWindow> make_part(const at::Tensor& tensor) const;
+  void check_put(const at::Tensor& tensor, int to, int64_t offset,
+                 const Registration& registration) const;
+  void drain(communicator::SharedWindow& window) const;
+  std::vector<Announcement> announce(Announcement own, const std::exception_ptr& refusal) const;
+  void require_agreement(const char* operation, const std::vector<Announcement>& all,
+                         const std::exception_ptr& refusal) const;
+
+  c10::intrusive_ptr<ProcessGroupHbm> group_;
+  // The communicator of the members that the window is for; reconfigure() gives the group another.
+  const std::shared_ptr<communicator::Communicator> communicator_;
+
+  mutable std::mutex mutex_;      // guards registration_; no tensor is copied or dropped under it
+  RegistrationPtr registration_;  // null: no tensor is registered
+};
+
+}  // namespace hbm::process_group
