@@ -96,10 +96,17 @@ def _complete(given: _Numbers, environ: Mapping[str, str]) -> _Numbers:
 def _known(wanted: set[str], environ: Mapping[str, str]) -> _Numbers:
     """Return the numbers of the first launcher that has set all that are wanted. The launchers
     before it must agree with it. If no launcher has set all, return the numbers of all launchers.
+
+    A job of one process whose launcher has set nothing else does not contradict other launchers: an
+    interactive step of Slurm has PMI_SIZE=1, and mpiexec may start more processes in it.
     """
     known: _Numbers = {}
+    single: _Numbers = {}
     for launcher in _LAUNCHERS:
         numbers = _numbers(launcher, wanted | {"processes"}, environ)
+        if numbers.keys() == {"processes"} and numbers["processes"].value == 1:
+            single = single or numbers
+            continue
         for name, number in numbers.items():
             other = known.setdefault(name, number)
             if other.value != number.value:
@@ -107,8 +114,8 @@ def _known(wanted: set[str], environ: Mapping[str, str]) -> _Numbers:
                     f"cannot bind: {other.source} contradicts {number.source}. {_REMEDY}"
                 )
         if wanted <= numbers.keys():
-            break
-    return known
+            return known
+    return single | known
 
 
 def _numbers(launcher: _Launcher, names: set[str], environ: Mapping[str, str]) -> _Numbers:

@@ -275,7 +275,7 @@ def bind(
         chosen = _choice("mode", mode, BindMode)
     else:
         chosen = _choice("HBMCOMM_BIND", os.environ.get("HBMCOMM_BIND") or "none", BindMode)
-    if chosen == "none" and local_rank is None and local_size is None:
+    if chosen == "none" and (local_rank is None or local_size is None):
         local_rank, local_size = 0, 1  # "none" does not use them
     rank, size = local_rank_and_size(local_rank, local_size, os.environ)
     return str(_native().memory_bind(chosen, rank, size))

@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <iterator>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -111,20 +110,24 @@ bool Profile::start() {
 
 Profile::Records Profile::stop() {
   Recorder& records = recorder();
-  const std::lock_guard lock(records.mutex);
+  Records taken;
+  std::unique_lock lock(records.mutex);
   records.recording = false;
   on_.store(records.on(), std::memory_order_relaxed);
-  Records taken;
   taken.begin_ns = records.begin_ns;
   taken.end_ns = now();
+  const uint64_t recorded = records.issued - records.unrecorded;
   if (records.totals) {
-    std::ranges::copy_if(
-        records.latest, std::back_inserter(taken.operations),
-        [&records](const Operation& each) { return each.number > records.unrecorded; });
+    const uint64_t kept = std::min<uint64_t>(recorded, records.latest.size());
+    taken.operations.reserve(kept);
+    for (uint64_t number = records.issued - kept + 1; number <= records.issued; ++number) {
+      taken.operations.push_back(records.latest[records.place(number)]);
+    }
   } else {
     taken.operations = std::exchange(records.latest, {});
   }
-  taken.lost = records.issued - records.unrecorded - taken.operations.size();
+  lock.unlock();
+  taken.lost = recorded - taken.operations.size();
   std::ranges::sort(taken.operations, {}, &Operation::number);
   return taken;
 }

@@ -96,6 +96,7 @@ void ProcessGroupHbm::replace(communicator::connect::GroupConnection made, const
   stop();
   if (connection_.communicator) connection_.communicator->invalidate();
   set_membership(next.rank(), next.size());
+  log::set_rank(next.rank());
   store_ = next.store;
   std::vector<int> ranks(static_cast<size_t>(next.size()));
   std::iota(ranks.begin(), ranks.end(), 0);

@@ -91,9 +91,12 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
                                                  .timeout = timeout});
   progress::Operation& operation = *connection_.communicator->preallocated_allreduce(
       sequence, tensor.mutable_data_ptr(), static_cast<size_t>(count), dtype, op);
-  queue_->run_claimed(operation, timeout);
+  progress::StagingHooks hooks;
+  if (entered != 0) {  // in a hook: after run_claimed() another thread may replace the operation
+    hooks.epilogue = [entered, &operation] { Profile::ended(entered, operation.observed()); };
+  }
+  queue_->run_claimed(operation, timeout, std::move(hooks));
   flight_record_->finish(number);
-  if (entered != 0) Profile::ended(entered, operation.observed());
   return sequence;
 }
 

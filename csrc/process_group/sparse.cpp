@@ -61,7 +61,10 @@ class SparseAllreduce final : public progress::Operation {
   progress::Progress poll() override {
     const progress::Progress progress = stage_->poll();
     if (progress != progress::Progress::kDone) return progress;
-    observed_.add(stage_->observed(), stages_done_ == 0);
+    // The outlines are messages of hbm's own: only their wait counts.
+    progress::Observation part = stage_->observed();
+    if (stages_done_ == 0) part.staged = part.zero_copy = false;
+    observed_.add(part, stages_done_ == 0);
     switch (stages_done_++) {
       case 0:
         check_outlines();

@@ -95,7 +95,7 @@ inline constexpr size_t kRecordedOperations = 64;
 // The number of a process' latest operations that a profile holds.
 // Unit: operations
 // Below: a smaller value loses the beginning of a longer profile.
-// Above: a larger value takes more memory while a profile is recorded.
+// Above: a larger value takes more memory while a profile is recorded or metrics are on.
 // Measure: `pytest tests/python/collectives/test_profile.py`
 inline constexpr size_t kProfiledOperations = 65536;
 

@@ -21,7 +21,8 @@ _Where = tuple[str, str, str, str, str]  # the first fields of a Row
 _CLASSES = ((4 << 10, "to 4 KiB"), (64 << 10, "to 64 KiB"), (1 << 20, "to 1 MiB"),
             (16 << 20, "to 16 MiB"))  # fmt: skip
 _SMALL, _MEDIUM = _CLASSES[0][1], _CLASSES[1][1]
-_PACKED = "all_reduce_coalesced"  # copies its tensors, wherever they are
+# Kinds that copy their tensors, wherever these are.
+_ALWAYS_STAGED = ("all_reduce_coalesced", "all_reduce_sparse")
 
 
 def size_class(size: int) -> str:
@@ -219,7 +220,7 @@ def _staged(found: Costs, whole: int) -> Iterable[Advice]:
             zero_copy[row.kind, row.size, row.path] += row.transfers
     for row in found.rows:
         large = row.size not in (_SMALL, _MEDIUM)
-        ours = row.place == "ordinary" and row.path == "shm" and row.kind != _PACKED
+        ours = row.place == "ordinary" and row.path == "shm" and row.kind not in _ALWAYS_STAGED
         if not (large and ours and "staged" in row.data):
             continue
         share = row.unhidden / whole

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import torch.distributed as dist
 from prometheus_client import CollectorRegistry, write_to_textfile
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -19,6 +20,9 @@ from torch_hbmcomm.profiling.process_end import at_process_end
 
 PERIOD = 15.0
 """The seconds from one file to the next."""
+
+PATIENCE = 10.0
+"""The seconds that the end of a process waits for a folder that does not answer."""
 
 _LABELS = ("kind", "size", "path", "data")
 _WAITING_LABELS = ("kind", "size", "path", "last_rank")
@@ -45,18 +49,24 @@ def start(folder: Path) -> None:
             writer.write()
 
     thread = Thread(target=write_again_and_again, name="hbmcomm-metrics", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        load().warn(f"HBMCOMM_METRICS={folder}: the metrics are written only at the end: {error}")
 
     def finish() -> None:
         ended.set()
-        thread.join()
-        writer.write()
+        if thread.ident is not None:
+            thread.join(PATIENCE)
+        if not thread.is_alive():
+            writer.write()
 
     at_process_end(finish)
 
 
 class _Writer:
-    """Writes ``hbmcomm-rank-N.prom``. N is this process' rank in the job at the first write.
+    """Writes ``hbmcomm-rank-N.prom``. N is this process' rank in the job: in the default group, or
+    in the first group if there is no default group.
 
     Threads: one at a time.
     """
@@ -64,21 +74,32 @@ class _Writer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._rank = -1
+        self._file: Path | None = None
+        self._inode = 0  # of the file as this process has written it
         self._warned = False
 
     def write(self) -> None:
-        """Replace the file. Before this process is a rank, do nothing."""
+        """Replace the file. Before this process is a rank, do nothing. Once it has another rank,
+        remove the former file, unless another rank has replaced that file."""
         found = load().profile_totals()
-        if self._rank < 0:
-            self._rank = found["rank"]
-        if self._rank < 0:
+        if found["rank"] < 0:
             return
+        if dist.is_initialized():
+            self._rank = dist.get_rank()
+        elif self._rank < 0:
+            self._rank = found["rank"]
         registry = CollectorRegistry()
         registry.register(_Operations(self._rank, found))
+        file = self._folder / f"hbmcomm-rank-{self._rank}.prom"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Writes a file of another name, and renames it.
-            write_to_textfile(str(self._folder / f"hbmcomm-rank-{self._rank}.prom"), registry)
+            write_to_textfile(str(file), registry)  # writes another file, and renames it
+            former, inode = self._file, self._inode
+            self._file, self._inode = file, file.stat().st_ino
+            if former is not None and former != file and former.stat().st_ino == inode:
+                former.unlink()
+        except FileNotFoundError:
+            pass  # another rank has moved, too, and has removed its former file
         except OSError as error:
             if not self._warned:
                 load().warn(

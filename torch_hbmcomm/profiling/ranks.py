@@ -110,7 +110,7 @@ def _rank(file: Path) -> RankProfile:
         raise ValueError(
             f"{file} has version {version} of the format of profiles, and torch_hbmcomm "
             f"{__version__} reads version {VERSION}: record the profile again, or show it with the "
-            "release that has recorded it"
+            "release that has recorded it. If the file is of an earlier run, delete it"
         )
     try:
         groups = [_group(one) for one in found["groups"]]

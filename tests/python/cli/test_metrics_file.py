@@ -97,6 +97,28 @@ def test_a_process_that_is_no_rank_writes_nothing(
     assert [file.name for file in tmp_path.iterdir()] == ["hbmcomm-rank-1.prom"]
 
 
+def test_a_rank_that_changes_moves_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks of a default group change places. Each removes only a file of its own."""
+    replace_native(monkeypatch, Native(0, []))
+    monkeypatch.setattr(metrics.dist, "is_initialized", lambda: True)
+    writers = [metrics._Writer(tmp_path), metrics._Writer(tmp_path)]
+
+    def write(writer: int, rank: int) -> list[str]:
+        monkeypatch.setattr(metrics.dist, "get_rank", lambda: rank)
+        writers[writer].write()
+        return sorted(file.name for file in tmp_path.iterdir())
+
+    assert write(0, 3) == ["hbmcomm-rank-3.prom"]
+    assert write(0, 2) == ["hbmcomm-rank-2.prom"]
+    assert write(1, 3) == ["hbmcomm-rank-2.prom", "hbmcomm-rank-3.prom"]
+    assert write(0, 3) == ["hbmcomm-rank-3.prom"]
+    assert write(1, 2) == ["hbmcomm-rank-2.prom", "hbmcomm-rank-3.prom"]
+    monkeypatch.setattr(metrics.dist, "is_initialized", lambda: False)  # the group was destroyed
+    assert write(1, 0) == ["hbmcomm-rank-2.prom", "hbmcomm-rank-3.prom"]
+
+
 def test_a_folder_that_cannot_be_written_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,9 @@ SBATCH = {
         pytest.param(
             OPEN_MPI | {"WORLD_SIZE": "6", "LOCAL_RANK": "3"}, (3, 4), id="LOCAL_RANK of Open MPI"
         ),
+        pytest.param(OPEN_MPI | {"PMI_SIZE": "1"}, (3, 4), id="Open MPI in a shell of srun"),
+        pytest.param(MPICH | {"WORLD_SIZE": "1"}, (2, 3), id="mpiexec in a job of one pod"),
+        pytest.param({"WORLD_SIZE": "1"}, (0, 1), id="a job of one pod"),
     ],
 )
 def test_launchers(environ: dict[str, str], expected: tuple[int, int]) -> None:
@@ -255,7 +258,9 @@ def test_bind_to_none_needs_no_place(monkeypatch: pytest.MonkeyPatch, recorder: 
     monkeypatch.setenv("WORLD_SIZE", "2")
     memory.bind()
     memory.bind("none")
-    assert [mode for mode, _, _ in recorder.bound] == ["none", "none"]
+    memory.bind(local_rank=1)
+    memory.bind("none", local_size=2)
+    assert [mode for mode, _, _ in recorder.bound] == ["none"] * 4
 
 
 def test_bind_names_the_sources_of_a_wrong_place(
