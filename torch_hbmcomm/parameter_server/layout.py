@@ -91,6 +91,11 @@ class Layout:
     weights_bytes: tuple[int, ...]
     delta_bytes: tuple[int, ...]
 
+    @property
+    def constants(self) -> tuple[Shard, ...]:
+        """The shards of constants."""
+        return tuple(shard for shard in self.shards if shard.kind == "constant")
+
     def manifest(self, terms: dict[str, Any]) -> bytes:
         """Return JSON that describes the settings and tensors that must be equal on all workers.
 

@@ -97,11 +97,12 @@ class MembershipTable:
     The order of a join:
 
     1. leads(). If it returns True, the worker writes the weights, and calls publish().
-    2. activate(). From now on other workers wait for this one.
-    3. wait_pushed(), with a bound on staleness: no other worker is too far behind.
-    4. The worker receives the weights. Because of 2 and 3 they are within the bound, so it receives
-       them only once.
-    5. wait_for_workers(), which counts only workers that have received the weights. So if the first
+    2. The worker receives the constants, which no worker changes.
+    3. activate(). From now on other workers wait for this one.
+    4. wait_pushed(), with a bound on staleness: no other worker is too far behind.
+    5. The worker receives the changing weights. Because of 3 and 4 they are within the bound, so it
+       receives them only once.
+    6. wait_for_workers(), which counts only workers that have received the weights. So if the first
        workers wait for one another here, all have received the first weights before any pushes.
 
     processes: the number of processes that train for this worker

@@ -200,6 +200,29 @@ def test_no_worker_begins_before_all_have_received_the_weights() -> None:
     assert "for 2 workers (1 have joined)" in errors[0]
 
 
+@pytest.mark.parametrize("staleness", [None, 2])
+def test_a_worker_receives_the_constants_and_then_the_rest_while_it_is_active(
+    staleness: int | None,
+) -> None:
+    """Others wait for an active worker. So it receives what changes within the bound on staleness,
+    and no worker waits while the constants arrive."""
+    active: dict[int, int] = {}  # when a shard is read, by its offset
+
+    def before(request: Request) -> None:
+        if (request.kind, request.key) == ("read", WEIGHTS):
+            active[request.offset] = len(exchanging(first)._job.membership.active())
+
+    options: dict[str, Any] = {"staleness": staleness}
+    with serving("tcp") as boxes, recorded(boxes, Awkward(), Log(), **options) as first:
+        first.step()
+        settle(first)
+        layout = layout_of(first)
+        with recorded(boxes, Awkward(), Log(before=before), **options):
+            found = dict(active)
+    assert {found[shard.offset] for shard in layout.constants} == {1}
+    assert {found[shard.offset] for shard in layout.changing} == {2}
+
+
 # -- steps ---------------------------------------------------------------------------------------
 
 
