@@ -102,15 +102,18 @@ class Exchanged:
 class AsyncWorker:
     """Joins a job, takes its weights, and exchanges deltas for fresh weights until close().
 
-    With overlap a step makes no request in the caller's thread. The thread of the exchange reads
-    the membership table, after it has sent the deltas, and while the last weights arrive. The next
-    step counts the workers by this read. So its count is one exchange old, and only the rule gets
-    this count:
+    With overlap and push_every=1 a step makes no request in the caller's thread. The thread of the
+    exchange reads the membership table, after it has sent the deltas, and while weights arrive.
+    (With a bound on staleness, only the first shards are in flight then.) The next step counts the
+    workers by this read. So its count is one exchange old, and only the rule gets this count:
 
     - A delta has the same scale in the model and in the boxes. The caller's thread computes the
       scale, moves the model by it, and passes it to the thread of the exchange.
     - The waits of a bound on staleness do not use the count. For each wait, BoundedExchange reads
       the table again, after the fence that the wait needs.
+
+    With a larger push_every a count of the last exchange would be that many steps old. Then the
+    caller's thread reads the table when an exchange begins, in a request that many steps share.
 
     Args:
         model: finds the tensors that this worker trains
@@ -245,10 +248,10 @@ class AsyncWorker:
         """Apply the arrived weights, and start an exchange that runs during the next step.
 
         Waits for the last exchange first, because that exchange uses the delta buffers until it
-        ends. Makes no request, unless an update is refused.
+        ends. With push_every=1 makes no request, unless an update is refused.
         """
         self.wait_for_exchange()
-        workers, scales = self._scales()
+        workers, scales = self._scales() if self._counts_ahead else self._workers_and_scales()
         sent = self._fill_delta_buffers(workers)
         layers = {shard.layer for shard in sent}
         for shard in sent:
@@ -261,9 +264,9 @@ class AsyncWorker:
         )
 
     def _end_exchange(self, sent: Sequence[Shard], arrivals: Iterable[Arrival]) -> Exchanged:
-        """Read the membership table while the shards arrive, and end the exchange. In the
-        pipeline's thread."""
-        active = self._job.membership.live()
+        """Read the membership table for the next exchange while shards arrive, if that exchange
+        follows in the next step. End the exchange. In the pipeline's thread."""
+        active = self._job.membership.live() if self._counts_ahead else None
         return Exchanged(self._exchange.end(sent, arrivals), active)
 
     def _push_and_pull(self) -> None:
@@ -335,6 +338,11 @@ class AsyncWorker:
         self._active = job.membership.wait_for_workers(config.workers)
 
     # -- parts of an exchange --------------------------------------------------------------------
+
+    @property
+    def _counts_ahead(self) -> bool:
+        """Return True if an overlapped exchange counts the workers for the next one."""
+        return self._config.push_every == 1
 
     def wait_for_exchange(self) -> None:
         """Wait for the exchange in flight, if any; then self._arrived has its shards."""

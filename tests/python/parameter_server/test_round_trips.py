@@ -3,6 +3,7 @@ which thread. Over a link with a delay each request that a thread waits for take
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -251,6 +252,38 @@ def test_an_overlapped_step_makes_a_fixed_number_of_requests(
             }
 
 
+def test_an_overlapped_exchange_after_many_steps_reads_the_table_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The steps without an exchange make no request."""
+    monkeypatch.setattr(membership, "_IDLE_CHECK_SECONDS", 0.0)
+    log = Log()
+    with (
+        serving("tcp") as boxes,
+        recorded(boxes, Awkward(), Log()),
+        recorded(boxes, Awkward(), log, push_every=3, overlap=True) as ps,
+    ):
+        shards = len(layout_of(ps).changing)
+        log.take()
+        for _ in range(2):
+            ps.step()
+            ps.step()
+            assert log.take() == []
+            ps.step()
+            settle(ps)
+            requests = log.take()
+            own = threading.current_thread()
+            first = [one for one in requests if one.thread is own]
+            assert requests[: len(first)] == first
+            assert kinds(first) == {"read": 1, "exists": 1}  # "exists" at most once a second
+            assert threads(requests[len(first) :]) == ["hbm-exchange"]
+            assert kinds(requests[len(first) :]) == {
+                "write": shards + 1,  # the deltas; both clocks
+                "accumulate": shards,
+                "read": shards,
+            }
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"staleness": 2}, {"rule": "easgd"}, {"drop": DROP}, {"transfer": torch.bfloat16}],
@@ -283,3 +316,17 @@ def test_a_step_counts_the_workers_of_the_last_exchange(boxes: Boxes) -> None:
             assert exchanging(ps).counts() == {"workers": 2, "ahead": 1}
         ps.pull()
         assert model.cells.tolist() == [-1.5] * 2
+
+
+def test_an_exchange_after_many_steps_counts_the_present_workers(boxes: Boxes) -> None:
+    model = Cells(2)
+    options: dict[str, Any] = {"name": NAME, "overlap": True, "push_every": 2}
+    with parameter_server(boxes, model, **options) as ps:
+        model.cells.grad = torch.ones(2)
+        ps.step()
+        with parameter_server(boxes, Cells(2), **options):
+            ps.step()
+            assert model.cells.tolist() == [-1.0] * 2  # half of the change
+            assert exchanging(ps).counts()["workers"] == 2
+        ps.pull()
+        assert model.cells.tolist() == [-1.0] * 2
