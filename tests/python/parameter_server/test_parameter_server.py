@@ -129,6 +129,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
                 timeout=WAIT_SECONDS,
             )
             begun[worker] = clock_of(ps)
+            earlier = active(ps)
             there[worker].set()
             for step in range(begun[worker], begun[worker] + steps):
                 present = [other for other in range(first + 1) if there[other].is_set()]
@@ -139,7 +140,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
                 if worker == 0 and step == 3:
                     in_flight.set()
                 if worker == 0 and step == 15:
-                    assert there[late].wait(WAIT_SECONDS)
+                    wait_for_another(ps, earlier)
                 model.add_one(worker)
                 time.sleep(delays.random() * 3e-3)
                 ps.step()
@@ -153,6 +154,20 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
 def clock_of(ps: ParameterServer) -> int:
     """Return the worker's clock, which users do not see."""
     return exchanging(ps)._exchange.pushed
+
+
+def active(ps: ParameterServer) -> set[int]:
+    """Return the numbers of the active workers."""
+    return {entry.index for entry in exchanging(ps)._job.membership.active()}
+
+
+def wait_for_another(ps: ParameterServer, earlier: set[int]) -> None:
+    """Wait until a worker is active that was not. Its constructor need not have returned, because
+    it may wait for further pushes of this worker."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while active(ps) <= earlier:
+        assert time.monotonic() < deadline, "no other worker has become active"
+        time.sleep(1e-3)
 
 
 # -- against training in one process -------------------------------------------------------------
