@@ -25,7 +25,8 @@ from torch_hbmcomm.parameter_server.sharding import (
 
 COUNTER_BYTES = 8  # a layer's version is a signed 64-bit number
 
-SENDS = 2  # shards at a time to a box; measured over 1 Gbit/s, see papers/README.md
+# Shards at a time, times the number of boxes. Measured over 1 Gbit/s, see papers/README.md.
+SENDS = 2
 
 Scales = Mapping[str, float]  # the factors of deltas, by the kind of the shard
 
@@ -98,7 +99,8 @@ class Exchange:
 
     Args:
         narrow: True: over transports that copy, values come back in the delta's dtype
-        sends: the most shards that are being sent at a time, for each box; None: any number
+        sends: the most shards that are being sent at a time, times the number of boxes; None: any
+            number
 
     Raises smb.BoxError, and the errors of JobSegments.alloc().
 

@@ -17,7 +17,7 @@ from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.layout import Layout, Shard
 
 MARK_BYTES = 64  # behind the values of a box: the mark, equal in all boxes of a job
-IN_FLIGHT = 8  # shards at a time from or to a box; Exchange.add() has another limit
+IN_FLIGHT = 8  # shards at a time, times the number of boxes; Exchange.add() has another limit
 
 _LONGEST_WAIT = 300.0  # seconds for an operation of a box that is given by its address
 
@@ -185,8 +185,9 @@ class ShardedValues:
     def read(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, memoryview]]:
         """Yield each shard with its values as the box has them, without rounding. Waits.
 
-        For each box at most IN_FLIGHT shards are in flight, and the read of the next one begins
-        when one has arrived. So the connection's time limit is for each shard, not for all.
+        At most IN_FLIGHT times the number of boxes are in flight in all, whichever boxes they are
+        in. The read of the next one begins when the earliest of them has arrived. So the
+        connection's time limit is for each shard, not for all.
         """
 
         def start(shard: Shard) -> tuple[tuple[Shard, memoryview], list[smb.Future]]:
