@@ -183,6 +183,11 @@ class MembershipTable:
         def what() -> str:
             return f"{count} workers ({joined} have joined)"
 
+        if self._box.transport == "shm":
+            # The weights were received by plain loads, and JOINED is a plain store. Without a
+            # fence, a processor could make the store visible before it executes the loads. Over
+            # other transports, a read ends when all its bytes are there.
+            self._fence()
         self._write_own(WorkerCell.JOINED, 1)
         for _ in self._waiting(what):
             entries = self._look().entries

@@ -201,6 +201,17 @@ def test_no_worker_begins_before_all_have_received_the_weights() -> None:
     assert "for 2 workers (1 have joined)" in errors[0]
 
 
+def test_a_fence_separates_the_received_weights_from_joined(boxes: Boxes) -> None:
+    """Over shm both are plain accesses to memory."""
+    log = Log()
+    with recorded(boxes, Cells(1), log):
+        requests = [(one.kind, one.key) for one in log.take()]
+    roster = smb.key_of(f"{NAME}/roster")
+    joined = len(requests) - 1 - requests[::-1].index(("write", roster))
+    received = ("fetch_add", roster) if boxes.transport == "shm" else ("read", WEIGHTS)
+    assert requests[joined - 1] == received
+
+
 @pytest.mark.parametrize("staleness", [None, 2])
 def test_a_worker_receives_the_constants_and_then_the_rest_while_it_is_active(
     staleness: int | None,
