@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from torch_hbmcomm.profiling import metrics
 
@@ -102,11 +103,11 @@ def test_a_rank_that_changes_moves_its_file(
 ) -> None:
     """Two ranks of a default group change places. Each removes only a file of its own."""
     replace_native(monkeypatch, Native(0, []))
-    monkeypatch.setattr(metrics.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
     writers = [metrics._Writer(tmp_path), metrics._Writer(tmp_path)]
 
     def write(writer: int, rank: int) -> list[str]:
-        monkeypatch.setattr(metrics.dist, "get_rank", lambda: rank)
+        monkeypatch.setattr(dist, "get_rank", lambda: rank)
         writers[writer].write()
         return sorted(file.name for file in tmp_path.iterdir())
 
@@ -115,7 +116,7 @@ def test_a_rank_that_changes_moves_its_file(
     assert write(1, 3) == ["hbmcomm-rank-2.prom", "hbmcomm-rank-3.prom"]
     assert write(0, 3) == ["hbmcomm-rank-3.prom"]
     assert write(1, 2) == ["hbmcomm-rank-2.prom", "hbmcomm-rank-3.prom"]
-    monkeypatch.setattr(metrics.dist, "is_initialized", lambda: False)  # the group was destroyed
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)  # the group was destroyed
     assert write(1, 0) == ["hbmcomm-rank-2.prom", "hbmcomm-rank-3.prom"]
 
 

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -135,9 +136,8 @@ def check_places(context: Context) -> None:
         if context.rank == (peer + 1) % context.size:
             strided = torch.arange(2 * (peer + 1) * 3).to(dtype)[::2]
             window.put(strided, peer, 0, False)
-            assert "exceeds the window size" in refusal(
-                lambda peer=peer, dtype=dtype: window.put(zeros(1, dtype=dtype), peer, 10**6, False)
-            )
+            put = partial(window.put, zeros(1, dtype=dtype), peer, 10**6, False)
+            assert "exceeds the window size" in refusal(put)
             window.signal(peer, False)
         view = window.map_remote_tensor(peer)
         assert (view.shape, view.dtype) == (shape, dtype)
@@ -225,7 +225,7 @@ def check_mistakes(context: Context) -> None:
     buffer = zeros(10)
     window = new_window(buffer)
     for name, (call, words) in MISTAKES.items():
-        message = refusal(lambda call=call: call(context, window, buffer))
+        message = refusal(partial(call, context, window, buffer))
         assert re.search(words, message), f"{name}: {message}"
     check_signals(context, window)
     assert not buffer.any()
