@@ -7,9 +7,14 @@
 // agree that all have done so, and each calls close(). A window that is destroyed without close()
 // leaks its counts of signals, because other ranks may still signal.
 //
-// Order: the puts and signals of one rank to one target take effect in the order in which they
-// began. A rank that has taken a signal sees all data that the signalling rank put before it. A
-// put does not signal.
+// Order: the puts and signals of one rank to one target in one window take effect in the order in
+// which they began. A rank that has taken a signal sees all data that the signalling rank put into
+// the window before it. A put does not signal.
+//
+// Lost puts: if a put is abandoned after its begin(), the target lacks data that a later signal
+// would announce. So all later puts and signals of this rank to the target throw, until the ranks
+// make another window. An operation whose begin() threw loses nothing. Nor does a signal that is
+// abandoned.
 //
 // Ownership: the window keeps the shared memory mapped. It does not keep this rank's own data,
 // which must stay valid until close(). Operations keep the window.
@@ -49,8 +54,9 @@ class SharedWindow {
 
   // Make an operation on rank `to`, which may be this rank. The operation is done when it has taken
   // effect. Its begin() throws Error(kInvalid) after the begin() of a drain(). Its poll() throws
-  // Error(kDeath) or Error(kPeer), without an effect, if rank `to` has died or left, or the group
-  // has failed. An abandoned put may have copied a part of its data, and copies no more.
+  // without an effect: Error(kDeath) or Error(kPeer) if rank `to` has died or left, or the group
+  // has failed; Error(kAborted), which describes the lost put, if an earlier put to rank `to` was
+  // lost. An abandoned put may have copied a part of its data, and copies no more.
   //
   // put(): copies `in` to the rank's data, from byte `offset` on. REQUIRES: the data end within the
   // part, and do not overlap with `in`.

@@ -150,20 +150,73 @@ TEST(NodeWindow, SignalsOfEachRankAreCounted) {
   EXPECT_EQ(begin_and_poll(all.windows[2]->wait_signal(2)), Progress::kDone);
 }
 
-TEST(NodeWindow, ACancelledPutLeavesNoGap) {
-  WindowedRanks all(2, kTwoSlices);
+// Expects that puts and signals of rank 0 to rank 1 are refused, and that rank 1 gets no signal.
+void expect_refused(WindowedRanks& all, const std::string& lost) {
+  const std::vector<float> values(1, 5.0f);
+  const OperationPtr put = all.put(0, values, 1), signal = all.windows[0]->signal(1);
+  for (progress::Operation* const operation : {put.get(), signal.get()}) {
+    operation->begin();
+    expect_error(ErrorKind::kAborted,
+                 {"to rank 1 on rank 0 of the test's group was refused", lost, "register it again"},
+                 [&] { operation->poll(); });
+    operation->abandon();
+  }
+  const OperationPtr wait = all.windows[1]->wait_signal(0);
+  EXPECT_EQ(begin_and_poll(wait), Progress::kIdle);
+  wait->abandon();
+}
+
+TEST(NodeWindow, NoSignalFollowsAPutThatWasGivenUp) {
+  WindowedRanks all(3, kTwoSlices);
   const std::vector<float> values = random_floats(kTwoSlices);
   const OperationPtr half = all.put(0, values, 1);
-  const OperationPtr never = all.put(0, values, 1);
   const OperationPtr signal = all.windows[0]->signal(1);
   EXPECT_EQ(begin_and_poll(half), Progress::kActive);
-  never->begin();
   EXPECT_EQ(begin_and_poll(signal), Progress::kIdle);
-  never->abandon();
-  EXPECT_EQ(signal->poll(), Progress::kIdle);
   half->abandon();
   EXPECT_FALSE(half->peers_may_write());
-  EXPECT_EQ(signal->poll(), Progress::kDone);
+  const std::string lost = "window put of " + std::to_string(kTwoSlices) + " float32 to rank 1";
+  expect_error(ErrorKind::kAborted, {"window signal to rank 1", lost}, [&] { signal->poll(); });
+  signal->abandon();
+  expect_refused(all, lost);
+  const std::vector<float> last(all.data[1] + kTwoSlices - 1000, all.data[1] + kTwoSlices);
+  EXPECT_EQ(last, std::vector<float>(1000));
+  EXPECT_EQ(begin_and_poll(all.windows[0]->signal(2)), Progress::kDone);  // another target
+  EXPECT_EQ(begin_and_poll(all.windows[2]->signal(1)), Progress::kDone);  // of another rank
+  EXPECT_EQ(begin_and_poll(all.windows[0]->drain()), Progress::kDone);
+}
+
+TEST(NodeWindow, APutThatCopiedNothingIsLostToo) {
+  WindowedRanks all(2, kTwoSlices);
+  const std::vector<float> values = random_floats(kTwoSlices), few(7, 1.0f);
+  const OperationPtr first = all.put(0, values, 1);
+  const OperationPtr never = all.put(0, few, 1);
+  EXPECT_EQ(begin_and_poll(first), Progress::kActive);
+  EXPECT_EQ(begin_and_poll(never), Progress::kIdle);
+  never->abandon();
+  EXPECT_EQ(first->poll(), Progress::kDone);
+  expect_refused(all, "window put of 7 float32 to rank 1");
+  EXPECT_EQ(all.values(1), values);
+}
+
+TEST(NodeWindow, ASignalOrAPutThatDidNotBeginIsNoLoss) {
+  WindowedRanks all(2, kTwoSlices);
+  const std::vector<float> values = random_floats(kTwoSlices);
+  const OperationPtr put = all.put(0, values, 1);
+  const OperationPtr signal = all.windows[0]->signal(1);
+  EXPECT_EQ(begin_and_poll(put), Progress::kActive);
+  EXPECT_EQ(begin_and_poll(signal), Progress::kIdle);
+  signal->abandon();
+  EXPECT_EQ(put->poll(), Progress::kDone);
+  put->abandon();  // an error after its end, in an epilogue
+  all.put(0, values, 1)->abandon();
+  EXPECT_EQ(begin_and_poll(all.windows[0]->drain()), Progress::kDone);
+  const OperationPtr late = all.put(0, values, 1);
+  expect_error(ErrorKind::kInvalid, {"cannot begin"}, [&] { late->begin(); });
+  late->abandon();
+  all.windows[0]->reopen();
+  EXPECT_EQ(begin_and_poll(all.windows[0]->signal(1)), Progress::kDone);
+  EXPECT_EQ(begin_and_poll(all.windows[1]->wait_signal(0)), Progress::kDone);
 }
 
 TEST(NodeWindow, AWaitThatTimesOutTakesNoSignal) {

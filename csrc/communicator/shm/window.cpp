@@ -94,6 +94,25 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
   // The operation at this position has ended, or was given up.
   void leave(size_t to, uint64_t position);
 
+  // `put`, which has a position, was given up: local rank `to` lacks its data. Later operations on
+  // the rank must not act, because a signal would say that the data are there.
+  void lose(size_t to, const progress::Operation& put) {
+    std::string lost = put.describe();
+    const std::lock_guard lock(mutex_);
+    if (targets_[to].lost.empty()) targets_[to].lost = std::move(lost);
+  }
+
+  // Throws Error(kAborted) if a put to local rank `to` was given up before `operation`.
+  void require_no_loss(size_t to, const progress::Operation& operation) const {
+    const std::lock_guard lock(mutex_);
+    if (targets_[to].lost.empty()) return;
+    throw Error(
+        ErrorKind::kAborted,
+        operation.describe() + " was refused: an earlier operation, " + targets_[to].lost +
+            ", failed, timed out or was cancelled, so the target lacks its data; deregister "
+            "the tensor of the window on all ranks, and register it again");
+  }
+
   // Adds one signal for local rank `to`, after all data that this rank has put there.
   void send_signal(size_t to) noexcept {
     auto* const counts = reinterpret_cast<SignalCount*>(shm_group_->at(to, parts_[to].signals));
@@ -134,6 +153,7 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
     uint64_t entered = 0;     // positions given out
     uint64_t next = 0;        // the first position that has not ended
     std::set<uint64_t> left;  // positions after `next` that have ended
+    std::string lost;         // describes the first put that was given up; empty: none
   };
 
   void require_open(const progress::Operation& operation) const {
@@ -221,14 +241,18 @@ class WindowOperation : public DoorbellOperation {
 };
 
 // An operation on a target. It acts when all earlier operations on the target have ended. Before it
-// acts, it throws if the target has died or left, or the group has failed.
+// acts, it throws if the target has died or left, the group has failed, or an earlier put to the
+// target was given up.
 class TargetOperation : public WindowOperation {
  public:
   void begin() final { position_ = window_->enter(to_, *this); }
 
   std::vector<int> missing() const final { return {rank_of(to_)}; }
 
-  void abandon() noexcept final { leave(); }
+  void abandon() noexcept final {
+    if (position_ && carries_data()) window_->lose(to_, *this);
+    leave();
+  }
 
  protected:
   TargetOperation(std::shared_ptr<ShmWindow> window, int to)
@@ -236,8 +260,10 @@ class TargetOperation : public WindowOperation {
 
   progress::Progress advance() final {
     if (!window_->is_next(to_, *position_)) return progress::Progress::kIdle;
-    if (!std::exchange(acted_, true)) {
+    if (!acted_) {
       shm_group().require_alive(missing(), *this, [] { return false; });
+      window_->require_no_loss(to_, *this);
+      acted_ = true;
     }
     const progress::Progress progress = act();
     if (progress == progress::Progress::kDone) leave();
@@ -246,6 +272,9 @@ class TargetOperation : public WindowOperation {
 
   // Does a part of the operation; returns kDone or kActive.
   virtual progress::Progress act() = 0;
+
+  // Returns true if the target needs the operation's effect before later ones.
+  virtual bool carries_data() const noexcept = 0;
 
   const size_t to_;
 
@@ -283,6 +312,8 @@ class Put final : public TargetOperation {
     return copied_ == bytes ? progress::Progress::kDone : progress::Progress::kActive;
   }
 
+  bool carries_data() const noexcept override { return true; }
+
   const std::byte* const from_;
   const size_t count_;
   const Dtype dtype_;
@@ -303,6 +334,8 @@ class Signal final : public TargetOperation {
     window_->send_signal(to_);
     return progress::Progress::kDone;
   }
+
+  bool carries_data() const noexcept override { return false; }
 };
 
 class WaitSignal final : public WindowOperation {
