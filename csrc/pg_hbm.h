@@ -357,7 +357,7 @@ class ProcessGroupHbm final : public BackendBase {
   c10::intrusive_ptr<c10d::Work> refused_in_batch(const std::exception_ptr& error);
   c10::intrusive_ptr<c10d::Work> defer(PreparedMessage message);
 
-  // Returns the ranks whose memory this rank cannot access, ascending.
+  // Returns the other ranks whose memory this rank cannot access, ascending.
   std::vector<int> ranks_apart() const;
   // Throws Error(kAborted), naming `operation`, if the group has failed or was aborted.
   void require_intact(const char* operation) const;
@@ -437,6 +437,7 @@ class ProcessGroupHbm final : public BackendBase {
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;  // guarded by issue_mutex_
   uint64_t barriers_ = 0;  // number of monitored barriers; guarded by issue_mutex_
+  uint64_t windows_ = 0;   // number of windows made; guarded by issue_mutex_
   std::atomic<int64_t> timeout_ms_;
 
   std::mutex coalescing_mutex_;  // guards batches_; taken alone

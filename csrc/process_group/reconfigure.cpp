@@ -104,6 +104,7 @@ void ProcessGroupHbm::replace(communicator::connect::GroupConnection made, const
   flight_record_.emplace(*this, std::move(ranks));
   sequence_ = 0;
   barriers_ = 0;
+  windows_ = 0;
   shut_down_ = false;
   abort_hooks_.rearm();
   take(std::move(made));

@@ -31,15 +31,19 @@ namespace {
 constexpr size_t kMostWindowDimensions = 64;
 constexpr size_t kWindowRefusalBytes = 1000;
 
-// Keeps a tensor to which other ranks may still write until the process ends.
-void keep_written_tensor(at::Tensor tensor) {
+// Keeps a tensor to which other ranks may still write until the process ends. `why` names the group
+// and the cause, for the log.
+void keep_written_tensor(const std::string& why, at::Tensor tensor) {
+  log::info(why +
+            ", so other ranks may still write to its tensor; the tensor stays allocated until this "
+            "process ends");
   static std::mutex mutex;
   static auto* const kept = new std::vector<at::Tensor>;
   const std::lock_guard lock(mutex);
   kept->push_back(std::move(tensor));
 }
 
-// Returns the work, after its end if `async` is false.
+// Returns the work, after its end if `async` is false. Ctrl-C ends the wait, and not the operation.
 c10::intrusive_ptr<c10d::Work> ended_unless(bool async, c10::intrusive_ptr<c10d::Work> work) {
   if (!async) work->wait();
   return work;
@@ -54,17 +58,51 @@ bool share_bytes(const void* one, const void* other, size_t bytes) {
 }  // namespace
 
 struct WindowHbm::Announcement {
-  WindowPart part;
+  enum class Call : int64_t { kRegister, kDeregister };
+
+  Call call = Call::kRegister;
+  uint64_t window = 0;  // its number in the group
+  WindowPart part{};
   int64_t type = 0;  // an at::ScalarType
   int64_t dimensions = 0;
   std::array<int64_t, kMostWindowDimensions> sizes{};
   std::array<char, kWindowRefusalBytes> refusal{};  // the rank's error; empty: none
+
+  std::string describe() const {
+    return std::string(call == Call::kRegister ? "tensor_register" : "tensor_deregister") +
+           " of window " + std::to_string(window);
+  }
+};
+
+// A change of a window's registration, by one thread at a time.
+class WindowHbm::Change {
+ public:
+  Change(WindowHbm& window, const char* operation) : window_(window) {
+    const std::lock_guard lock(window.mutex_);
+    if (window.changing_) {
+      throw Error(ErrorKind::kInvalid,
+                  std::string(operation) +
+                      ": another thread is registering or deregistering the tensor of this window; "
+                      "let one thread of each rank do it");
+    }
+    window.changing_ = true;
+  }
+  Change(const Change&) = delete;
+  Change& operator=(const Change&) = delete;
+  ~Change() {
+    const std::lock_guard lock(window_.mutex_);
+    window_.changing_ = false;
+  }
+
+ private:
+  WindowHbm& window_;
 };
 
 bool ProcessGroupHbm::supportsWindow() const {
   return translated([&] {
     const auto use = turnstile_.enter(name_);
-    return connection_.communicator && ranks_apart().empty();
+    return connection_.communicator && options_->transport != bootstrap::GroupTransport::kMpi &&
+           ranks_apart().empty();
   });
 }
 
@@ -73,15 +111,25 @@ c10::intrusive_ptr<Window> ProcessGroupHbm::new_window(const std::optional<at::T
     const auto use = enter();
     queue_->require_owner("new_window");
     require_intact("new_window");
+    if (options_->transport == bootstrap::GroupTransport::kMpi) {
+      throw Error(
+          ErrorKind::kUnsupported,
+          "new_window: the ranks of " + name_ +
+              " share no memory, because its transport is \"mpi\" (the option transport, or "
+              "HBMCOMM_NODE); make a group with transport \"auto\" or \"shm\"");
+    }
     if (const std::vector<int> apart = ranks_apart(); !apart.empty()) {
       throw Error(ErrorKind::kUnsupported,
                   "new_window: rank " + std::to_string(rank_) + " of " + name_ +
                       " shares no memory with the ranks " + connection_.peers->list(apart) +
-                      "; a window needs all ranks of its group on one node, and transport "
-                      "\"auto\" or \"shm\": make a group of the ranks of each node");
+                      "; a window needs all ranks of its group on one node: make a group of the "
+                      "ranks of each node");
     }
+    std::unique_lock issue(issue_mutex_);
+    const uint64_t number = ++windows_;
+    issue.unlock();
     auto window = c10::make_intrusive<WindowHbm>(
-        c10::intrusive_ptr<ProcessGroupHbm>::unsafe_reclaim_from_nonowning(this));
+        c10::intrusive_ptr<ProcessGroupHbm>::unsafe_reclaim_from_nonowning(this), number);
     if (tensor) window->tensor_register(*tensor, /*owning=*/true);
     return window;
   });
@@ -91,7 +139,7 @@ std::vector<int> ProcessGroupHbm::ranks_apart() const {
   const std::vector<int> shared = connection_.communicator->memory_ranks();
   std::vector<int> apart;
   for (int rank = 0; rank < size_; ++rank) {
-    if (!std::ranges::binary_search(shared, rank)) apart.push_back(rank);
+    if (rank != rank_ && !std::ranges::binary_search(shared, rank)) apart.push_back(rank);
   }
   return apart;
 }
@@ -108,16 +156,14 @@ void ProcessGroupHbm::require_intact(const char* operation) const {
   }
 }
 
-WindowHbm::WindowHbm(c10::intrusive_ptr<ProcessGroupHbm> group)
-    : group_(std::move(group)), communicator_(group_->connection_.communicator) {}
+WindowHbm::WindowHbm(c10::intrusive_ptr<ProcessGroupHbm> group, uint64_t number)
+    : group_(std::move(group)), communicator_(group_->connection_.communicator), number_(number) {}
 
 // The destructor of the group waits for the group's threads, which may need Python's lock.
 WindowHbm::~WindowHbm() {
   if (registration_ && registration_->tensor.defined()) {
-    log::info(group_->name_ +
-              ": a window was dropped without tensor_deregister(), so other ranks may still write "
-              "to its tensor; the tensor stays allocated until this process ends");
-    keep_written_tensor(registration_->tensor);
+    keep_written_tensor(group_->name_ + ": a window was dropped without tensor_deregister()",
+                        registration_->tensor);
   }
   without_python_lock([this] { group_.reset(); });
 }
@@ -136,8 +182,9 @@ void WindowHbm::require_no_batch(const char* operation) const {
   if (!group_->coalescing()) return;
   throw Error(ErrorKind::kInvalid,
               std::string(operation) +
-                  " was called within a batch (startCoalescing), and it waits for the other ranks; "
-                  "call it before the batch, or after it");
+                  " was called within a batch (startCoalescing), and it waits for its end before "
+                  "the batch begins; call it before the batch or after it, or a put, signal or "
+                  "wait_signal with async_op=True");
 }
 
 WindowHbm::RegistrationPtr WindowHbm::registered(const char* operation) const {
@@ -193,11 +240,15 @@ std::vector<WindowHbm::Announcement> WindowHbm::announce(Announcement own,
                                                          const std::exception_ptr& refusal) const {
   static_assert(std::is_trivially_copyable_v<Announcement>);
   if (refusal) {
+    std::string why;
     try {
       std::rethrow_exception(refusal);
     } catch (const std::exception& error) {
-      std::string(error.what()).copy(own.refusal.data(), own.refusal.size() - 1);
+      why = error.what();
+    } catch (...) {
     }
+    if (why.empty()) why = "an error without a text";
+    why.copy(own.refusal.data(), own.refusal.size() - 1);
   }
   const auto bytes = static_cast<int64_t>(sizeof(Announcement));
   const at::TensorOptions plain(at::kByte);
@@ -212,9 +263,21 @@ std::vector<WindowHbm::Announcement> WindowHbm::announce(Announcement own,
   return all;
 }
 
-// Throws if a rank refuses: this rank's own refusal first.
+// Throws the same mismatch on all ranks if their calls differ. Throws if a rank refuses: this
+// rank's own refusal first.
 void WindowHbm::require_agreement(const char* operation, const std::vector<Announcement>& all,
                                   const std::exception_ptr& refusal) const {
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].describe() == all[0].describe()) continue;
+    throw Error(ErrorKind::kMismatch,
+                "ranks disagree about a window of " + group_->name_ + ": rank " +
+                    group_->connection_.peers->list({0}) + " called " + all[0].describe() +
+                    ", and rank " + group_->connection_.peers->list({static_cast<int>(rank)}) +
+                    " called " + all[rank].describe() +
+                    " (windows are numbered as the group made them); neither call had an effect: "
+                    "make windows, and register and deregister their tensors, in one order on all "
+                    "ranks");
+  }
   if (refusal) std::rethrow_exception(refusal);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const auto& text = all[rank].refusal;
@@ -232,6 +295,7 @@ void WindowHbm::tensor_register(const at::Tensor& tensor, bool owning) {
     const auto use = group_->enter();
     require_group("tensor_register");
     require_no_batch("tensor_register");
+    const Change change(*this, "tensor_register");
     {
       const std::lock_guard lock(mutex_);
       if (registration_) {
@@ -241,10 +305,11 @@ void WindowHbm::tensor_register(const at::Tensor& tensor, bool owning) {
       }
     }
     auto made = std::make_shared<Registration>();
-    Announcement own;
+    Announcement own{.call = Announcement::Call::kRegister, .window = number_};
     std::exception_ptr refusal;
     try {
       made->window = make_part(tensor);
+      if (owning) made->tensor = tensor.detach();
       own.part = made->window->part();
       own.type = static_cast<int64_t>(tensor.scalar_type());
       own.dimensions = tensor.dim();
@@ -252,52 +317,77 @@ void WindowHbm::tensor_register(const at::Tensor& tensor, bool owning) {
     } catch (const std::exception&) {
       refusal = std::current_exception();
     }
-    const std::vector<Announcement> all = announce(own, refusal);
+    // After an error of `step` on this rank, other ranks may have registered the window.
+    const auto exposed = [&](const auto& step) {
+      try {
+        return step();
+      } catch (...) {
+        if (made->tensor.defined()) {
+          keep_written_tensor(group_->name_ + ": tensor_register failed on this rank",
+                              made->tensor);
+        }
+        throw;
+      }
+    };
+    const std::vector<Announcement> all = exposed([&] { return announce(own, refusal); });
     try {
       require_agreement("tensor_register", all, refusal);
     } catch (...) {  // no rank uses the window
       if (made->window) made->window->close();
       throw;
     }
-    std::vector<WindowPart> parts;
-    for (const Announcement& each : all) {
-      const std::vector<int64_t> sizes(each.sizes.begin(), each.sizes.begin() + each.dimensions);
-      parts.push_back(each.part);
-      made->places.push_back(
-          {static_cast<at::ScalarType>(each.type), sizes, c10::multiply_integers(sizes)});
-    }
-    made->window->connect(parts);
-    if (owning) made->tensor = tensor;
+    exposed([&] { connect(all, *made); });
     RegistrationPtr exchanged = std::move(made);
     const std::lock_guard lock(mutex_);
     registration_.swap(exchanged);
   });
 }
 
+// Takes the places of all ranks' tensors.
+void WindowHbm::connect(const std::vector<Announcement>& all, Registration& made) {
+  std::vector<WindowPart> parts;
+  for (const Announcement& each : all) {
+    const std::vector<int64_t> sizes(each.sizes.begin(), each.sizes.begin() + each.dimensions);
+    parts.push_back(each.part);
+    made.places.push_back(
+        {static_cast<at::ScalarType>(each.type), sizes, c10::multiply_integers(sizes)});
+  }
+  made.window->connect(parts);
+}
+
 // Waits until all puts and signals of this rank have ended, and closes the window to others.
-void WindowHbm::drain(SharedWindow& window) const {
-  const auto request = group_->p2p_queue_->enqueue(
-      window.drain(), group_->timeout_or_default(c10d::kUnsetTimeout), {});
-  group_->p2p_queue_->launch(request, progress::Mode::kSync);
-  if (request->error()) std::rethrow_exception(request->error());
+// Returns the error; null: none.
+std::exception_ptr WindowHbm::drain(SharedWindow& window) const {
+  progress::OperationQueue& queue = *group_->p2p_queue_;
+  try {
+    const auto request =
+        queue.enqueue(window.drain(), group_->timeout_or_default(c10d::kUnsetTimeout), {});
+    queue.launch(request, progress::Mode::kAsync);  // Ctrl-C ends the wait alone
+    queue.wait(request, progress::Clock::time_point::max());
+    return request->error();
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 void WindowHbm::tensor_deregister() {
   translated([&] {
     const auto use = group_->enter();
-    const RegistrationPtr registration = registered("tensor_deregister");
     require_no_batch("tensor_deregister");
+    const Change change(*this, "tensor_deregister");
+    const RegistrationPtr registration = registered("tensor_deregister");
     SharedWindow& window = *registration->window;
     try {
-      drain(window);
-      std::exception_ptr refusal;
-      if (const size_t waits = window.waits(); waits > 0) {
+      // The other ranks wait for this one, so they must learn of every error.
+      std::exception_ptr refusal = drain(window);
+      if (const size_t waits = window.waits(); !refusal && waits > 0) {
         refusal = std::make_exception_ptr(Error(
             ErrorKind::kInvalid, "tensor_deregister: rank " + std::to_string(group_->getRank()) +
                                      " still has " + std::to_string(waits) +
                                      " wait_signal() that has not ended; signal it first"));
       }
-      require_agreement("tensor_deregister", announce({}, refusal), refusal);
+      const Announcement own{.call = Announcement::Call::kDeregister, .window = number_};
+      require_agreement("tensor_deregister", announce(own, refusal), refusal);
     } catch (...) {
       window.reopen();
       throw;
@@ -343,13 +433,14 @@ c10::intrusive_ptr<c10d::Work> WindowHbm::put(const at::Tensor& tensor, int64_t 
                                               bool async, const PutOptions& opts) {
   return ended_unless(async, group_->guarded([&] {
     const RegistrationPtr registration = registered("put");
+    if (!async) require_no_batch("put");
     const int target = group_->check_root(to, "put");
     check_put(tensor, target, offset, *registration);
     StagedTensors staged;
     const Source in = staged.input(tensor);
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const size_t first = static_cast<size_t>(offset) * element_size(dtype);
-    return group_->run_p2p({&operations::kPut, {tensor}, {}, opts.timeout, async, {}, target},
+    return group_->run_p2p({&operations::kPut, {tensor}, {}, opts.timeout, true, {}, target},
                            std::move(staged), [&](const std::shared_ptr<int>&) {
                              return registration->window->put(in, dtype, target, first);
                            });
@@ -360,9 +451,10 @@ c10::intrusive_ptr<c10d::Work> WindowHbm::signal(int64_t to, bool async,
                                                  const SignalOptions& opts) {
   return ended_unless(async, group_->guarded([&] {
     const RegistrationPtr registration = registered("signal");
+    if (!async) require_no_batch("signal");
     const int target = group_->check_root(to, "signal");
     return group_->run_p2p(
-        {&operations::kSignal, {}, {}, opts.timeout, async, {}, target}, StagedTensors(),
+        {&operations::kSignal, {}, {}, opts.timeout, true, {}, target}, StagedTensors(),
         [&](const std::shared_ptr<int>&) { return registration->window->signal(target); });
   }));
 }
@@ -371,9 +463,10 @@ c10::intrusive_ptr<c10d::Work> WindowHbm::wait_signal(int64_t from, bool async,
                                                       const WaitSignalOptions& opts) {
   return ended_unless(async, group_->guarded([&] {
     const RegistrationPtr registration = registered("wait_signal");
+    if (!async) require_no_batch("wait_signal");
     const int source = group_->check_root(from, "wait_signal");
     return group_->run_p2p(
-        {&operations::kWaitSignal, {}, {}, opts.timeout, async, {}, source}, StagedTensors(),
+        {&operations::kWaitSignal, {}, {}, opts.timeout, true, {}, source}, StagedTensors(),
         [&](const std::shared_ptr<int>&) { return registration->window->wait_signal(source); });
   }));
 }
@@ -383,7 +476,9 @@ at::Tensor WindowHbm::map_remote_tensor(int64_t rank) {
     const auto use = group_->enter();
     const RegistrationPtr registration = registered("map_remote_tensor");
     const int owner = group_->check_root(rank, "map_remote_tensor");
-    if (owner == group_->getRank() && registration->tensor.defined()) return registration->tensor;
+    if (owner == group_->getRank() && registration->tensor.defined()) {
+      return registration->tensor.detach();  // the caller may give its tensor other memory
+    }
     const Place& place = registration->places[static_cast<size_t>(owner)];
     return at::from_blob(
         registration->window->data(owner), place.sizes,

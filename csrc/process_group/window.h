@@ -2,22 +2,27 @@
 // them from release 2.14 on.
 //
 // tensor_register() and tensor_deregister() are collectives of the group: every rank calls them, in
-// the order of its other collectives. If a rank refuses, all ranks throw, and nothing has changed.
-// put(), signal() and wait_signal() are operations of one rank, on the queue of messages. A put
-// does not signal. The puts and signals of one rank to one other rank take effect in the order of
-// issue.
+// the order of its other collectives. If a rank refuses, or if the ranks' calls differ (another
+// function, or another window), all ranks throw, and nothing has changed. put(), signal() and
+// wait_signal() are operations of one rank, on the queue of messages. A put does not signal. The
+// puts and signals of one rank to one other rank in one window take effect in the order of issue.
+// If a put does not end well, later ones are refused (communicator/shared_window.h).
 //
-// Ownership: with `owning`, the window keeps the registered tensor until tensor_deregister(). If
-// the window is destroyed before that, other ranks may still write to the tensor, so the tensor
-// then stays until the process ends. Without `owning`, the caller keeps the tensor's memory until
-// tensor_deregister() has returned on all ranks. The window keeps its group.
+// Ownership: with `owning`, the window keeps the storage of the registered tensor until
+// tensor_deregister(). If the window is destroyed before that, or if tensor_register() fails on
+// some ranks, other ranks may still write to the tensor, so the storage then stays until the
+// process ends. Nobody may resize the storage meanwhile. Without `owning`, the caller keeps the
+// tensor's memory until tensor_deregister() has returned on all ranks. The window keeps its group.
 //
 // Errors: bad arguments throw Error(kInvalid) or Error(kUnsupported), and a group that has failed
-// Error(kAborted), before anything moves. With `async` false, a function throws the error of its
-// operation; else the Work has the error. All errors are PyTorch's (process_group/types.h).
+// Error(kAborted), before anything moves. Ranks whose calls differ throw Error(kMismatch). With
+// `async` false, a function throws the error of its operation, and Error(kInvalid) within a batch;
+// else the Work has the error. Ctrl-C ends the wait of such a function, and its operation goes on.
+// All errors are PyTorch's (process_group/types.h).
 //
-// Threads: any thread may call every member. The thread that drops the last reference may hold
-// Python's lock.
+// Threads: any thread may call every member. While a thread is in tensor_register() or
+// tensor_deregister(), these throw Error(kInvalid) on other threads. The thread that drops the last
+// reference may hold Python's lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +42,8 @@ namespace hbm::process_group {
 class WindowHbm final : public Window {
  public:
   // A window of the current members of `group`. REQUIRES: these share memory.
-  explicit WindowHbm(c10::intrusive_ptr<ProcessGroupHbm> group);
+  // `number` counts the windows that the group has made; ranks compare it.
+  WindowHbm(c10::intrusive_ptr<ProcessGroupHbm> group, uint64_t number);
   ~WindowHbm() override;
 
   // The tensor is contiguous, on the CPU, and in the group's segment. Each rank may register a
@@ -64,6 +70,7 @@ class WindowHbm final : public Window {
  private:
   // What a rank announces to the other ranks in a collective of the window.
   struct Announcement;
+  class Change;
   // The registered tensor of a rank.
   struct Place {
     at::ScalarType type;
@@ -72,7 +79,8 @@ class WindowHbm final : public Window {
   };
   struct Registration {
     std::shared_ptr<communicator::SharedWindow> window;
-    at::Tensor tensor;  // of this rank, if the window owns it
+    // A tensor of its own with the storage of this rank's tensor, if the window owns that.
+    at::Tensor tensor;
     std::vector<Place> places;
   };
   using RegistrationPtr = std::shared_ptr<const Registration>;
@@ -83,7 +91,8 @@ class WindowHbm final : public Window {
   std::shared_ptr<communicator::SharedWindow> make_part(const at::Tensor& tensor) const;
   void check_put(const at::Tensor& tensor, int to, int64_t offset,
                  const Registration& registration) const;
-  void drain(communicator::SharedWindow& window) const;
+  static void connect(const std::vector<Announcement>& all, Registration& made);
+  std::exception_ptr drain(communicator::SharedWindow& window) const;
   std::vector<Announcement> announce(Announcement own, const std::exception_ptr& refusal) const;
   void require_agreement(const char* operation, const std::vector<Announcement>& all,
                          const std::exception_ptr& refusal) const;
@@ -92,8 +101,12 @@ class WindowHbm final : public Window {
   // The communicator of the members that the window is for; reconfigure() gives the group another.
   const std::shared_ptr<communicator::Communicator> communicator_;
 
-  mutable std::mutex mutex_;      // guards registration_; no tensor is copied or dropped under it
+  const uint64_t number_;
+
+  // Guards the next two members. No tensor is copied or dropped under it.
+  mutable std::mutex mutex_;
   RegistrationPtr registration_;  // null: no tensor is registered
+  bool changing_ = false;         // a thread is in a Change, the only place that replaces it
 };
 
 }  // namespace hbm::process_group

@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
-import signal
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
+from queue import Queue
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Context, Pool, RankFailure, beyond_gloo
+from harness import Context, Pool
 from harness.data import assert_same, gathered, random_bits
-from harness.members import Members, all_call, assert_joined
 from harness.nodes import on_nodes
-from harness.pool import DIED
 from harness.segments import in_use
-from torch.distributed.distributed_c10d import _get_default_group
+from harness.windows import (
+    COUNT,
+    LARGE,
+    MARKS,
+    check_signals,
+    neighbours,
+    new_window,
+    refusal,
+    supports_window,
+    zeros,
+)
+from torch.distributed import distributed_c10d
 
-from torch_hbmcomm import memory
+from torch_hbmcomm import Options, memory
 
-new_window: Any = getattr(dist, "_new_window", None)
-supports_window: Any = getattr(dist, "_supports_window", None)
-wait_options: Any = getattr(torch._C._distributed_c10d, "WaitSignalOptions", None)
-
-pytestmark = [
-    beyond_gloo,
-    pytest.mark.skipif(new_window is None, reason="PyTorch 2.14 brought windows"),
-]
-
-COUNT = 1000
-LARGE = 10 << 20  # elements of float32: more than a poll of an operation copies
-
-
-def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return zeros that other ranks can write."""
-    return memory.empty(shape, dtype).zero_()
+pytestmark = MARKS
 
 
 def finish(work: Any, async_op: bool) -> None:
@@ -48,25 +40,11 @@ def finish(work: Any, async_op: bool) -> None:
         work.wait()
 
 
-def refusal(call: Callable[[], Any], kind: type[Exception] = ValueError) -> str:
-    with pytest.raises(kind) as raised:
-        call()
-    return str(raised.value)
-
-
-def check_signals(context: Context, window: Any) -> None:
-    """Check that the window works on all ranks."""
-    for peer in range(context.size):
-        window.signal(peer, False)
-    for peer in range(context.size):
-        window.wait_signal(peer, False)
-
-
 # Puts and signals.
 
 
 def check_ring(context: Context, dtype: torch.dtype) -> None:
-    after, before = (context.rank + 1) % context.size, (context.rank - 1) % context.size
+    after, before = neighbours(context)
     data = random_bits(context, COUNT, dtype)
     everyone = gathered(context, data)
     for async_op in (False, True):
@@ -97,7 +75,7 @@ def test_puts_of_a_ring(pool: Pool, dtype: torch.dtype) -> None:
 
 def check_order(context: Context) -> None:
     """Nobody waits for the puts: the signal behind them says that their data are there."""
-    after, before = (context.rank + 1) % context.size, (context.rank - 1) % context.size
+    after, before = neighbours(context)
     buffer = zeros(LARGE)
     window = new_window(buffer)
     for turn in range(1, 4):
@@ -165,14 +143,78 @@ def check_mapped(context: Context) -> None:
         assert window.get_attr(rank).access_type.name == "UNIFIED"
     check_signals(context, window)
     window.tensor_deregister()
-    del window
-    gc.collect()
-    assert len(views[0].tolist()) == context.size  # the memory stays mapped
 
 
 @pytest.mark.ranks(1, 2, 4)
 def test_memory_of_other_ranks_is_mapped(pool: Pool) -> None:
     pool.run(check_mapped)
+
+
+def check_two_windows(context: Context) -> None:
+    """Data and signals of one window do not show in another."""
+    after, before = neighbours(context)
+    buffers = [zeros(COUNT), zeros(COUNT)]
+    first, second = (new_window(buffer) for buffer in buffers)
+    pending = first.wait_signal(before, True)
+    second.put(torch.full((COUNT,), 2.0), after, 0, True)
+    second.signal(after, True)
+    second.wait_signal(before, False)
+    assert (buffers[1] == 2).all()
+    assert not buffers[0].any()
+    assert not pending.is_completed()
+    dist.barrier()  # nobody has signalled in the first window before
+    first.put(torch.ones(COUNT), after, 0, True)
+    first.signal(after, True)
+    pending.wait()
+    assert (buffers[0] == 1).all()
+    first.tensor_deregister()
+    assert "not registered" in refusal(partial(first.signal, after, False))
+    check_signals(context, second)
+    second.tensor_deregister()
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_two_windows_of_a_group(pool: Pool) -> None:
+    pool.run(check_two_windows)
+
+
+def batch() -> Any:
+    return distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=True)
+
+
+def check_batch(context: Context) -> None:
+    """Only asynchronous operations are possible in a batch, and they begin at its end."""
+    after, before = neighbours(context)
+    buffer = zeros(COUNT)
+    window, another = new_window(buffer), new_window()
+    calls: dict[str, Callable[[], Any]] = {
+        "put": lambda: window.put(torch.ones(COUNT), after, 0, False),
+        "signal": lambda: window.signal(after, False),
+        "wait_signal": lambda: window.wait_signal(before, False),
+        "tensor_deregister": window.tensor_deregister,
+        "tensor_register": lambda: another.tensor_register(zeros(1)),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"^{name} was called within a batch"), batch():
+            window.put(torch.full((COUNT,), 9.0), after, 0, True)  # never begins
+            call()
+    dist.barrier()
+    assert not buffer.any()
+    with batch() as both:
+        works = [
+            window.put(torch.full((COUNT,), 3.0), after, 0, True),
+            window.signal(after, True),
+        ]
+        assert not any(work.is_completed() for work in works)
+    both.wait()
+    window.wait_signal(before, False)
+    assert (buffer == 3).all()
+    window.tensor_deregister()
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_batch_defers_puts_and_signals(pool: Pool) -> None:
+    pool.run(check_batch)
 
 
 def check_threads(context: Context) -> None:
@@ -290,10 +332,66 @@ def test_all_ranks_learn_of_a_refused_tensor(pool: Pool, name: str, alone: bool)
     pool.run(check_bad_tensor, name, alone)
 
 
+def check_other_memory(context: Context) -> None:
+    """The window keeps its memory when the program gives its tensor other memory."""
+    after, before = neighbours(context)
+    buffer = zeros(COUNT)
+    window = new_window(buffer)
+    buffer.data = torch.zeros(1)
+    gc.collect()
+    window.put(torch.ones(COUNT), after, 0, False)
+    window.signal(after, False)
+    window.wait_signal(before, False)
+    assert window.map_remote_tensor(context.rank).tolist() == [1.0] * COUNT
+    assert not buffer.any()
+    window.tensor_deregister()
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_registered_tensor_with_other_memory(pool: Pool) -> None:
+    pool.run(check_other_memory)
+
+
+def check_two_changes(context: Context) -> None:
+    """Two threads of rank 0 change one window, while the other rank has not come yet."""
+    window = new_window()
+    for change in (lambda: window.tensor_register(zeros(4)), window.tensor_deregister):
+        if context.rank == 0:
+            outcomes: Queue[str] = Queue()
+
+            def attempt(
+                change: Callable[[], None] = change, outcomes: Queue[str] = outcomes
+            ) -> None:
+                try:
+                    change()
+                    outcomes.put("changed")
+                except ValueError as error:
+                    outcomes.put(str(error))
+
+            threads = [threading.Thread(target=attempt, daemon=True) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            assert "another thread is registering or deregistering" in outcomes.get(timeout=60)
+            dist.barrier(context.gloo)
+            for thread in threads:
+                thread.join()
+            assert outcomes.get() == "changed"
+        else:
+            dist.barrier(context.gloo)
+            change()
+    assert "not registered" in refusal(window.tensor_deregister)
+
+
+@pytest.mark.ranks(2)
+def test_one_thread_changes_a_window(pool: Pool) -> None:
+    pool.run(check_two_changes)
+
+
 # The end of a window.
 
 
 def check_release(context: Context) -> None:
+    gc.collect()
     before = in_use()
     window = new_window(zeros(1 << 20))
     gc.collect()
@@ -309,6 +407,7 @@ def test_deregistering_releases_the_memory(pool: Pool) -> None:
 
 
 def check_dropped(context: Context) -> None:
+    gc.collect()
     before = in_use()
     window = new_window(zeros(1 << 20))
     check_signals(context, window)
@@ -342,114 +441,7 @@ def test_a_window_with_a_pending_wait_stays(pool: Pool) -> None:
     pool.run(check_pending_wait)
 
 
-# Failures.
-
-
-def check_timeout(context: Context) -> None:
-    buffer = zeros(4)
-    window = new_window(buffer)
-    options = wait_options()
-    options.timeout = timedelta(milliseconds=50)
-    if context.rank == 0:
-        work = window.wait_signal(1, True, options)
-        for wait in (work.wait, lambda: window.wait_signal(1, False, options)):
-            message = refusal(wait, dist.DistBackendError)
-            assert re.search(r"window wait_signal from rank 1 .* timed out after 50 ms", message)
-            assert re.search(r"missing ranks: 1 \(pid", message), message
-    dist.barrier()
-    check_signals(context, window)  # the group goes on
-    window.tensor_deregister()
-
-
-@pytest.mark.ranks(2)
-def test_a_signal_that_does_not_come(pool: Pool) -> None:
-    pool.run(check_timeout)
-
-
-def check_death(context: Context, call: str) -> None:
-    last = context.size - 1
-    buffer = zeros(4)
-    window = new_window(buffer)
-    check_signals(context, window)
-    if context.rank == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-    first = refusal(lambda: window.wait_signal(last, False), dist.DistBackendError)
-    assert re.search(rf"rank {last} \(pid \d+ on .*\) has died", first), first
-    refused: dict[str, Callable[[], Any]] = {
-        "put": lambda: window.put(torch.ones(4), 0, 0, False),
-        "signal": lambda: window.signal(0, True),
-        "deregister": window.tensor_deregister,
-    }
-    assert "has died" in refusal(refused[call], dist.DistBackendError)
-    assert not buffer.any()
-
-
-@pytest.mark.ranks(2, 4)
-@pytest.mark.parametrize("call", ["put", "signal", "deregister"])
-def test_a_rank_dies(fresh_pool: Pool, ranks: int, call: str) -> None:
-    with pytest.raises(RankFailure) as failure:
-        fresh_pool.run(check_death, call)
-    assert failure.value.kinds == {ranks - 1: DIED}, failure.value
-
-
-def require_refusals(window: Any) -> None:
-    calls: list[Callable[[], Any]] = [
-        lambda: window.put(torch.ones(4), 0, 0, False),
-        lambda: window.wait_signal(0, True),
-        window.tensor_deregister,
-    ]
-    for call in calls:
-        assert "refused because the group failed earlier" in refusal(call, dist.DistBackendError)
-
-
-def check_end_of_group(context: Context, how: str) -> None:
-    buffer = zeros(4)
-    window = new_window(buffer)
-    dist.barrier(context.gloo)
-    if how == "abort":
-        _get_default_group().abort()
-    else:
-        dist.destroy_process_group()
-    require_refusals(window)
-    assert not buffer.any()
-    del window  # it may have the last reference to the group
-    gc.collect()
-
-
-@pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize("how", ["abort", "destroy"])
-def test_no_puts_after_the_end_of_the_group(fresh_pool: Pool, how: str) -> None:
-    fresh_pool.run(check_end_of_group, how)
-
-
-kept: list[Any] = []  # the windows of a member of the next test
-
-
-def make_window() -> str:
-    kept.append(new_window(zeros(4)))
-    return "made"
-
-
-def use_windows() -> tuple[str, float]:
-    """Return the error of the first window, and the data in this rank's part of the last."""
-    old, new = kept
-    rank, size = dist.get_rank(), dist.get_world_size()
-    error = refusal(lambda: old.put(torch.ones(4), 0, 0, False), dist.DistBackendError)
-    new.put(torch.full((4,), rank + 1.0), (rank + 1) % size, 0, False)
-    new.signal((rank + 1) % size, False)
-    new.wait_signal((rank - 1) % size, False)
-    return error, float(new.map_remote_tensor(rank).sum())
-
-
-def test_a_window_is_of_the_ranks_that_made_it() -> None:
-    with Members("in place") as members:
-        ranks = members.start("aa")
-        for uuid in (1, 2):
-            assert_joined(ranks, uuid)
-            assert all_call(ranks, make_window) == ["made"] * 2
-        for rank, (error, total) in enumerate(all_call(ranks, use_windows)):
-            assert "before reconfigure()" in error
-            assert total == 4 * (2 - rank)
+# Groups without windows.
 
 
 def check_nodes(context: Context, layout: str) -> None:
@@ -473,3 +465,17 @@ def test_ranks_of_several_nodes_are_refused() -> None:
         assert not any(pool.close())
     finally:
         pool.kill()
+
+
+def check_mpi(context: Context) -> None:
+    group = dist.new_group(pg_options=Options(transport="mpi"))
+    assert not supports_window(group)
+    message = refusal(partial(new_window, None, group))
+    assert 'its transport is "mpi"' in message
+    assert "pid" not in message
+    dist.barrier()
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_group_over_mpi_alone_is_refused(fresh_pool: Pool) -> None:
+    fresh_pool.run(check_mpi)
