@@ -200,6 +200,7 @@ def check_batch(context: Context) -> None:
             call()
     dist.barrier()
     assert not buffer.any()
+    dist.barrier()  # the next puts come after this rank's look
     with batch() as both:
         works = [
             window.put(torch.full((COUNT,), 3.0), after, 0, True),
