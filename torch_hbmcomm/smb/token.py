@@ -87,10 +87,12 @@ def read_or_create(file: Path) -> Token:
 
 
 def read(file: Path) -> Token:
-    """Read the token in the file. Raises ValueError when it is empty."""
+    """Read the token in the file. Raises ValueError if it is empty or has several lines."""
     text = file.read_text().strip()
     if not text:
         raise ValueError(f"the token file {file} is empty; remove it, and the box makes a new one")
+    if (lines := len(text.splitlines())) > 1:
+        raise ValueError(f"the token file {file} has {lines} lines; a token is one line")
     return Token(text, str(file))
 
 

@@ -168,6 +168,9 @@ def test_where_a_token_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     named.write_text(" \n")
     with pytest.raises(ValueError, match="empty"):
         tokens.read(named)
+    named.write_text("one\ntwo\n")  # clients in C would take the first line
+    with pytest.raises(ValueError, match="has 2 lines"):
+        tokens.read(named)
 
 
 @pytest.mark.parametrize("home", [None, "file"])
