@@ -69,6 +69,8 @@ def _bound_arenas() -> None:
     """Limit the number of memkind's arenas. The default is four per CPU for each heap. With
     hundreds of CPUs that exceeds memkind's own maximum, and memkind ends the process."""
     most = 64
+    if os.environ.get("MEMKIND_ARENA_NUM_PER_KIND") == "":
+        del os.environ["MEMKIND_ARENA_NUM_PER_KIND"]
     if 4 * (os.cpu_count() or 1) > most:
         os.environ.setdefault("MEMKIND_ARENA_NUM_PER_KIND", str(most))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -52,6 +53,21 @@ def test_the_module_for_the_running_pytorch_is_loaded() -> None:
     assert module.__name__ == "torch_hbmcomm._C"
     assert module.__file__ is not None
     assert Path(module.__file__).parent.name == f"torch_{major}_{minor}"
+
+
+@pytest.mark.parametrize(
+    ("given", "processors", "arenas"),
+    [(None, 64, "64"), ("", 64, "64"), ("7", 64, "7"), (None, 2, None), ("", 2, None)],
+)
+def test_memkinds_arenas_are_bounded_unless_they_are_set(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, processors: int, arenas: str | None
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    monkeypatch.delenv("MEMKIND_ARENA_NUM_PER_KIND", raising=False)
+    if given is not None:
+        monkeypatch.setenv("MEMKIND_ARENA_NUM_PER_KIND", given)
+    native._bound_arenas()
+    assert os.environ.get("MEMKIND_ARENA_NUM_PER_KIND") == arenas
 
 
 def test_functions_not_needed_at_start_register_at_first_use() -> None:
