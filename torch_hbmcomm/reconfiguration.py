@@ -3,7 +3,7 @@
 Each process takes a handle, the program passes the handles on, and every member of the next group
 calls reconfigure() with the same handles. It works on every release of PyTorch, and for every group
 of init_process_group("hbm"). PyTorch 2.14 and later also have torch.distributed._reconfigure, which
-keeps the ProcessGroup object; docs/failures.md compares the two.
+keeps the ProcessGroup object; docs/when-processes-die.md compares the two.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class _OnDemand(TyperGroup):
 app = typer.Typer(
     name="hbmcomm",
     cls=_OnDemand,
-    help="Collectives for PyTorch CPU training, staged in high-bandwidth memory.",
+    help="The backend hbm of torch.distributed, its memory box, and what communication costs.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )

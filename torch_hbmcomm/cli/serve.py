@@ -66,11 +66,16 @@ def serve(
     ] = False,
     no_seal: Annotated[
         bool,
-        typer.Option("--no-seal", help="Do not authenticate TCP's data; clients set it too."),
+        typer.Option(
+            "--no-seal", help="Do not authenticate messages over the network; clients set it too."
+        ),
     ] = False,
     unix: Annotated[
         Path | None,
-        typer.Option(help="The Unix socket, for shm.", show_default="chosen, in /dev/shm"),
+        typer.Option(
+            help="The Unix socket, for shm.",
+            show_default="chosen, in HBMCOMM_SOCKET_DIR or /dev/shm",
+        ),
     ] = None,
     no_unix: Annotated[bool, typer.Option("--no-unix", help="No Unix socket, so no shm.")] = False,
     verbs: Annotated[Verbs, typer.Option(help="RDMA; auto: if there is a device.")] = Verbs.auto,

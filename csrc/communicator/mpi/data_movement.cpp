@@ -13,8 +13,8 @@ namespace hbm::communicator::mpi {
 namespace {
 
 // Moves at most one transfer from each rank to each other rank, in rounds of at most one chunk to
-// each peer. Two rounds are in flight. The collectives allgather, gather, scatter, alltoall and
-// barrier, and the broadcast of a short tensor, are this operation.
+// each peer. At least kLeastInFlight rounds are in flight. The collectives allgather, gather,
+// scatter, alltoall and barrier, and the broadcast of a short tensor, are this operation.
 class PairwiseExchange final : public Pipeline {
  public:
   PairwiseExchange(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,

@@ -5,7 +5,8 @@
 //
 // The library is the first of these: the one that HBMCOMM_MPI_LIB names; one that the process has
 // loaded already, so that mpi4py and hbm share it; one next to this Python (PyPI's mpich); the
-// system's. If one of these places has several libraries, hbm prefers one with MPICH's ABI.
+// system's. If a place on the disk has several libraries, hbm prefers one with MPICH's ABI. Several
+// libraries that the process has loaded are an error.
 //
 // Threads: any thread may call every function.
 #pragma once

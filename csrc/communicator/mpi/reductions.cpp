@@ -2,14 +2,14 @@
 // collectives give the same bits.
 //
 // allreduce and reduce of short tensors take one round: every rank that takes the result gets the
-// data of all ranks, and reduces it. Longer tensors go block by block, two blocks in flight. In
-// each block every owner reduces one shard (first phase) and sends it on (second phase). In an
-// allreduce all ranks are owners. In a reduce of more than two ranks all ranks except the root are
-// owners, so that the root's link carries the tensor once. In a reduce of two ranks the root is the
-// only owner.
+// data of all ranks, and reduces it. Longer tensors go block by block, with several blocks in
+// flight. In each block every owner reduces one shard (first phase) and sends it on (second phase).
+// In an allreduce all ranks are owners. In a reduce of more than two ranks all ranks except the
+// root are owners, so that the root's link carries the tensor once. In a reduce of two ranks the
+// root is the only owner.
 //
 // reduce_scatter: in each round every rank gets one chunk of its shard from all ranks, and reduces
-// it. Two rounds are in flight.
+// it. At least kLeastInFlight rounds are in flight.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
