@@ -20,7 +20,7 @@ folder=build/torch-$release-python$minor
 python=$folder/bin/python
 
 [ -x "$python" ] || "$interpreter" -m venv "$folder"
-python scripts/requirements.py --torch "$release" examples test > "$folder/requirements.txt"
+"$python" scripts/requirements.py --torch "$release" examples test > "$folder/requirements.txt"
 echo "Installing PyTorch $release in $folder: PyPI's is built for CUDA, and brings 5 to 6 GB"
 "$python" -m pip install --quiet -r "$folder/requirements.txt"
 unset HBMCOMM_TORCH
