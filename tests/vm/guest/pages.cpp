@@ -27,14 +27,27 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
+// Reads a byte of each page. If the kernel is moving the page, the read waits for the end of the
+// move.
+void read_pages(const std::vector<Block>& blocks) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  for (const Block& block : blocks) {
+    const auto* const bytes = static_cast<const volatile char*>(block.address);
+    for (size_t i = 0; i < block.bytes; i += page) static_cast<void>(bytes[i]);
+  }
+}
+
 // Returns the text of /proc/self/numa_maps. The kernel does not count a page while it moves the
-// page. So the file is read until two readings are the same, at most kMostReadings times.
-std::string numa_maps() {
+// page, which takes long if the kernel's thread loses its processor. So each reading begins when no
+// page of the blocks is being moved, and the file is read until two readings are the same, at most
+// kMostReadings times.
+std::string numa_maps(const std::vector<Block>& blocks) {
   constexpr int kMostReadings = 20;
   constexpr std::chrono::milliseconds kPause{20};
   std::string before, now;
   for (int reading = 0; reading < kMostReadings && (reading < 2 || now != before); ++reading) {
     if (reading > 0) std::this_thread::sleep_for(kPause);
+    read_pages(blocks);
     std::ostringstream text;
     text << std::ifstream("/proc/self/numa_maps").rdbuf();
     before = std::exchange(now, text.str());
@@ -59,7 +72,7 @@ void report(const std::string& name, const std::vector<Block>& blocks, const std
     out << "}}";
     separator = ", ";
   }
-  out << "]}\n" << numa_maps();
+  out << "]}\n" << numa_maps(blocks);
   const std::string text = out.str();
   if (write(STDOUT_FILENO, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
     throw std::system_error(errno, std::generic_category(), "cannot write the report");
