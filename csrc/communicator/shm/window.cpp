@@ -96,10 +96,14 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
 
   // `put`, which has a position, was given up: local rank `to` lacks its data. Later operations on
   // the rank must not act, because a signal would say that the data are there.
-  void lose(size_t to, const progress::Operation& put) {
-    std::string lost = put.describe();
+  void lose(size_t to, const progress::Operation& put) noexcept {
+    std::string lost = "a put";  // short, so it needs no memory
+    try {
+      lost = put.describe();
+    } catch (const std::bad_alloc&) {
+    }
     const std::lock_guard lock(mutex_);
-    if (targets_[to].lost.empty()) targets_[to].lost = std::move(lost);
+    if (targets_[to].lost.empty()) targets_[to].lost.swap(lost);
   }
 
   // Throws Error(kAborted) if a put to local rank `to` was given up before `operation`.
