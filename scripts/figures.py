@@ -67,6 +67,10 @@ RECORDS: dict[str, Sequence[str]] = {
     "benchmarks/headline-*.json": _COLLECTIVE_BENCHMARK,
     "benchmarks/mpi-*.json": _COLLECTIVE_BENCHMARK,
     "benchmarks/native-*.json": _COLLECTIVE_BENCHMARK,
+    "benchmarks/profile-cost-*.json": [
+        *(*_COLLECTIVES, "csrc/bindings/profile_bindings.cpp", "torch_hbmcomm/profiling"),
+        *("torch_hbmcomm/bench/ddp.py", "benchmarks/profile_cost.py"),
+    ],
     "benchmarks/scaling-*.json": _SCALING,
     "papers/async-sgd-*.json": [*_BOX, "torch_hbmcomm/parameter_server", "papers/async_sgd"],
     "papers/layerdrop-2-cores.json": _DROPPING,
