@@ -53,8 +53,8 @@ copy_settings() {
 # Adds the archives of updates and security fixes to the one that debootstrap used.
 add_updates() {
   local mirror components=main security
-  mirror=$(sed -nE 's/^deb (\[.*\] )?(http[^ ]*) .*/\2/p; s/^URIs: //p' \
-    "$root"/etc/apt/sources.list "$root"/etc/apt/sources.list.d/* 2>/dev/null | head -n 1)
+  mirror=$(find "$root/etc/apt" -path '*/sources.list*' -type f \
+    -exec sed -nE 's/^deb (\[.*\] )?(http[^ ]*) .*/\2/p; s/^URIs: //p' {} + | head -n 1)
   security=$mirror
   case $mirror in
     *ubuntu*) components="main universe" ;;
