@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -96,10 +97,10 @@ class _Writer:
             write_to_textfile(str(file), registry)  # writes another file, and renames it
             former, inode = self._file, self._inode
             self._file, self._inode = file, file.stat().st_ino
-            if former is not None and former != file and former.stat().st_ino == inode:
-                former.unlink()
-        except FileNotFoundError:
-            pass  # another rank has moved, too, and has removed its former file
+            if former is not None and former != file:
+                with suppress(FileNotFoundError):  # another rank has moved and removed its file
+                    if former.stat().st_ino == inode:
+                        former.unlink()
         except OSError as error:
             if not self._warned:
                 load().warn(

@@ -93,7 +93,7 @@ def test_a_process_that_is_no_rank_writes_nothing(
     assert list(tmp_path.iterdir()) == []
     native.found["rank"] = 1
     writer.write()
-    native.found["rank"] = 0  # of another group: the counters go on in one file
+    native.found["rank"] = 0  # of another group: the counters stay in one file
     writer.write()
     assert [file.name for file in tmp_path.iterdir()] == ["hbmcomm-rank-1.prom"]
 
@@ -132,3 +132,18 @@ def test_a_folder_that_cannot_be_written_is_one_warning(
     writer.write()
     (warning,) = native.warnings
     assert warning.startswith(f"HBMCOMM_METRICS={folder}: the metrics cannot be written: ")
+
+
+def test_a_folder_that_is_removed_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = Native(0, [])
+    replace_native(monkeypatch, native)
+
+    def write(*_: object) -> None:
+        raise FileNotFoundError("removed by another process")
+
+    monkeypatch.setattr(metrics, "write_to_textfile", write)
+    metrics._Writer(tmp_path).write()
+    (warning,) = native.warnings
+    assert warning.endswith("the metrics cannot be written: removed by another process")
