@@ -215,7 +215,7 @@ class ProcessGroupHbm final : public BackendBase {
   std::shared_ptr<GroupResource> resource() const;  // null: none; the group may have ended
 
  private:
-  friend class WindowHbm;  // its operations are operations of the group
+  friend class WindowHbm;  // operations of a window are operations of the group
 
   // The arguments that collectives and messages have in common, and the peer of a message.
   struct Call {

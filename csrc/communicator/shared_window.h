@@ -53,10 +53,11 @@ class SharedWindow {
   virtual std::byte* data(int rank) const noexcept = 0;
 
   // Make an operation on rank `to`, which may be this rank. The operation is done when it has taken
-  // effect. Its begin() throws Error(kInvalid) after the begin() of a drain(). Its poll() throws
-  // without an effect: Error(kDeath) or Error(kPeer) if rank `to` has died or left, or the group
-  // has failed; Error(kAborted), which describes the lost put, if an earlier put to rank `to` was
-  // lost. An abandoned put may have copied a part of its data, and copies no more.
+  // effect. Its begin() throws Error(kInvalid) after the begin() of a drain(). If rank `to` has
+  // died or left, or the group has failed, its poll() throws Error(kDeath) or Error(kPeer). If an
+  // earlier put to rank `to` was lost, its poll() throws Error(kAborted), which describes that put.
+  // An operation that throws has no effect. An abandoned put may have copied a part of its data,
+  // and copies no more.
   //
   // put(): copies `in` to the rank's data, from byte `offset` on. REQUIRES: the data end within the
   // part, and do not overlap with `in`.

@@ -61,7 +61,7 @@ struct WindowHbm::Announcement {
   enum class Call : int64_t { kRegister, kDeregister };
 
   Call call = Call::kRegister;
-  uint64_t window = 0;  // its number in the group
+  uint64_t window = 0;  // the number of the window in the group
   WindowPart part{};
   int64_t type = 0;  // an at::ScalarType
   int64_t dimensions = 0;
@@ -234,8 +234,8 @@ std::shared_ptr<SharedWindow> WindowHbm::make_part(const at::Tensor& tensor) con
                   "KiB and more in the segment of HBMCOMM_MEMORY");
 }
 
-// Announces `own` to all ranks, with the text of `refusal` if it is not null. Returns what the
-// ranks announce, by rank.
+// Announces `own` to all ranks, with the text of `refusal` if it is not null. Returns the
+// announcements of the ranks, by rank.
 std::vector<WindowHbm::Announcement> WindowHbm::announce(Announcement own,
                                                          const std::exception_ptr& refusal) const {
   static_assert(std::is_trivially_copyable_v<Announcement>);

@@ -10,15 +10,16 @@
 //
 // Ownership: with `owning`, the window keeps the storage of the registered tensor until
 // tensor_deregister(). If the window is destroyed before that, or if tensor_register() fails on
-// some ranks, other ranks may still write to the tensor, so the storage then stays until the
-// process ends. Nobody may resize the storage meanwhile. Without `owning`, the caller keeps the
-// tensor's memory until tensor_deregister() has returned on all ranks. The window keeps its group.
+// some ranks, other ranks may still write to the tensor. Then the storage stays until the process
+// ends. The caller does not resize the storage while it is registered. Without `owning`, the caller
+// keeps the tensor's memory until tensor_deregister() has returned on all ranks. The window keeps
+// its group.
 //
 // Errors: bad arguments throw Error(kInvalid) or Error(kUnsupported), and a group that has failed
 // Error(kAborted), before anything moves. Ranks whose calls differ throw Error(kMismatch). With
 // `async` false, a function throws the error of its operation, and Error(kInvalid) within a batch;
-// else the Work has the error. Ctrl-C ends the wait of such a function, and its operation goes on.
-// All errors are PyTorch's (process_group/types.h).
+// else the Work has the error. Ctrl-C ends the wait of such a function, and its operation
+// continues. All errors are PyTorch's (process_group/types.h).
 //
 // Threads: any thread may call every member. While a thread is in tensor_register() or
 // tensor_deregister(), these throw Error(kInvalid) on other threads. The thread that drops the last
@@ -68,7 +69,7 @@ class WindowHbm final : public Window {
   WindowAttr get_attr(int64_t rank) override;
 
  private:
-  // What a rank announces to the other ranks in a collective of the window.
+  // The call of a rank, which it announces to the other ranks in a collective of the window.
   struct Announcement;
   class Change;
   // The registered tensor of a rank.

@@ -11,8 +11,8 @@
 // blocks before it, and all ranks have the same blocks. So, by induction, no rank waits forever if
 // all ranks run the operation.
 //
-// The operation's Observation has the late ranks of this node alone, and only if the first step of
-// the node is node_in(): the ranks of a node have one clock.
+// The operation's Observation names late ranks of this node alone, because the ranks of a node have
+// one clock. It names them only if the first step of the node is node_in().
 //
 // Threads: one thread at a time, as for Operation.
 #pragma once

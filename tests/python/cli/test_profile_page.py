@@ -297,7 +297,7 @@ def test_without_a_common_collective_no_rank_is_blamed(tmp_path: Path) -> None:
 
 
 def test_nodes_are_those_of_the_groups(tmp_path: Path) -> None:
-    """Two containers share a kernel and no memory. A group over MPI alone counts for nothing."""
+    """Two containers that share no memory are two nodes. A group over MPI does not count."""
     of_all = {"key": "all", "name": "all", "ranks": [0, 1, 2, 3], "nodes": [0, 0, 1, 1]}
     over_mpi = {"key": "mpi", "name": "mpi", "ranks": [0, 1, 2, 3], "nodes": [0, 1, 2, 3]}
     for rank in range(4):

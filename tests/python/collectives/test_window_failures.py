@@ -25,7 +25,7 @@ pytestmark = MARKS
 
 
 def check_differing_calls(context: Context) -> None:
-    """Rank 0 makes another call than the other ranks. All ranks learn of it, and go on."""
+    """Rank 0 makes another call than the other ranks. All ranks get an error, and continue."""
     first, second, third = windows = [new_window() for _ in range(3)]
     leads = context.rank == 0
 
@@ -106,7 +106,7 @@ def test_no_signal_follows_a_lost_put(pool: Pool) -> None:
 
 
 def check_interrupt(context: Context) -> None:
-    """Ctrl-C ends the wait for a signal. The wait's operation and the group's messages go on."""
+    """Ctrl-C ends the wait for a signal. The wait's operation and the group's messages continue."""
     window = new_window(zeros(4))
     if context.rank == 0:
         interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
@@ -116,7 +116,7 @@ def check_interrupt(context: Context) -> None:
             pytest.fail("the wait ended")
     dist.barrier(context.gloo)
     if context.rank == 1:
-        for _ in range(2):  # one for the interrupted wait, if it had begun
+        for _ in range(2):  # a signal for the interrupted wait, if it had begun, and another
             window.signal(0, False)
         dist.send(torch.ones(3), 0)
     dist.barrier(context.gloo)
