@@ -7,6 +7,8 @@ combinations.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -45,3 +47,37 @@ def endings() -> Iterator[Endings]:
 def test_exit_code(endings: Endings, frame: str, state: str, way: str) -> None:
     ending = endings.run(frame, state, way)
     assert ending.right(way), ending
+
+
+# A thread loads the extension after hbm's own handlers of the end have run, then forms a group.
+LOAD_AT_THE_END = """
+import atexit, sys, threading
+
+ending, loaded, formed = threading.Event(), threading.Event(), threading.Event()
+
+def let_the_thread_form_a_group():
+    ending.set()
+    loaded.wait()
+    print("formed" if formed.wait(1) else "parked", flush=True)
+
+atexit.register(let_the_thread_form_a_group)  # before torch is imported, so it runs after hbm's
+import torch.distributed as dist
+
+def form():
+    ending.wait()
+    import torch_hbmcomm.backend
+    loaded.set()
+    dist.init_process_group("hbm", store=dist.HashStore(), rank=0, world_size=1)
+    formed.set()
+
+threading.Thread(target=form, daemon=True).start()
+assert "torch_hbmcomm._C" not in sys.modules
+sys.exit(5)
+"""
+
+
+def test_extension_that_a_thread_loads_at_the_end_parks_the_thread() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LOAD_AT_THE_END], capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (5, "parked\n", "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import importlib
 import json
 import os
 import random
@@ -119,16 +120,25 @@ def store_of(rank: Rank) -> Store:
     return PrefixStore(rank.store, tcp)
 
 
-def form(rank: Rank) -> Any:
-    """Form the group. Return c10d's group, or only the backend if Python alone is to own it."""
+def prepare(rank: Rank) -> Store:
+    """Connect the group's store, and load hbm. Return the store.
+
+    Nothing of this is hbm's own to end (docs/design/process-end.md, "What hbm cannot end"). So
+    rank 0 does it before a thread of its own may form the group.
+    """
     if rank.frame == "nodes":
         os.environ["HBMCOMM_NODE_ID"] = str(rank.rank)
-    store = store_of(rank)
-    name = "gloo" if rank.frame == "instead" else "hbm"
     if rank.frame == "instead":
         from torch_hbmcomm.instead_of import take_the_place_of
 
         take_the_place_of("gloo")
+    importlib.import_module("torch_hbmcomm.backend")
+    return store_of(rank)
+
+
+def form(rank: Rank, store: Store) -> Any:
+    """Form the group. Return c10d's group, or only the backend if Python alone is to own it."""
+    name = "gloo" if rank.frame == "instead" else "hbm"
     if rank.way not in OWNED:
         dist.init_process_group(name, store=store, rank=rank.rank, world_size=2, timeout=TIMEOUT)
         return dist.group.WORLD
@@ -270,9 +280,10 @@ def leave(way: str) -> None:
 
 def be_rank_1(rank: Rank) -> None:
     if rank.state == "meeting":
-        in_thread(lambda: form(rank))
+        store = prepare(rank)
+        in_thread(lambda: form(rank, store))
     elif rank.state != "forming":
-        group = form(rank)
+        group = form(rank, prepare(rank))
     if rank.state not in FORMING:
         reduce_now(group)
     if rank.state == "destroyed":
@@ -305,10 +316,11 @@ if role is not None and role.rank == 1:
 elif role is not None:
     held: Any = None
     alive: list[Any] = []
+    store = prepare(role)
     if role.state in FORMING:
-        in_thread(lambda: form(role))
+        in_thread(lambda: form(role, store))
     else:
-        held = form(role)
+        held = form(role, store)
         reduce_now(held)
         alive = bring_into_state(role, held)
     most = MOST_SECONDS_TO_FORM if role.state in FORMING else MOST_SECONDS

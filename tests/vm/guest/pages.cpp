@@ -2,11 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <fstream>
 #include <sstream>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -27,13 +29,29 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-// Reads a byte of each page. If the kernel is moving the page, the read waits for the end of the
-// move.
+// Reads a byte of each page that the process has in memory. If the kernel is moving the page, the
+// read waits for the end of the move. Reads no other page, because the kernel would take memory
+// for it.
 void read_pages(const std::vector<Block>& blocks) {
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  // Bits of an entry of pagemap. The kernel shows a page that it is moving as swapped.
+  constexpr uint64_t kPresent = uint64_t{1} << 63, kSwapped = uint64_t{1} << 62;
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  std::ifstream pagemap;
+  pagemap.rdbuf()->pubsetbuf(nullptr, 0);  // the kernel reads whole entries only
+  pagemap.open("/proc/self/pagemap", std::ios::binary);
   for (const Block& block : blocks) {
-    const auto* const bytes = static_cast<const volatile char*>(block.address);
-    for (size_t i = 0; i < block.bytes; i += page) static_cast<void>(bytes[i]);
+    const auto begin = reinterpret_cast<uintptr_t>(block.address);
+    const uintptr_t first = begin / page, last = (begin + block.bytes - 1) / page;
+    std::vector<uint64_t> entries(block.bytes == 0 ? 0 : last - first + 1);
+    pagemap.seekg(static_cast<std::streamoff>(first * sizeof(uint64_t)));
+    pagemap.read(reinterpret_cast<char*>(entries.data()),
+                 static_cast<std::streamsize>(entries.size() * sizeof(uint64_t)));
+    if (!pagemap) throw std::runtime_error("cannot read /proc/self/pagemap");
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if ((entries[i] & (kPresent | kSwapped)) == 0) continue;
+      const uintptr_t address = std::max(begin, (first + i) * page);
+      static_cast<void>(*reinterpret_cast<const volatile char*>(address));
+    }
   }
 }
 
