@@ -49,28 +49,30 @@ def test_exit_code(endings: Endings, frame: str, state: str, way: str) -> None:
     assert ending.right(way), ending
 
 
-# A thread loads the extension after hbm's own handlers of the end have run, then forms a group.
+# A thread loads the extension after hbm's own handlers of the end have run, then uses a group.
 LOAD_AT_THE_END = """
 import atexit, sys, threading
 
-ending, loaded, formed = threading.Event(), threading.Event(), threading.Event()
+ending, loaded, reduced = threading.Event(), threading.Event(), threading.Event()
 
-def let_the_thread_form_a_group():
+def let_the_thread_use_a_group():
     ending.set()
     loaded.wait()
-    print("formed" if formed.wait(1) else "parked", flush=True)
+    print("reduced" if reduced.wait(1) else "parked", flush=True)
 
-atexit.register(let_the_thread_form_a_group)  # before torch is imported, so it runs after hbm's
+atexit.register(let_the_thread_use_a_group)  # before torch is imported, so it runs after hbm's
+import torch
 import torch.distributed as dist
 
-def form():
+def use():
     ending.wait()
     import torch_hbmcomm.backend
     loaded.set()
     dist.init_process_group("hbm", store=dist.HashStore(), rank=0, world_size=1)
-    formed.set()
+    dist.all_reduce(torch.ones(1))
+    reduced.set()
 
-threading.Thread(target=form, daemon=True).start()
+threading.Thread(target=use, daemon=True).start()
 assert "torch_hbmcomm._C" not in sys.modules
 sys.exit(5)
 """
