@@ -56,6 +56,7 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
 void ProcessGroupHbm::take(communicator::connect::GroupConnection made) {
   connection_ = std::move(made);
   profiled_group_ = describe_group_for_profile();
+  Profile::formed(*profiled_group_);
   queue_ = progress::OperationQueue::create(
       progress::OperationQueue::Order::kOrdered, connection_.oversubscribed,
       hooks([this](const std::exception_ptr& error) { collective_failed(error); }));

@@ -73,7 +73,8 @@ py::dict stop() {
                  "busy"_a = each.busy_ns));
   }
   return py::dict("begin"_a = records.begin_ns, "end"_a = records.end_ns, "lost"_a = records.lost,
-                  "rank"_a = log::rank(), "groups"_a = groups, "operations"_a = operations);
+                  "rank"_a = log::rank(), "first_group"_a = records.first_group,
+                  "groups"_a = groups, "operations"_a = operations);
 }
 
 // Returns the totals as dicts, with the number of the operations that no total has.

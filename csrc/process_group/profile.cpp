@@ -16,6 +16,7 @@ namespace {
 // The records of this process. A forked child begins with none.
 struct Recorder {
   std::mutex mutex;                        // guards the members below
+  std::string first_group;                 // as in Profile::Records
   bool recording = false;                  // between start() and stop()
   int64_t begin_ns = 0;                    // of the recording
   uint64_t unrecorded = 0;                 // issued before the recording
@@ -94,6 +95,12 @@ void add_up(ProfileTotals& totals, const Profile::Operation& operation) noexcept
 
 }  // namespace
 
+void Profile::formed(const Group& group) {
+  Recorder& records = recorder();
+  const std::lock_guard lock(records.mutex);
+  if (records.first_group.empty()) records.first_group = group.key;
+}
+
 int64_t Profile::now() noexcept { return read(CLOCK_MONOTONIC); }
 
 bool Profile::start() {
@@ -114,6 +121,7 @@ Profile::Records Profile::stop() {
   std::unique_lock lock(records.mutex);
   records.recording = false;
   on_.store(records.on(), std::memory_order_relaxed);
+  taken.first_group = records.first_group;
   taken.begin_ns = records.begin_ns;
   taken.end_ns = now();
   const uint64_t recorded = records.issued - records.unrecorded;

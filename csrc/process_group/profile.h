@@ -68,9 +68,13 @@ class Profile {
   struct Records {
     int64_t begin_ns = 0;
     int64_t end_ns = 0;
-    uint64_t lost = 0;  // the number of operations before the oldest record
+    uint64_t lost = 0;        // the number of operations before the oldest record
+    std::string first_group;  // the key of the first group of this process; empty: no group
     std::vector<Operation> operations;
   };
+
+  // This process has formed a group.
+  static void formed(const Group& group);
 
   static bool on() noexcept { return on_.load(std::memory_order_relaxed); }
   static int64_t now() noexcept;

@@ -89,9 +89,9 @@ def _print_rows(console: Console, found: costs.Costs, size: int) -> None:
     title = "\nOperations (calls and MiB: of all ranks; times: ms, mean of the ranks)"
     table = Table(title=title, title_justify="left", padding=0)
     for heading in ("operation", "size", "over", "tensors", "data"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("calls", "MiB", "transit", "hidden", "waiting", "last rank"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in found.rows[:_MOST_ROWS]:
         last = costs.slowest(row)
         table.add_row(
@@ -111,16 +111,16 @@ def _print_rows(console: Console, found: costs.Costs, size: int) -> None:
 
 
 def _print_ranks(console: Console, found: costs.Costs) -> None:
-    table = Table(title="\nRanks (shares of each rank's time)", title_justify="left")
-    for heading in ("rank", "late in", "late by (median)", "others wait for it", "it waits",
-                    "unhidden"):  # fmt: skip
+    table = Table(title="\nRanks (% of each rank's time)", title_justify="left")
+    for heading in ("rank", "late in", "late by, median", "at most", "others wait",
+                    "waits for ranks", "waits for data"):  # fmt: skip
         table.add_column(heading, justify="right")
     for rank, late in found.late.items():
         whole = found.duration[rank] or 1
         table.add_row(
             str(rank),
             f"{late.times} of {late.collectives}",
-            f"{median(late.late) / 1e6:.2f} ms" if late.late else "-",
+            *(f"{one(late.late) / 1e6:.2f} ms" if late.late else "-" for one in (median, max)),
             f"{late.waiting / 1e6:,.1f} ms",
             f"{found.waiting[rank] / whole:.1%}",
             f"{found.unhidden[rank] / whole:.1%}",

@@ -22,7 +22,8 @@ def profile(folder: str | os.PathLike[str]) -> Iterator[None]:
     Each rank calls it, and writes the file ``rank-N.json``. The folder is made if it is missing; it
     may be shared by all machines, or copied together later. The command ``hbmcomm profile FOLDER``
     then shows what to change first. The latest 65,536 operations are kept. Operations that are in
-    flight at the end are recorded without an end.
+    flight at the end are recorded without an end. A process that has formed no group writes no
+    file.
 
     Raises:
         RuntimeError: this process records already (HBMCOMM_PROFILE).
@@ -90,7 +91,9 @@ def _record_into(folder: Path) -> None:
 
 def _write(folder: Path) -> None:
     records = _native().profile_stop()
-    rank = records["rank"] = max(records["rank"], 0)  # -1: this process has formed no group
+    rank = records["rank"]
+    if rank < 0:
+        return  # this process has formed no group, so nothing is recorded
     text = json.dumps(
         {
             "version": VERSION,

@@ -191,15 +191,25 @@ def advice(found: Costs) -> list[Advice]:
 def _late_ranks(found: Costs, whole: int) -> Iterable[Advice]:
     total = sum(each.waiting for each in found.late.values())
     rank, worst = max(found.late.items(), key=lambda item: item[1].waiting)
-    if worst.waiting:
+    if not worst.waiting:
+        return
+    share = worst.waiting / total
+    if share < min(2 / len(found.late), 0.75):  # about as much as each other rank has
         yield Advice(
-            worst.waiting / whole,
-            f"{worst.waiting / total:.0%} of the waiting for late ranks is for rank {rank} "
-            f"({worst.waiting / whole:.0%} of the time). Others waited for it in {worst.times} of "
-            f"{worst.collectives} collectives, for {median(worst.late) / 1e6:.2g} ms (median). "
-            "Look for what slows this rank: its share of the data, its machine, other programs on "
-            "its processors.",
+            total / whole,
+            f"Waiting for late ranks takes {total / whole:.0%} of the time, and no rank is late "
+            f"much more than others (most waiting: rank {rank}, {share:.0%}). Give all ranks the "
+            "same work in each step, and look for other programs on their processors.",
         )
+        return
+    yield Advice(
+        worst.waiting / whole,
+        f"{share:.0%} of the waiting for late ranks is for rank {rank} "
+        f"({worst.waiting / whole:.0%} of the time). Others waited for it in {worst.times} of "
+        f"{worst.collectives} collectives, for {median(worst.late) / 1e6:.2g} ms (median; at most "
+        f"{max(worst.late) / 1e6:.2g} ms). Look for what slows this rank: its share of the data, "
+        "its machine, other programs on its processors.",
+    )
 
 
 def _bare(found: Costs, whole: int) -> Iterable[Advice]:
@@ -208,8 +218,8 @@ def _bare(found: Costs, whole: int) -> Iterable[Advice]:
         share,
         f"Communication that no computation hides takes {share:.0%} of the time, without the "
         "waiting for late ranks. Issue operations earlier and wait for them later (async_op=True), "
-        "let DDP overlap them with the backward pass, or send less (docs/README.md, which way to "
-        "train).",
+        "let DDP overlap them with the backward pass, or send less (the guides' table \"Which way "
+        'to train").',
     )
 
 

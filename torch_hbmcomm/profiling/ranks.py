@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_hbmcomm.version import __version__
 
-VERSION = 2
+VERSION = 3
 """Of the files' format. Change it with every change of a field or of its meaning."""
 
 
@@ -58,18 +58,17 @@ class RankProfile:
     begin: int  # of the oldest recorded operation, if earlier ones are lost
     end: int
     written: float  # s since the epoch
+    groups: frozenset[str]  # keys of the first group of the process, and of those in `operations`
     lost: int  # operations before the oldest one
     operations: tuple[Operation, ...]  # in the order of issue; each has ended
     unfinished: int  # the number of the other operations
 
-    @property
-    def started(self) -> float:
-        """The time of `begin`, in s since the epoch."""
-        return self.written - (self.end - self.begin) / 1e9
-
 
 def load(folder: Path) -> tuple[list[RankProfile], list[str]]:
     """Return the ranks of a profile, in order, and the names of files of earlier runs.
+
+    The ranks are those that have formed a group with the rank that wrote last, or with another rank
+    of the profile. Times cannot tell two runs apart: the machines' clocks differ.
 
     Raises ValueError for a wrong or missing file.
     """
@@ -80,10 +79,15 @@ def load(folder: Path) -> tuple[list[RankProfile], list[str]]:
             "in hbmcomm.profile()"
         )
     profiles = sorted((_rank(file) for file in files), key=lambda one: one.rank)
-    started = max(one.started for one in profiles)
-    together = [one for one in profiles if one.written >= started]
-    earlier = [f"rank-{one.rank}.json" for one in profiles if one.written < started]
-    return together, earlier
+    ranks = {max(profiles, key=lambda one: one.written).rank}
+    groups: frozenset[str] = frozenset()
+    found = -1
+    while found < len(ranks):
+        found = len(ranks)
+        groups = groups.union(*(one.groups for one in profiles if one.rank in ranks))
+        ranks |= {one.rank for one in profiles if one.groups & groups}
+    together = [one for one in profiles if one.rank in ranks]
+    return together, [f"rank-{one.rank}.json" for one in profiles if one.rank not in ranks]
 
 
 def nodes(profiles: Sequence[RankProfile]) -> int:
@@ -124,6 +128,7 @@ def _rank(file: Path) -> RankProfile:
             begin=begin,
             end=found["end"],
             written=found["written"],
+            groups=frozenset({found["first_group"], *(one.key for one in groups)} - {""}),
             lost=found["lost"],
             operations=ended,
             unfinished=len(operations) - len(ended),

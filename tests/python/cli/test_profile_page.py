@@ -1,4 +1,4 @@
-"""hbmcomm profile: what it computes from the records, its page and its trace."""
+"""The costs that the records of a profile give, its page, and its trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_hbmcomm.cli import app
 from torch_hbmcomm.profiling.clocks import align
 from torch_hbmcomm.profiling.costs import advice, costs
 from torch_hbmcomm.profiling.drift import MOST_DRIFT
-from torch_hbmcomm.profiling.ranks import load
+from torch_hbmcomm.profiling.ranks import VERSION, load
 
 MS = 1_000_000  # ns
 MIB = 1 << 20
@@ -49,7 +49,7 @@ def write(
 ) -> None:
     """Write the file of a rank. Its profile lasts from 0 to 100 ms."""
     record = {
-        "version": 2,
+        "version": VERSION,
         "rank": rank,
         "host": "host",
         "process": 1000 + rank,
@@ -58,6 +58,7 @@ def write(
         "end": 100 * MS,
         "lost": 0,
         "written": 1000.1,
+        "first_group": "k",
         "groups": [
             {
                 "key": "k",
@@ -94,7 +95,7 @@ def test_a_late_rank_is_named(tmp_path: Path) -> None:
     assert found.unhidden == {0: 10 * MS, 1: 10 * MS, 2: 10 * MS}
     shown = page(tmp_path)
     assert "1. 97% of the waiting for late ranks is for rank 2 (24% of the time). Others" in shown
-    assert "waited for it in 9 of 10 collectives, for 4 ms (median)" in shown
+    assert "waited for it in 9 of 10 collectives, for 4 ms (median; at most 4 ms)" in shown
 
 
 def test_a_staged_operation_is_compared_with_zero_copy(tmp_path: Path) -> None:
@@ -158,13 +159,61 @@ def test_the_time_begins_at_the_oldest_record(tmp_path: Path) -> None:
     assert "Communication that no computation hides takes 50% of the time" in page(tmp_path)
 
 
+def test_ranks_that_are_late_in_turn_are_not_blamed(tmp_path: Path) -> None:
+    """Each of 4 ranks is 4 ms late in 2 of 8 collectives, and rank 3 in one more."""
+    for rank in range(4):
+        late = [10 * n + 4 * ((n if n < 8 else 3) % 4 == rank) for n in range(9)]
+        write(tmp_path, rank, [operation(n + 1, late[n], 10 * n + 5) for n in range(9)], size=4)
+    shown = page(tmp_path)
+    assert "1. Waiting for late ranks takes 27% of the time, and no rank is late much" in shown
+    assert "more than others (most waiting: rank 3, 33%)." in shown
+
+
+def test_columns_of_numbers_are_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
+    for rank in range(2):
+        changes = {"path": "shm, MPI", "data": "staged, zero-copy", "bytes": MIB << 20}
+        write(tmp_path, rank, [operation(1, 10 + rank, 90, **changes)])
+    result = CliRunner().invoke(app, ["profile", str(tmp_path)], env={"COLUMNS": "80"})
+    row = next(line for line in result.output.splitlines() if "2,097,152.0" in line)
+    assert [one.strip() for one in row.split("│")[6:-1]] == [
+        "2", "2,097,152.0", "79.5", "0.0", "0.5", "1 (100%)",
+    ]  # fmt: skip
+
+
+def group(key: str, ranks: list[int], rank: int) -> dict[str, Any]:
+    nodes = [0] * len(ranks)
+    return {"key": key, "name": key, "ranks": ranks, "nodes": nodes, "rank": ranks.index(rank)}
+
+
 def test_a_file_of_an_earlier_run_is_left_out(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path, rank, [operation(1, 10, 20)])
-    write(tmp_path, 2, [operation(1, 10, 20)], size=3, written=900.0)
+    earlier = {"groups": [group("earlier", [0, 1, 2], 2)], "first_group": "earlier"}
+    write(tmp_path, 2, [operation(1, 10, 20)], written=1000.0, **earlier)
     shown = page(tmp_path)
     assert shown.startswith("2 ranks on 1 node,")
     assert "rank-2.json is of an earlier run, and is left out" in shown
+
+
+def test_ranks_of_one_run_belong_together_whatever_their_clocks_show(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path, rank, [operation(1, 10, 20)], written=1000.0 - 500 * rank)
+    assert load(tmp_path)[1] == []
+
+
+def test_groups_without_a_common_rank_are_of_one_run(tmp_path: Path) -> None:
+    """Ranks 0 and 1, and ranks 2 and 3, have a group each. Rank 4 came later, and formed its first
+    group with rank 3."""
+    for rank, last in ((0, 1), (1, 1), (2, 3), (3, 3)):
+        groups = [group(f"up to {last}", [last - 1, last], rank)]
+        if rank == 3:
+            groups.append(group("new", [3, 4], 3))
+        operations = [operation(1, 10, 20, group=one) for one in range(len(groups))]
+        write(tmp_path, rank, operations, groups=groups, written=1000.0 + rank)
+    new = group("new", [3, 4], 4)
+    write(tmp_path, 4, [operation(1, 10, 20)], groups=[new], first_group="new")
+    profiles, earlier = load(tmp_path)
+    assert ([one.rank for one in profiles], earlier) == ([0, 1, 2, 3, 4], [])
 
 
 def test_two_late_ranks_of_another_machine_are_not_excused(tmp_path: Path) -> None:
@@ -358,10 +407,10 @@ def test_the_trace_has_every_operation_on_one_axis(tmp_path: Path) -> None:
         ('{"version": 1}', "rank-0.json has version 1 of the format of profiles, and"),
         (
             '{"version": 1}',
-            "reads version 2: record the profile again, or show it with the release",
+            f"reads version {VERSION}: record the profile again, or show it with the release",
         ),
         ('{"version": "?"}', "rank-0.json has version ? of the format of profiles, and"),
-        ('{"version": 2}', "is not a file of a profile"),
+        (f'{{"version": {VERSION}}}', "is not a file of a profile"),
     ],
 )
 def test_a_wrong_folder_is_an_error(text: str | None, cause: str, tmp_path: Path) -> None:

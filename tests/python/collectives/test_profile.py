@@ -1,4 +1,4 @@
-"""hbmcomm.profile() and HBMCOMM_PROFILE: what a rank records of its operations."""
+"""hbmcomm.profile() and HBMCOMM_PROFILE record the operations of a rank."""
 
 from __future__ import annotations
 
@@ -318,3 +318,11 @@ def test_the_latest_operations_are_kept(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "rank-0.json").read_text())
     assert found["lost"] == 100
     assert [one["sequence"] for one in found["operations"]] == list(range(101, 65536 + 101))
+
+
+def test_a_process_without_a_group_writes_no_file(tmp_path: Path) -> None:
+    """A file of its own would take the place of rank 0's."""
+    code = f"import torch_hbmcomm as hbmcomm\nwith hbmcomm.profile({str(tmp_path)!r}):\n    pass"
+    finished = run_code(code)
+    assert (finished.code, finished.output) == (0, "")
+    assert list(tmp_path.iterdir()) == []
