@@ -158,7 +158,10 @@ class MembershipTable:
     def activate(self, lag: float = 0) -> int:
         """Count this worker from now on, and return its clock, which is at most `lag` behind the
         clock of the foremost worker. If the foremost worker advanced further before it saw this
-        worker, sets the clock again."""
+        worker, sets the clock again.
+
+        lag: the bound on staleness, because the foremost worker may have passed its wait already
+        """
         clock = -1
         while True:
             foremost = max((entry.pushed for entry in self.active()), default=0)
@@ -309,9 +312,7 @@ class MembershipTable:
         index, the segment, and the table as it was after the segment was created."""
         for index in range(self._read(JobCell.END), _MOST_WORKERS):
             try:
-                life = self._box.alloc(
-                    _LIFE_BYTES, key=self._life_key(index), mode="create", temporary=True
-                )
+                life = self._create_life(index)
             except smb.KeyInUse:
                 continue
             table = self._look(index + 1)
@@ -334,13 +335,16 @@ class MembershipTable:
     def _may_lead(self, index: int) -> bool:
         """Return True if the worker of that entry may still write the first weights.
 
-        Closes a free entry first, then checks it again. So a worker that claims the entry sees it
-        closed, or this worker sees that worker.
+        Closes the entry if it has no worker. While this worker closes it, this worker has the life
+        segment, so no other worker can claim the entry.
         """
-        if self._alive(index):
+        try:
+            life = self._create_life(index)
+        except smb.KeyInUse:
             return True
         self._write(index, WorkerCell.STATE, WorkerState.CLOSED, worker=True)
-        return self._alive(index)
+        life.delete()
+        return False
 
     def _look(self, least: int = 0) -> _Table:
         """Read the job's entry and all entries that have been used.
@@ -403,6 +407,11 @@ class MembershipTable:
         reconnects.
         """
         return self._box.exists(self._life_key(index))
+
+    def _create_life(self, index: int) -> smb.Segment:
+        return self._box.alloc(
+            _LIFE_BYTES, key=self._life_key(index), mode="create", temporary=True
+        )
 
     def _who(self, index: int) -> str:
         try:

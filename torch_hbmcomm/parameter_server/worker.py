@@ -333,7 +333,7 @@ class AsyncWorker:
             job.exchange, job.membership, changing, job.versions, ahead
         )
         self._replica.adopt(self._layout.constants)  # now, because no worker waits for this one yet
-        self._exchange.count_from(job.membership.activate(math.inf if ahead is None else ahead + 1))
+        self._exchange.count_from(job.membership.activate(math.inf if ahead is None else ahead))
         self._adopt(changing)
         self._active = job.membership.wait_for_workers(config.workers)
 

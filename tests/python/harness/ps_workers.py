@@ -34,7 +34,14 @@ class Boxes:
     def connected(self) -> Iterator[list[smb.Box]]:
         with ExitStack() as stack:
             yield [
-                stack.enter_context(smb.connect(server.url, TOKEN, transport=self.transport))
+                stack.enter_context(
+                    smb.connect(
+                        server.url,
+                        TOKEN,
+                        transport=self.transport,
+                        connect_timeout=WAIT_SECONDS,
+                    )
+                )
                 for server in self.servers
             ]
 

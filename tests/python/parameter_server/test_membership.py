@@ -14,7 +14,12 @@ from harness.box_process import BoxProcess
 from harness.ps_workers import TOKEN, Boxes, together
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.parameter_server.membership import SPARE_ENTRIES, MembershipTable
+from torch_hbmcomm.parameter_server.membership import (
+    SPARE_ENTRIES,
+    JobCell,
+    MembershipTable,
+    _at,
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -22,7 +27,9 @@ TIMEOUT = 60.0
 
 
 def connect(boxes: Boxes) -> smb.Box:
-    return smb.connect(boxes.servers[0].url, TOKEN, transport=boxes.transport)
+    return smb.connect(
+        boxes.servers[0].url, TOKEN, transport=boxes.transport, connect_timeout=TIMEOUT
+    )
 
 
 def join(box: smb.Box, timeout: float = TIMEOUT) -> MembershipTable:
@@ -73,6 +80,35 @@ def test_the_next_leads_if_the_first_dies_before_writing(boxes: Boxes) -> None:
             assert found == []
         waiting.join()
         assert found == [True]
+
+
+def test_a_worker_that_claims_an_entry_while_it_is_closed_counts(
+    boxes: Boxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The late worker has read the end of the table before the entry is closed."""
+    with connect(boxes) as one, connect(boxes) as other:
+        first = join(one)
+        first._segment.fetch_add(_at(0, JobCell.END), 2)  # two more workers, which die at once
+        closing = join(one)
+        first.leave()
+        assert closing.index == 3
+        late: list[MembershipTable] = []
+        write, read = MembershipTable._write, MembershipTable._read
+
+        def claim_first(table: MembershipTable, entry: int, *cells: int, worker: bool) -> None:
+            if entry == 2 and not late:
+                late.append(table)  # a worker that joins does not come here again
+                ends = {JobCell.END: 2}
+                monkeypatch.setattr(
+                    MembershipTable, "_read", lambda one, cell: ends.get(cell) or read(one, cell)
+                )
+                late[0] = join(other)
+                late[0].activate()
+            write(table, entry, *cells, worker=worker)
+
+        monkeypatch.setattr(MembershipTable, "_write", claim_first)
+        assert closing.leads()
+        assert [line.index for line in closing.active()] == [late[0].index]
 
 
 def test_a_late_worker_starts_with_the_foremost(boxes: Boxes) -> None:

@@ -26,6 +26,7 @@ from harness.ps_workers import (
 )
 
 from torch_hbmcomm.parameter_server import Downpour, Elastic, ParameterServer
+from torch_hbmcomm.parameter_server.membership import MembershipTable, WorkerState
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "many_shards")
 
@@ -149,6 +150,30 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
 
     together(first + 1, work)
     assert begun[late] > 0
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_a_worker_joins_within_the_bound(
+    boxes: Boxes, staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first worker takes steps after the joining one has read its clock, and does not see the
+    joining one before they end."""
+    options = {"staleness": staleness, "overlap": False}
+    first, write = Cells(2), MembershipTable._write_own
+
+    def take_steps(table: MembershipTable, cell: int, *values: int) -> None:
+        if values[:1] == (WorkerState.ACTIVE,):
+            monkeypatch.setattr(MembershipTable, "_write_own", write)
+            for _ in range(staleness + 1):
+                first.add_one(0)
+                ps.step()
+        write(table, cell, *values)
+
+    with parameter_server(boxes, first, **options) as ps:
+        monkeypatch.setattr(MembershipTable, "_write_own", take_steps)
+        with parameter_server(boxes, Cells(2), **options) as joined:
+            assert clock_of(ps) == staleness + 1
+            assert clock_of(ps) - clock_of(joined) <= staleness
 
 
 def clock_of(ps: ParameterServer) -> int:
