@@ -23,15 +23,15 @@ def profile(
     """
     console = Console(highlight=False)
     try:
-        profiles, earlier = ranks.load(folder)
+        profiles, others = ranks.load(folder)
     except ValueError as error:
         console.print(f"hbmcomm profile: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     aligned = clocks.align(profiles)
     found = costs.costs(profiles, aligned)
     _print_head(console, profiles, aligned)
-    for name in earlier:
-        console.print(f"{name} is of an earlier run, and is left out")
+    for name in others:
+        console.print(f"{name} is of another run, and is left out")
     _print_advice(console, found)
     _print_rows(console, found, len(profiles))
     _print_ranks(console, found)

@@ -76,7 +76,7 @@ class _Writer:
         self._folder = folder
         self._rank = -1
         self._file: Path | None = None
-        self._inode = 0  # of the file as this process has written it
+        self._written = (0, 0)  # inode and time of the file as this process has written it
         self._warned = False
 
     def write(self) -> None:
@@ -85,9 +85,10 @@ class _Writer:
         found = load().profile_totals()
         if found["rank"] < 0:
             return
-        if dist.is_initialized():
+        # One call, because another thread may destroy the default group at any time.
+        with suppress(ValueError):  # there is no default group
             self._rank = dist.get_rank()
-        elif self._rank < 0:
+        if self._rank < 0:
             self._rank = found["rank"]
         registry = CollectorRegistry()
         registry.register(_Operations(self._rank, found))
@@ -95,11 +96,11 @@ class _Writer:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_to_textfile(str(file), registry)  # writes another file, and renames it
-            former, inode = self._file, self._inode
-            self._file, self._inode = file, file.stat().st_ino
+            former, written = self._file, self._written
+            self._file, self._written = file, _identity(file)
             if former is not None and former != file:
                 with suppress(FileNotFoundError):  # another rank has moved and removed its file
-                    if former.stat().st_ino == inode:
+                    if _identity(former) == written:
                         former.unlink()
         except OSError as error:
             if not self._warned:
@@ -107,6 +108,12 @@ class _Writer:
                     f"HBMCOMM_METRICS={self._folder}: the metrics cannot be written: {error}"
                 )
             self._warned = True
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    """Return the inode and the time of a file. A file system uses an inode again."""
+    status = file.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 class _Operations(Collector):

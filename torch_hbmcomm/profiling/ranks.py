@@ -63,12 +63,18 @@ class RankProfile:
     operations: tuple[Operation, ...]  # in the order of issue; each has ended
     unfinished: int  # the number of the other operations
 
+    def is_of_a_run_with(self, other: RankProfile) -> bool:
+        """Return True if both ranks have surely written their files in one run."""
+        one_time = self.begin < other.end and other.begin < self.end
+        return bool(self.groups & other.groups) or (self.clock == other.clock and one_time)
+
 
 def load(folder: Path) -> tuple[list[RankProfile], list[str]]:
-    """Return the ranks of a profile, in order, and the names of files of earlier runs.
+    """Return the ranks of a profile, in order, and the names of files of other runs.
 
-    The ranks are those that have formed a group with the rank that wrote last, or with another rank
-    of the profile. Times cannot tell two runs apart: the machines' clocks differ.
+    The first of these ranks is the one that wrote last. A further one has formed a group with
+    another rank of the profile, or recorded at the same time by the same clock. The times of
+    writing do not tell two runs apart, because the machines' clocks differ.
 
     Raises ValueError for a wrong or missing file.
     """
@@ -80,13 +86,11 @@ def load(folder: Path) -> tuple[list[RankProfile], list[str]]:
         )
     profiles = sorted((_rank(file) for file in files), key=lambda one: one.rank)
     ranks = {max(profiles, key=lambda one: one.written).rank}
-    groups: frozenset[str] = frozenset()
-    found = -1
+    found = 0
     while found < len(ranks):
         found = len(ranks)
-        groups = groups.union(*(one.groups for one in profiles if one.rank in ranks))
-        ranks |= {one.rank for one in profiles if one.groups & groups}
-    together = [one for one in profiles if one.rank in ranks]
+        together = [one for one in profiles if one.rank in ranks]
+        ranks |= {one.rank for one in profiles if any(map(one.is_of_a_run_with, together))}
     return together, [f"rank-{one.rank}.json" for one in profiles if one.rank not in ranks]
 
 

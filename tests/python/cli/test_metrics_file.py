@@ -103,7 +103,6 @@ def test_a_rank_that_changes_moves_its_file(
 ) -> None:
     """Two ranks of a default group change places. Each removes only a file of its own."""
     replace_native(monkeypatch, Native(0, []))
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
     writers = [metrics._Writer(tmp_path), metrics._Writer(tmp_path)]
 
     def write(writer: int, rank: int) -> list[str]:
@@ -116,8 +115,26 @@ def test_a_rank_that_changes_moves_its_file(
     assert write(1, 3) == ["hbmcomm-rank-2.prom", "hbmcomm-rank-3.prom"]
     assert write(0, 3) == ["hbmcomm-rank-3.prom"]
     assert write(1, 2) == ["hbmcomm-rank-2.prom", "hbmcomm-rank-3.prom"]
-    monkeypatch.setattr(dist, "is_initialized", lambda: False)  # the group was destroyed
-    assert write(1, 0) == ["hbmcomm-rank-2.prom", "hbmcomm-rank-3.prom"]
+    monkeypatch.undo()
+    replace_native(monkeypatch, Native(0, []))
+    writers[1].write()  # without a default group
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "hbmcomm-rank-2.prom",
+        "hbmcomm-rank-3.prom",
+    ]
+
+
+def test_a_default_group_may_end_while_its_rank_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> int:
+        raise ValueError("Default process group has not been initialized")
+
+    replace_native(monkeypatch, Native(4, []))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", none)
+    metrics._Writer(tmp_path).write()
+    assert [file.name for file in tmp_path.iterdir()] == ["hbmcomm-rank-4.prom"]
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning(

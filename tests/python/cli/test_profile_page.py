@@ -185,20 +185,31 @@ def group(key: str, ranks: list[int], rank: int) -> dict[str, Any]:
     return {"key": key, "name": key, "ranks": ranks, "nodes": nodes, "rank": ranks.index(rank)}
 
 
-def test_a_file_of_an_earlier_run_is_left_out(tmp_path: Path) -> None:
+def test_a_file_of_another_run_is_left_out(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path, rank, [operation(1, 10, 20)])
     earlier = {"groups": [group("earlier", [0, 1, 2], 2)], "first_group": "earlier"}
-    write(tmp_path, 2, [operation(1, 10, 20)], written=1000.0, **earlier)
+    times = {"begin": -200 * MS, "end": 0, "written": 1000.0}
+    write(tmp_path, 2, [operation(1, -190, -180)], **earlier, **times)
     shown = page(tmp_path)
     assert shown.startswith("2 ranks on 1 node,")
-    assert "rank-2.json is of an earlier run, and is left out" in shown
+    assert "rank-2.json is of another run, and is left out" in shown
 
 
 def test_ranks_of_one_run_belong_together_whatever_their_clocks_show(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path, rank, [operation(1, 10, 20)], written=1000.0 - 500 * rank)
     assert load(tmp_path)[1] == []
+
+
+def test_ranks_that_record_at_one_time_belong_together(tmp_path: Path) -> None:
+    """Two groups of hbm have no rank in common. The default group is of another backend."""
+    for rank in range(4):
+        name = "high" if rank > 1 else "low"
+        groups = [group(name, [rank // 2 * 2, rank // 2 * 2 + 1], rank)]
+        write(tmp_path, rank, [operation(1, 10, 20)], groups=groups, first_group=name)
+    profiles, others = load(tmp_path)
+    assert ([one.rank for one in profiles], others) == ([0, 1, 2, 3], [])
 
 
 def test_groups_without_a_common_rank_are_of_one_run(tmp_path: Path) -> None:
@@ -209,11 +220,11 @@ def test_groups_without_a_common_rank_are_of_one_run(tmp_path: Path) -> None:
         if rank == 3:
             groups.append(group("new", [3, 4], 3))
         operations = [operation(1, 10, 20, group=one) for one in range(len(groups))]
-        write(tmp_path, rank, operations, groups=groups, written=1000.0 + rank)
+        write(tmp_path, rank, operations, groups=groups, clock=f"{rank}")
     new = group("new", [3, 4], 4)
-    write(tmp_path, 4, [operation(1, 10, 20)], groups=[new], first_group="new")
-    profiles, earlier = load(tmp_path)
-    assert ([one.rank for one in profiles], earlier) == ([0, 1, 2, 3, 4], [])
+    write(tmp_path, 4, [operation(1, 10, 20)], groups=[new], first_group="new", clock="4")
+    profiles, others = load(tmp_path)
+    assert ([one.rank for one in profiles], others) == ([0, 1, 2, 3, 4], [])
 
 
 def test_two_late_ranks_of_another_machine_are_not_excused(tmp_path: Path) -> None:

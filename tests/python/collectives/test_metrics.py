@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from harness import beyond_gloo
 from harness.jobs import Job
-from harness.network import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
 from torch_hbmcomm.profiling import ranks
@@ -43,9 +42,10 @@ import os, sys, torch
 import torch.distributed as dist
 import torch_hbmcomm as hbmcomm
 from torch_hbmcomm.profiling import metrics
-metrics.PERIOD = 0.01
+metrics.PERIOD, metrics.PATIENCE = 0.01, 300
 folder, rank = os.environ["HBMCOMM_METRICS"], os.environ["RANK"]
-dist.init_process_group("hbm")
+store = "file://" + os.environ["STORE"]  # of no rank, so the ranks may end at any time
+dist.init_process_group("hbm", init_method=store, rank=int(os.environ["RANK"]), world_size=2)
 store = dist.distributed_c10d._get_default_store()
 if rank == "0":
     work = dist.all_reduce(torch.ones(10), async_op=True)
@@ -65,14 +65,11 @@ dist.destroy_process_group()
 
 
 def run_program(folder: Path, nodes: list[str]) -> None:
-    port = str(free_port())
     jobs = [
         Job(
             [sys.executable, "-c", PROGRAM],
             RANK=str(rank),
-            WORLD_SIZE=str(len(nodes)),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
+            STORE=str(folder / "store"),
             HBMCOMM_NODE_ID=node,
             HBMCOMM_METRICS=str(folder),
         )

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
 from harness.jobs import Job, run_code
-from harness.network import free_port
 
 import torch_hbmcomm as hbmcomm
 from torch_hbmcomm.profiling import ranks as files
@@ -216,7 +215,8 @@ def test_a_work_of_an_earlier_profile_changes_nothing(pool: Pool, tmp_path: Path
 PROGRAM = """
 import os, torch, warnings
 import torch.distributed as dist
-dist.init_process_group("hbm")
+store = "file://" + os.environ["STORE"]  # of no rank, so the ranks may end at any time
+dist.init_process_group("hbm", init_method=store, rank=int(os.environ["RANK"]), world_size=2)
 dist.all_reduce(torch.ones(10))
 dist.barrier()  # so no rank has written its file yet
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # a fork of a process with threads
@@ -229,15 +229,12 @@ dist.destroy_process_group()
 """
 
 
-def run_program(nodes: list[str], program: str = PROGRAM, **extra: str) -> list[str]:
-    port = str(free_port())
+def run_program(nodes: list[str], store: Path, **extra: str) -> list[str]:
     jobs = [
         Job(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", PROGRAM],
             RANK=str(rank),
-            WORLD_SIZE=str(len(nodes)),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
+            STORE=str(store),
             HBMCOMM_NODE_ID=node,
             **extra,
         )
@@ -251,7 +248,7 @@ def run_program(nodes: list[str], program: str = PROGRAM, **extra: str) -> list[
 @pytest.mark.parametrize("nodes", [["", ""], ["a", "b"]])
 def test_a_program_that_is_not_changed_is_recorded(nodes: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "made" / "by" / "hbm"
-    assert run_program(nodes, HBMCOMM_PROFILE=str(folder)) == ["", ""]
+    assert run_program(nodes, tmp_path / "store", HBMCOMM_PROFILE=str(folder)) == ["", ""]
     assert sorted(file.name for file in folder.iterdir()) == ["rank-0.json", "rank-1.json"]
     together = nodes[0] == nodes[1]
     for profile in loaded(folder):
@@ -294,7 +291,7 @@ def test_children_of_multiprocessing_are_recorded(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "below"
-    for output in run_program(["", ""], HBMCOMM_PROFILE=str(folder)):
+    for output in run_program(["", ""], tmp_path / "store", HBMCOMM_PROFILE=str(folder)):
         assert f"HBMCOMM_PROFILE={folder}: the profile cannot be written: " in output
 
 
