@@ -201,7 +201,10 @@ def check_death(context: Context, call: str) -> None:
     window = new_window(buffer)
     check_signals(context, window)
     if context.rank == last:
+        for survivor in range(last):
+            window.wait_signal(survivor, False)
         os.kill(os.getpid(), signal.SIGKILL)
+    window.signal(last, False)  # this rank has all signals
     first = refusal(lambda: window.wait_signal(last, False), dist.DistBackendError)
     assert re.search(rf"rank {last} \(pid \d+ on .*\) has died", first), first
     refused: dict[str, Callable[[], Any]] = {

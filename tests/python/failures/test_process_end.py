@@ -58,7 +58,7 @@ ending, loaded, reduced = threading.Event(), threading.Event(), threading.Event(
 def let_the_thread_use_a_group():
     ending.set()
     loaded.wait()
-    print("reduced" if reduced.wait(1) else "parked", flush=True)
+    print("reduced" if reduced.wait(2) else "parked", flush=True)
 
 atexit.register(let_the_thread_use_a_group)  # before torch is imported, so it runs after hbm's
 import torch
@@ -66,9 +66,8 @@ import torch.distributed as dist
 
 def use():
     ending.wait()
-    import torch_hbmcomm.backend
-    loaded.set()
     dist.init_process_group("hbm", store=dist.HashStore(), rank=0, world_size=1)
+    loaded.set()
     dist.all_reduce(torch.ones(1))
     reduced.set()
 

@@ -63,7 +63,8 @@ def test_memkinds_arenas_are_bounded_unless_they_are_set(
     monkeypatch: pytest.MonkeyPatch, given: str | None, processors: int, arenas: str | None
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: processors)
-    monkeypatch.delenv("MEMKIND_ARENA_NUM_PER_KIND", raising=False)
+    monkeypatch.setenv("MEMKIND_ARENA_NUM_PER_KIND", "")  # so that monkeypatch restores it
+    monkeypatch.delenv("MEMKIND_ARENA_NUM_PER_KIND")
     if given is not None:
         monkeypatch.setenv("MEMKIND_ARENA_NUM_PER_KIND", given)
     native._bound_arenas()

@@ -303,7 +303,8 @@ echo "$(basename "$0") without=${HBMCOMM_WITHOUT_TORCH:-}" $* >>CALLS
 def checkout(tmp_path: Path) -> Path:
     """Make a checkout with the scripts of this one. It writes the calls of programs to CALLS."""
     root = tmp_path / "checkout"
-    shutil.copytree(SCRIPTS, root / "scripts")
+    # Another process may be writing compiled modules.
+    shutil.copytree(SCRIPTS, root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     versioned(root, "0.2.0.dev0", "Unreleased (0.2.0)")
     shutil.copy(ROOT / "pyproject.toml", root)
     for program in ("scripts/bare_system.sh", "bin/pipx"):

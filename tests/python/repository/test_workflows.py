@@ -198,7 +198,9 @@ def test_only_tried_tags_are_published_and_without_a_password(tmp_path: Path) ->
     assert "secrets." not in RELEASE.read_text()
     [refusal] = (step for step in jobs(RELEASE)["version"]["steps"] if "run" in step)
     assert refusal["env"] == {"TAG": "${{ github.ref_type == 'tag' && github.ref_name || '' }}"}
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    shutil.copytree(
+        ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (tmp_path / "torch_hbmcomm").mkdir()
     (tmp_path / "torch_hbmcomm" / "version.py").write_text('__version__ = "0.2.0"\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.2.0 (2026-12-01)\n")
