@@ -188,8 +188,8 @@ def group(key: str, ranks: list[int], rank: int) -> dict[str, Any]:
 def test_a_file_of_another_run_is_left_out(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path, rank, [operation(1, 10, 20)])
-    earlier = {"groups": [group("earlier", [0, 1, 2], 2)], "first_group": "earlier"}
-    times = {"begin": -200 * MS, "end": 0, "written": 1000.0}
+    earlier: dict[str, Any] = {"groups": [group("earlier", [0, 1, 2], 2)], "first_group": "earlier"}
+    times: dict[str, Any] = {"begin": -200 * MS, "end": 0, "written": 1000.0}
     write(tmp_path, 2, [operation(1, -190, -180)], **earlier, **times)
     shown = page(tmp_path)
     assert shown.startswith("2 ranks on 1 node,")

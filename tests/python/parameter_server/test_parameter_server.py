@@ -158,7 +158,7 @@ def test_a_worker_joins_within_the_bound(
 ) -> None:
     """The first worker takes steps after the joining one has read its clock, and does not see the
     joining one before they end."""
-    options = {"staleness": staleness, "overlap": False}
+    options: dict[str, Any] = {"staleness": staleness, "overlap": False}
     first, write = Cells(2), MembershipTable._write_own
 
     def take_steps(table: MembershipTable, cell: int, *values: int) -> None:
