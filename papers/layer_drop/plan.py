@@ -20,6 +20,7 @@ class Plan:
     whole_steps: number of steps of a contender that drops nothing.
     rounds: turns of plain DDP and of R = 0, whose difference is small.
     server_steps: most steps with a parameter server.
+    more_workers: numbers of workers that send everything, besides 4, in the section server.
     passes: samples of each contender in the section pass.
     training_megabits: rate of the link in the section training.
     training_steps, optimizers: for the section server-training.
@@ -38,6 +39,7 @@ class Plan:
     whole_steps: int = 3
     rounds: int = 3
     server_steps: int = 60
+    more_workers: Sequence[int] = (2, 8)
     passes: int = 7
     training_megabits: int = 300
     training_steps: int = 400
@@ -76,6 +78,7 @@ QUICK: dict[str, Any] = {
     "whole_steps": 1,
     "rounds": 1,
     "server_steps": 2,
+    "more_workers": (2,),
     "passes": 2,
     "training_megabits": 1000,
     "training_steps": 4,

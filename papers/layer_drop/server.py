@@ -1,6 +1,6 @@
 """Section server: a dedicated parameter server behind a link, and four workers.
 
-It follows Table 1 of the paper.
+It follows Table 1 of the paper, and Fig. 1 with other numbers of workers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from torch_hbmcomm.bench.result import Findings, Measurement
 NAME = "server"
 _ABOUT = (
     "a parameter server behind the link and 4 workers, with gradients of ResNet-50's sizes; "
-    "compute: time of a thread, on one host; communication: the additional time of an iteration"
+    "compute: time of a thread, on one host; communication: the additional time of an iteration; "
+    "the cases with everything sent compare other numbers of workers with 4"
 )
 _ROLE = "papers.layer_drop.server_rank"
-_NODES = (0, 1, 1, 1, 1)
+_WORKERS = 4
 _ON_ONE_HOST = 8  # most steps of each contender on one host
 _ALL = "all is sent"
 _BOX = ", memory box"
+EVERYTHING = f", {_ALL}"  # ends the cases that compare numbers of workers
 
 _PAPER_NAMES = ("worker_ms", "server_ms", "communication_ms", "iteration_ms")
 _PAPER = {
@@ -45,13 +47,14 @@ def _measure(plan: Plan, findings: Findings) -> None:
     contenders: dict[str, dict[str, Any] | None] = {_ALL: None}
     contenders |= {dropping(ratio).name: {"ratio": ratio} for ratio in plan.ratios}
     alone: dict[str, Turn] = {}
-    with one_host(_ROLE, len(_NODES), width=plan.width) as host:
+    with one_host(_ROLE, 1 + _WORKERS, width=plan.width) as host:
         for name, terms in contenders.items():
             findings.progress(f"{NAME}, on one host: {name}")
             alone[name] = synchronous(host, terms, min(_ON_ONE_HOST, plan.server_steps))
+    of_links: dict[int | None, Turn] = {}
     for megabits in plan.megabits:
         case = link(megabits)
-        with two_hosts(_ROLE, _NODES, megabits, width=plan.width) as hosts:
+        with two_hosts(_ROLE, _nodes(_WORKERS), megabits, width=plan.width) as hosts:
             found: dict[str, Turn] = {}
             for name, terms in contenders.items():
                 findings.progress(f"{NAME}, {case}: {name}")
@@ -59,11 +62,50 @@ def _measure(plan: Plan, findings: Findings) -> None:
             findings.add(_rows(case, found, alone))
             findings.add(_of_paper(case, megabits is not None))
             findings.add(_boxed(case + _BOX, hosts, plan, findings.progress))
+        of_links[megabits] = found[_ALL]
+    _measure_workers(plan, findings, of_links, alone[_ALL])
 
 
-def _rows(case: str, found: Mapping[str, Turn], alone: Mapping[str, Turn]) -> Iterator[Measurement]:
-    plain = found[_ALL]
-    plain_communication = plain.iteration - alone[_ALL].iteration
+def _measure_workers(
+    plan: Plan, findings: Findings, of_links: Mapping[int | None, Turn], of_host: Turn
+) -> None:
+    """Send everything with other numbers of workers, and compare them with 4 workers.
+
+    of_links, of_host: the turns of 4 workers over each link, and on one host.
+    """
+    steps = plan.server_steps_of(None)
+    found = {megabits: {_WORKERS: turn} for megabits, turn in of_links.items()}
+    alone = {_WORKERS: of_host}
+    for workers in plan.more_workers:
+        findings.progress(f"{NAME}, on one host: {_count(workers)}")
+        with one_host(_ROLE, 1 + workers, width=plan.width) as host:
+            alone[workers] = synchronous(host, None, min(_ON_ONE_HOST, plan.server_steps))
+        for megabits, turns in found.items():
+            findings.progress(f"{NAME}, {link(megabits)}: {_count(workers)}")
+            with two_hosts(_ROLE, _nodes(workers), megabits, width=plan.width) as hosts:
+                turns[workers] = synchronous(hosts, None, steps)
+    on_host = {_count(workers): turn for workers, turn in alone.items()}
+    for megabits, turns in found.items():
+        named = {_count(workers): turns[workers] for workers in sorted(turns)}
+        findings.add(_rows(link(megabits) + EVERYTHING, named, on_host, _count(_WORKERS)))
+
+
+def _nodes(workers: int) -> list[int]:
+    """Return the node of each rank: the server is at one end of the link, all workers at the other
+    end."""
+    return [0] + workers * [1]
+
+
+def _count(workers: int) -> str:
+    return f"{workers} workers"
+
+
+def _rows(
+    case: str, found: Mapping[str, Turn], alone: Mapping[str, Turn], base: str = _ALL
+) -> Iterator[Measurement]:
+    """Yield the rows of a case. base: the contender that the shares are of."""
+    plain = found[base]
+    plain_communication = plain.iteration - alone[base].iteration
     for name, turn in found.items():
         communication = turn.iteration - alone[name].iteration
         values = {
@@ -114,7 +156,7 @@ def _values(turn: Turn, plain: Turn) -> dict[str, float]:
 
 def _verdicts(rows: Sequence[Measurement]) -> Iterator[Verdict]:
     for case, found in cases(rows).items():
-        if case.endswith(_BOX):
+        if case.endswith((_BOX, EVERYTHING)):
             continue
         ours = [one for one in found.values() if "bytes_share" in one.values]
         yield _communication_saved(case, ours)
