@@ -14,13 +14,15 @@ from papers.layer_drop.memory_pass import PASS
 from papers.layer_drop.plan import QUICK, Plan
 from papers.layer_drop.server import SERVER
 from papers.layer_drop.server_training import SERVER_TRAINING
+from papers.layer_drop.threshold import THRESHOLD
 from papers.layer_drop.training import TRAINING
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish, names, say
 from torch_hbmcomm.bench.result import check_names, run
 
 SECTIONS: dict[str, JudgedSection] = {
-    section.name: section for section in (PASS, DDP, SERVER, TRAINING, SERVER_TRAINING, BREAK_EVEN)
+    section.name: section
+    for section in (PASS, THRESHOLD, DDP, SERVER, TRAINING, SERVER_TRAINING, BREAK_EVEN)
 }
 
 _UNLIMITED = "unlimited"
@@ -72,14 +74,15 @@ def layer_drop(
     The sections are:
 
     - pass: memory bandwidth, and the time that the hook adds to ResNet-50
+    - threshold: the time to find a threshold and to compare with it, by layers or by all gradients
     - ddp: 4 ranks on two hosts
-    - server: a parameter server and 4 workers
+    - server: a parameter server and 4 workers; 2 and 8 workers without dropping
     - training: handwritten digits, accuracy over time
     - server-training: the same with the parameter server and a convolutional net
     - break-even: the link on which dropping does not pay
 
-    All but pass need root, because hosts are network namespaces. The exit status never depends on a
-    time. The whole run takes half an hour.
+    All but pass and threshold need root, because hosts are network namespaces. The exit status
+    never depends on a time. The whole run takes half an hour.
     """
     check_file(json)
     try:

@@ -75,7 +75,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
 def _pass(passes: Peer, bounds: Program, plan: Plan, threads: int) -> Iterator[Measurement]:
     size = passes.ask("prepare", width=plan.width, threads=threads)
     bounds.ask("triad", size // _STREAMS // _LINE * _LINE, threads)
-    contenders: dict[str, Timed] = {who: partial(_run, passes, who) for who in (_ACCUMULATE, _ADD)}
+    contenders = {who: loop_of(passes, who) for who in (_ACCUMULATE, _ADD)}
     contenders[_TRIAD] = bounds.timed("run")
     for who, samples in interleave(contenders, plan.passes).items():
         median = statistics.median(samples.interleaved)
@@ -84,9 +84,14 @@ def _pass(passes: Peer, bounds: Program, plan: Plan, threads: int) -> Iterator[M
         yield row(NAME, case, who, values, [one / 1e3 for one in samples.interleaved])
 
 
-def _run(passes: Peer, who: str, samples: int, calls: int) -> list[float]:
-    found: list[float] = passes.ask("run", what=who, samples=samples, calls=calls)
-    return found
+def loop_of(process: Peer, who: str) -> Timed:
+    """Return the loop that the process runs for a contender."""
+
+    def run(samples: int, calls: int) -> list[float]:
+        found: list[float] = process.ask("run", what=who, samples=samples, calls=calls)
+        return found
+
+    return run
 
 
 def _extra(plan: Plan, cores: int) -> tuple[dict[str, float], dict[str, int]]:

@@ -21,7 +21,7 @@ class Plan:
     rounds: turns of plain DDP and of R = 0, whose difference is small.
     server_steps: most steps with a parameter server.
     more_workers: numbers of workers that send everything, besides 4, in the section server.
-    passes: samples of each contender in the section pass.
+    passes: rounds of the contenders in the sections pass and threshold.
     training_megabits: rate of the link in the section training.
     training_steps, optimizers: for the section server-training.
     epochs: for the section training.

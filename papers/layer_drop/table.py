@@ -33,6 +33,8 @@ COLUMNS = {
     # section pass
     "pass_ms": Column("a pass", _milliseconds),
     "gb_s": Column("traffic", "{:.1f} GB/s".format),
+    # section threshold
+    "time_ms": Column("time", _milliseconds),
     # sections ddp and server; means over iterations
     "worker_ms": Column("worker's\ncompute", _milliseconds),
     "server_ms": Column("server's\ncompute", _milliseconds),
