@@ -11,7 +11,7 @@ from benchmarks.verdict import JudgedSection
 from papers.layer_drop.break_even import BREAK_EVEN
 from papers.layer_drop.ddp import DDP
 from papers.layer_drop.memory_pass import PASS
-from papers.layer_drop.plan import QUICK, Plan
+from papers.layer_drop.plan import QUICK, VARIANTS, Plan
 from papers.layer_drop.server import SERVER
 from papers.layer_drop.server_training import SERVER_TRAINING
 from papers.layer_drop.threshold import THRESHOLD
@@ -60,6 +60,10 @@ def layer_drop(
         str | None,
         typer.Option(help="Of server-training.", show_default="SGD,momentum"),
     ] = None,
+    variants: Annotated[
+        str | None,
+        typer.Option(help=f"Of server-training: {','.join(VARIANTS)}.", show_default="none"),
+    ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(min=1, help="Of training and server-training.", show_default="3"),
@@ -93,6 +97,7 @@ def layer_drop(
             epochs=epochs,
             training_steps=training_steps,
             optimizers=None if optimizers is None else names(optimizers),
+            variants=None if variants is None else names(variants),
             seeds=seeds,
         )
         chosen_sections = list(SECTIONS) if sections == "all" else names(sections)

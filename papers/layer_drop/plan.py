@@ -8,6 +8,12 @@ from typing import Any
 
 from torch_hbmcomm.bench.result import check_counts, check_names
 
+NORMS = ("L1", "L2")
+WITHOUT_RESIDUALS = "without-residuals"
+VARIANTS = (*NORMS, WITHOUT_RESIDUALS)
+"""Variants of layer dropping: the norm that is a layer's score (with the paper's rule only), and
+residuals that are thrown away."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -24,6 +30,7 @@ class Plan:
     passes: rounds of the contenders in the sections pass and threshold.
     training_megabits: rate of the link in the section training.
     training_steps, optimizers: for the section server-training.
+    variants: of layer dropping, in the section server-training; names in VARIANTS.
     epochs: for the section training.
     batch: images of a rank in a step of the section training.
     seeds: number, for the sections training and server-training.
@@ -44,6 +51,7 @@ class Plan:
     training_megabits: int = 300
     training_steps: int = 400
     optimizers: Sequence[str] = ("SGD", "momentum")
+    variants: Sequence[str] = ()
     epochs: int = 12
     batch: int = 8
     seeds: int = 3
@@ -60,6 +68,8 @@ class Plan:
         )
         check_counts(self, dict.fromkeys(counts, 1))
         check_names("optimizer", self.optimizers, ("SGD", "momentum"))
+        if self.variants:
+            check_names("variant", self.variants, VARIANTS)
         for rate in self.megabits:
             if rate is not None and rate < 1:
                 raise ValueError(f"a link has at least 1 Mbit/s, not {rate}")

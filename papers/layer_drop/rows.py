@@ -1,10 +1,11 @@
 """The measurements of the sections: a row for each contender and case. A case is a table's title.
 
 table.py lists the names of values. A hook that drops also has "steps", the steps that it counted,
-and "aim", the intended "counted_share". Samples are milliseconds of an iteration, or of a pass over
-memory. The sections training and server-training have curves, with a point for each epoch or
-evaluation: "steps", "seconds", "loss" and "accuracy", means over the seeds. A contender "paper:
-..." has the figures of Lee et al. (2020).
+and "aim", the intended "counted_share". Samples are milliseconds of an iteration, of a pass over
+memory, or of a search or comparison. The sections training and server-training have curves, with a
+point for each epoch or evaluation: "steps", "seconds", "loss" and "accuracy", means over the seeds.
+"accuracy_seed_0" is the accuracy of the first seed, and so on. Curves "..._by_seed" have the final
+value of each seed. A contender "paper: ..." has the figures of Lee et al. (2020).
 """
 
 from __future__ import annotations

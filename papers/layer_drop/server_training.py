@@ -1,19 +1,20 @@
 """Section server-training: a parameter server behind a link, and four workers that learn images.
 
-The net is convolutional, as in the paper's Figs. 5 to 8 and 10 to 13.
+The net is convolutional, as in the paper's Figs. 5 to 8 and 10 to 13. Variants have the L1 or L2
+norm as a layer's score, or throw the residuals of each step away (the paper's section 4.3).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from benchmarks.verdict import JudgedSection, Verdict
 from papers.layer_drop.cluster import Cluster, together, two_hosts
-from papers.layer_drop.plan import Plan, link
+from papers.layer_drop.plan import NORMS, WITHOUT_RESIDUALS, Plan, link
 from papers.layer_drop.rows import cases
 from papers.layer_drop.table import tables
 from papers.layer_drop.tasks import WideConvolutions
@@ -29,6 +30,7 @@ _ABOUT = (
 _ROLE = "papers.layer_drop.server_training_rank"
 _NODES = (0, 1, 1, 1, 1)
 _LOOKS = 20
+_TO_THE_LETTER = {"target": "paper", "max_age": math.inf, "always_send": False}
 
 
 def ours(ratio: float) -> str:
@@ -41,13 +43,26 @@ def papers(ratio: float) -> str:
     return f"R = {ratio:g}, the paper's rule"
 
 
-def _contenders(ratios: Sequence[float]) -> dict[str, dict[str, Any] | None]:
-    """Return the arguments of LayerDrop, by the contenders' names; None: no drop."""
-    to_the_letter = {"target": "paper", "max_age": math.inf, "always_send": False}
-    found: dict[str, dict[str, Any] | None] = {ALL: None}
+def variant_of(contender: str, variant: str) -> str:
+    """Return the name of a contender's variant."""
+    return f"{contender}, {variant.replace('-', ' ')}"
+
+
+def _contenders(ratios: Sequence[float], variants: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return arguments of the ranks' prepare(), by the contenders' names."""
+    found: dict[str, dict[str, Any]] = {ALL: {"terms": None}}
     for ratio in ratios:
-        found[ours(ratio)] = {"ratio": ratio}
-        found[papers(ratio)] = {"ratio": ratio, **to_the_letter}
+        letter = {"ratio": ratio, **_TO_THE_LETTER}
+        ways: dict[str, dict[str, Any]] = {ours(ratio): {"ratio": ratio}, papers(ratio): letter}
+        for name, terms in ways.items():
+            found[name] = {"terms": terms}
+            if WITHOUT_RESIDUALS in variants:
+                name = variant_of(name, WITHOUT_RESIDUALS)
+                found[name] = {"terms": terms, "residuals": False}
+        for norm in NORMS:
+            if norm in variants:
+                name = variant_of(papers(ratio), norm)
+                found[name] = {"terms": letter | {"representative": norm.lower()}}
     return found
 
 
@@ -68,10 +83,10 @@ def _of_optimizer(
     curves: dict[str, list[Curve]] = {}
     crossed: dict[str, list[float]] = {}
     for seed in range(plan.seeds):
-        for name, terms in _contenders(plan.ratios).items():
+        for name, options in _contenders(plan.ratios, plan.variants).items():
             findings.progress(f"{NAME}, {case}: seed {seed}, {name}")
-            arguments = {"optimizer": optimizer, "terms": terms, "seed": seed}
-            curve, megabytes = _learn(hosts, plan.training_steps, arguments)
+            arguments = {"optimizer": optimizer, "seed": seed}
+            curve, megabytes = _learn(hosts, plan.training_steps, arguments | options)
             curves.setdefault(name, []).append(curve)
             crossed.setdefault(name, []).append(megabytes)
     all_bytes, all_seconds = statistics.fmean(crossed[ALL]), mean(curves[ALL]).seconds[-1]

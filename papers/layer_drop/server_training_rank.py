@@ -33,8 +33,20 @@ class Learner:
         self._workers = world - 1
         self._task = WideConvolutions()
 
-    def prepare(self, optimizer: str, terms: dict[str, Any] | None, seed: int, steps: int) -> None:
-        """Form the parameter server, on all ranks. terms: arguments of LayerDrop; None: no drop."""
+    def prepare(
+        self,
+        optimizer: str,
+        terms: dict[str, Any] | None,
+        seed: int,
+        steps: int,
+        residuals: bool = True,
+    ) -> None:
+        """Form the parameter server, on all ranks.
+
+        Args:
+            terms: arguments of LayerDrop; None: no drop
+            residuals: False: workers throw the gradients of dropped layers away
+        """
         torch.manual_seed(seed)
         self._draw = torch.Generator().manual_seed(seed)
         self._model = self._task.model()
@@ -47,6 +59,7 @@ class Learner:
             dedicated=True,
             drop=None if terms is None else hbmcomm.LayerDrop(**terms),
         )
+        self._keeps_residuals = residuals
 
     def serve(self) -> None:
         """Serve, on rank 0, until all workers have closed."""
@@ -64,8 +77,16 @@ class Learner:
             loss = self._task.loss(self._model(some[0]), some[1])
             loss.backward()
             self._server.step()
+            if not self._keeps_residuals:
+                self._forget()
             losses.append(float(loss.detach()))
         return time.perf_counter() - start, statistics.fmean(losses)
+
+    def _forget(self) -> None:
+        """Throw the residuals away, and keep the threshold. The library has no option for this."""
+        dropping = self._server._dropping
+        assert dropping is not None
+        dropping.prepare(dropping.state_dict() | {"caches": {}})()
 
     def accuracy(self) -> float:
         """Return the worker's accuracy in % on test images. Its model equals the server's."""

@@ -56,6 +56,7 @@ def learned(
     more: Mapping[str, float] | None = None,
 ) -> Measurement:
     """Make the row of a contender. found, plain: a curve for each seed; `plain` may have more."""
+    pairs = list(zip(found, plain, strict=False))
     own, base = mean(found), mean(plain[: len(found)])
     values = {
         "iteration_ms": 1e3 * own.seconds[-1] / own.steps[-1],
@@ -68,5 +69,19 @@ def learned(
     until, base_until = own.until(target), base.until(target)
     if until is not None and base_until is not None:
         values |= {"target_seconds": until, "sooner": base_until / until}
-    points = {"accuracy_by_seed": [one.accuracy[-1] for one in found]}
-    return row(section, case, name, values | dict(more or {}), curves=points | asdict(own))
+    seeds = {
+        "accuracy_by_seed": [one.accuracy[-1] for one in found],
+        "loss_by_seed": [one.loss[-1] for one in found],
+        "seconds_by_seed": [one.seconds[-1] for one in found],
+        "points_by_seed": [one.accuracy[-1] - other.accuracy[-1] for one, other in pairs],
+        "sooner_by_seed": [_sooner(one, other) for one, other in pairs],
+    } | {f"accuracy_seed_{seed}": one.accuracy for seed, one in enumerate(found)}
+    return row(section, case, name, values | dict(more or {}), curves=seeds | asdict(own))
+
+
+def _sooner(own: Curve, plain: Curve) -> float:
+    """Return plain's seconds to its final accuracy less POINTS, over own seconds to the same
+    accuracy; 0 if this accuracy is never reached."""
+    target = plain.accuracy[-1] - POINTS
+    until, plain_until = own.until(target), plain.until(target)
+    return plain_until / until if until is not None and plain_until is not None else 0.0
