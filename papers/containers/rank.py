@@ -1,7 +1,8 @@
 """A rank that times collectives: python -m papers.containers.rank PLAN.json
 
-PLAN.json has "collectives", with their names and bytes, and "calls". Rank 0 writes the seconds of
-each call, on its slowest rank, to the file RESULTS in the same directory.
+PLAN.json has "series", a name in SERIES; "collectives", with their names and bytes; and "calls".
+Rank 0 writes the seconds of each call, on its slowest rank, to the file RESULTS in the same
+directory.
 """
 
 from __future__ import annotations
@@ -9,15 +10,25 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from benchmarks.collectives.mpi_objects import MpiObjects
+from benchmarks.collectives.native import MpiInPlace
 from papers.containers.job import RESULTS
+from torch_hbmcomm.bench.buffers import Buffers
+from torch_hbmcomm.bench.contenders import Contender
+from torch_hbmcomm.bench.mpich import Mpich
 
 COLLECTIVES = ("broadcast", "gather", "allreduce")
+HBM = "hbm"
+MPI: dict[str, Contender] = {one.name: one for one in (MpiInPlace(), Mpich(), MpiObjects())}
+SERIES = {HBM: "hbm, on plain tensors", **{name: one.about for name, one in MPI.items()}}
 _WARM = 2  # uncounted calls
 
 
@@ -70,8 +81,34 @@ def seconds_of(call: Call) -> float:
     return slowest.item()
 
 
+def by_hbm(collective: str, size: int, calls: int) -> list[float]:
+    call = Call(collective, size)
+    return [seconds_of(call) for _ in range(_WARM + calls)][_WARM:]
+
+
+def by_mpi(contender: Contender, collective: str, size: int, calls: int) -> list[float]:
+    """Time calls that follow one another without a barrier, as benchmarks.collectives does."""
+    ranks = dist.get_world_size()
+    whole = size * ranks if collective == "gather" else size
+    loop = contender.prepare(collective, Buffers(torch.empty, whole, "float32", ranks))
+    slowest = torch.tensor(loop(calls, 1), dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return [microseconds / 1e6 for microseconds in slowest.tolist()]
+
+
+def measured(series: str, collectives: list[tuple[str, int]], calls: int) -> Iterator[list[float]]:
+    """Yield the seconds of each collective's calls, on their slowest rank."""
+    if series == HBM:
+        yield from (by_hbm(collective, size, calls) for collective, size in collectives)
+        return
+    contender = MPI[series]
+    contender.open()
+    yield from (by_mpi(contender, collective, size, calls) for collective, size in collectives)
+
+
 def main(file: Path) -> None:
     plan = json.loads(file.read_text())
+    tempfile.tempdir = str(file.parent)  # the native programs of all containers meet here
     torch.set_num_threads(1)
     dist.init_process_group(
         "hbm",
@@ -79,10 +116,7 @@ def main(file: Path) -> None:
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
-    found = []
-    for collective, size in plan["collectives"]:
-        call = Call(collective, size)
-        found.append([seconds_of(call) for _ in range(_WARM + plan["calls"])][_WARM:])
+    found = list(measured(**plan))
     if dist.get_rank() == 0:
         file.with_name(RESULTS).write_text(json.dumps(found))
     dist.destroy_process_group()
