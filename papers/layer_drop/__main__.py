@@ -86,7 +86,7 @@ def layer_drop(
     - break-even: the link on which dropping does not pay
 
     All but pass and threshold need root, because hosts are network namespaces. The exit status
-    never depends on a time. The whole run takes half an hour.
+    never depends on a time. The whole run takes more than half an hour.
     """
     check_file(json)
     try:

@@ -30,7 +30,7 @@ class Plan:
     passes: rounds of the contenders in the sections pass and threshold.
     training_megabits: rate of the link in the section training.
     training_steps, optimizers: for the section server-training.
-    variants: of layer dropping, in the section server-training; names in VARIANTS.
+    variants: names in VARIANTS, for the section server-training.
     epochs: for the section training.
     batch: images of a rank in a step of the section training.
     seeds: number, for the sections training and server-training.
