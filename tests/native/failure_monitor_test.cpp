@@ -29,6 +29,7 @@
 #include "expect_error.h"
 #include "fake_operation.h"
 #include "fake_store.h"
+#include "shm_ranks.h"
 
 namespace hbm::communicator::failure {
 namespace {
@@ -531,6 +532,35 @@ TEST(FailureDetector, RefusesQuestionsBeforeTheGroupIsFormed) {
   EXPECT_THROW(detector.dead(), std::logic_error);
   detector.formed("p/", nullptr);
   EXPECT_EQ(detector.dead(), std::vector<int>());
+}
+
+// The sender dies after the receiver's last poll.
+TEST(FailureDetector, AcceptsTheMessageOfADeadLocalRank) {
+  shm::TestNode node({.size = 2});
+  shm::NodeRank receiver(node, 0), sender(node, 1);
+  FailureDetector detector({.name = "group g",
+                            .rank = 0,
+                            .global_ranks = {},
+                            .store = nullptr,
+                            .job_store = nullptr,
+                            .heartbeat = milliseconds(10'000)});
+  for (const int rank : {0, 1}) detector.met(rank, bootstrap::introduce("1", 0));
+  detector.all_met();
+  detector.formed("p/", receiver.shm_group);
+
+  float received = 0, sent = 2;
+  const auto receive = receiver.collectives->receive({&received, 1}, Dtype::kFloat32, 1, 0,
+                                                     std::make_shared<int>(kAnyRank));
+  receive->begin();
+  EXPECT_EQ(receive->poll(), progress::Progress::kIdle);
+  EXPECT_FALSE(sender.transfer(sender.collectives->send({&sent, 1}, Dtype::kFloat32, 0, 0)));
+  sender.die();
+  EXPECT_NO_THROW(detector.check(*receive));
+  EXPECT_FALSE(receiver.shm_group->failed());
+  EXPECT_EQ(receive->poll(), progress::Progress::kDone);
+  EXPECT_EQ(received, sent);
+  receiver.shm_group->report("rank 0: it is tired", /*death=*/false);
+  expect_error(ErrorKind::kPeer, {"it is tired"}, [&] { detector.check(*receive); });
 }
 
 }  // namespace

@@ -104,8 +104,12 @@ void FailureDetector::check(const progress::Operation& operation) {
   if (const std::string why = claimed_twice(); !why.empty()) {
     throw Error(ErrorKind::kPeer, group_->name + " has failed: " + why);
   }
+  if (!asks_monitor()) {
+    if (shm_group_) shm_group_->require_no_report();
+    return;
+  }
   if (shm_group_) shm_group_->require_alive(operation.missing(), operation, [] { return false; });
-  if (asks_monitor()) check_monitored(operation);
+  check_monitored(operation);
 }
 
 void FailureDetector::check_monitored(const progress::Operation& operation) {

@@ -66,6 +66,14 @@ class FailureDetector final : public bootstrap::RankWatch, public Peers {
     monitor_.await_connections(*group_, deadline);
   }
 
+  // If all ranks share memory, throws only for a reported failure or a second claim. The operations
+  // of such a group are all of communicator/shm, and check their ranks themselves: messages and
+  // windows in poll(), collectives in sleep(). They accept a dead rank whose data have come. The
+  // queue calls check() after a poll() without progress. A rank may send its data after that
+  // poll(), and die before this check(), so check() cannot tell whether the data have come.
+  //
+  // In a group over several nodes, an operation over MPI does not check single ranks of its node.
+  // So there check() also throws for them.
   void check(const progress::Operation& operation) override;
   uint64_t changes() const noexcept override {
     return group_->changes.load(std::memory_order_acquire);
