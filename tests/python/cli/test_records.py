@@ -71,9 +71,10 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, text=True, capture_output=True).stdout.strip()
 
 
-def test_a_record_has_the_commit_of_the_package() -> None:
-    expected = checkout.state(ROOT / "torch_hbmcomm" / "version.py")
-    assert expected.items() <= describe_machine().items()
+def test_a_record_has_the_state_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = checkout.state()  # read once: another process may change the checkout
+    monkeypatch.setattr(checkout, "state", lambda: state)
+    assert state.items() <= describe_machine().items()
 
 
 def test_a_checkout_has_a_commit_and_modified_files(tmp_path: Path) -> None:
