@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+import torch_releases  # noqa: E402
 import versions  # noqa: E402
 
 
@@ -350,13 +351,16 @@ def test_the_container_builds_the_named_packages(checkout: Path) -> None:
 
 def test_a_suite_builds_a_copy_of_the_checkout(checkout: Path) -> None:
     torch = checkout / "build" / "torch"
-    for release in ("2.11", "2.15"):
+    minors = range(torch_releases.OLDEST, torch_releases.NEWEST + 1)
+    installed = torch_releases.installed().minor  # its files are not in build/torch
+    one, *_, other = [f"2.{minor}" for minor in minors if minor != installed]
+    for release in (one, other):
         write(torch / release, {"torch/version.py": f"__version__ = '{release}.0'\n"})
-    done = step(checkout, "wheels", "--in", "trixie", "--torch", "2.11", "2.15")
+    done = step(checkout, "wheels", "--in", "trixie", "--torch", one, other)
     assert done.returncode == 0, done.stderr
     call = " ".join(calls(checkout))
     for words in (
-        f" -b {torch}/2.11:/opt/torch/0 -b {torch}/2.15:/opt/torch/1 ",
+        f" -b {torch}/{one}:/opt/torch/0 -b {torch}/{other}:/opt/torch/1 ",
         f" -w {checkout}/dist:/opt/dist trixie {checkout}/build/bare/trixie-build env ",
         " HBMCOMM_TORCH=/opt/torch/0:/opt/torch/1 sh ",
     ):
