@@ -51,14 +51,20 @@ def test_exit_code(endings: Endings, frame: str, state: str, way: str) -> None:
 
 # A thread loads the extension after hbm's own handlers of the end have run, then uses a group.
 LOAD_AT_THE_END = """
-import atexit, sys, threading
+import atexit, platform, sys, threading
+from pathlib import Path
 
+PAUSE = {"x86_64": "34", "aarch64": "73"}[platform.machine()]  # the system call of a parked thread
 ending, loaded, reduced = threading.Event(), threading.Event(), threading.Event()
 
 def let_the_thread_use_a_group():
     ending.set()
     loaded.wait()
-    print("reduced" if reduced.wait(2) else "parked", flush=True)
+    call = Path(f"/proc/self/task/{thread.native_id}/syscall")
+    parked = False
+    while not (parked or reduced.wait(0.01)):
+        parked = call.read_text().split()[0] == PAUSE
+    print("parked" if parked else "reduced", flush=True)
 
 atexit.register(let_the_thread_use_a_group)  # before torch is imported, so it runs after hbm's
 import torch
@@ -71,7 +77,8 @@ def use():
     dist.all_reduce(torch.ones(1))
     reduced.set()
 
-threading.Thread(target=use, daemon=True).start()
+thread = threading.Thread(target=use, daemon=True)
+thread.start()
 assert "torch_hbmcomm._C" not in sys.modules
 sys.exit(5)
 """
