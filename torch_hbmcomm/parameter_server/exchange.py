@@ -277,9 +277,10 @@ class BoundedExchange:
         return arrived
 
     def finish(self, sent: Sequence[Shard]) -> None:
-        """Advance the clocks. Call it once all shards of an exchange have arrived."""
+        """Advance the clocks. Call it once all shards of an exchange have arrived, in lockstep once
+        they have been used."""
         if self._staleness is not None:
-            self._count_pull()
+            self.count_pull()
             return
         self._raise_versions(sent)
         self._pushed += 1
@@ -293,10 +294,11 @@ class BoundedExchange:
         self.add(shards, scales)
         self._count_push()
 
-    def pull(self, shards: Sequence[Shard]) -> None:
-        """Read fresh weights, wait for them, and count the pull."""
-        self.prefetch(shards)
-        self._count_pull()
+    def count_pull(self) -> None:
+        """Count a pull. In lockstep, call it once the fresh weights have been used
+        (MembershipTable.set_pulled())."""
+        self._pulled += 1
+        self._membership.set_pulled(self._pulled)
 
     def add(self, shards: Sequence[Shard], scales: Scales) -> None:
         """Add the deltas to the weights outside of any exchange: without moving a clock, or waiting
@@ -348,7 +350,3 @@ class BoundedExchange:
         self._membership.set_pushed(self._pushed)
         if self._staleness is not None:
             self._membership.wait_pushed(self._pushed - self._staleness)
-
-    def _count_pull(self) -> None:
-        self._pulled += 1
-        self._membership.set_pulled(self._pulled)

@@ -186,11 +186,7 @@ class MembershipTable:
         def what() -> str:
             return f"{count} workers ({joined} have joined)"
 
-        if self._box.transport == "shm":
-            # The weights were received by plain loads, and JOINED is a plain store. Without a
-            # fence, a processor could make the store visible before it executes the loads. Over
-            # other transports, a read ends when all its bytes are there.
-            self._fence()
+        self._end_loads()
         self._write_own(WorkerCell.JOINED, 1)
         for _ in self._waiting(what):
             entries = self._look().entries
@@ -215,6 +211,9 @@ class MembershipTable:
         self._write_own(WorkerCell.PUSHED, clock)
 
     def set_pulled(self, clock: int) -> None:
+        """Publish the number of pulls. In lockstep the other workers then change the weights. So
+        this worker must have used them before, as over shm they are in the box's memory."""
+        self._end_loads()
         self._write_own(WorkerCell.PULLED, clock)
 
     def set_clocks(self, pushed: int, pulled: int) -> None:
@@ -456,6 +455,16 @@ class MembershipTable:
         them in order.
         """
         self._segment.fetch_add(_at(0, JobCell.END), 0)
+
+    def _end_loads(self) -> None:
+        """Order the loads of received weights before a later write to the table.
+
+        Over shm the weights are received by plain loads, and the write is a plain store. Without a
+        fence, a processor could make the store visible before it executes the loads. Over other
+        transports, a read ends when all its bytes are there.
+        """
+        if self._box.transport == "shm":
+            self._fence()
 
     def _read(self, cell: JobCell) -> int:
         found = _cells(0)

@@ -285,10 +285,11 @@ class AsyncWorker:
     def _pull_then_push(self) -> None:
         """Exchange now, by a rule that computes deltas from fresh weights."""
         workers, scales = self._workers_and_scales()
-        self._exchange.pull(self._layout.changing)
+        self._exchange.prefetch(self._layout.changing)
         sent = self._fill_delta_buffers(workers)
         for shard in sent:
             self._replica.take(shard)
+        self._exchange.count_pull()
         self._exchange.push(sent, scales)
 
     def _pull(self) -> None:

@@ -18,6 +18,7 @@ from torch_hbmcomm.parameter_server.membership import (
     SPARE_ENTRIES,
     JobCell,
     MembershipTable,
+    WorkerCell,
     _at,
 )
 
@@ -179,6 +180,20 @@ def test_the_living_are_waited_for_and_named(boxes: Boxes) -> None:
             begun.set_pulled(2)
             begun.wait_pulled(2)
         assert len(first.active()) == 2
+
+
+def test_a_pull_is_counted_after_the_loads(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over shm, where the weights are loaded from the box's memory, a fence orders the two."""
+    with connect(boxes) as one:
+        first = begin(one)
+        calls: list[Any] = []
+        monkeypatch.setattr(MembershipTable, "_fence", lambda table: calls.append("fence"))
+        monkeypatch.setattr(
+            MembershipTable, "_write_own", lambda table, cell, clock: calls.append((cell, clock))
+        )
+        first.set_pulled(1)
+        fence = ["fence"] if boxes.transport == "shm" else []
+        assert calls == [*fence, (WorkerCell.PULLED, 1)]
 
 
 def test_the_end_of_the_living_is_waited_for(boxes: Boxes) -> None:

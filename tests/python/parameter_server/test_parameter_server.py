@@ -301,6 +301,25 @@ def test_one_elastic_worker_and_its_center(boxes: Boxes) -> None:
     assert_equal(weights(model), center)
 
 
+def test_lockstep_ends_a_pull_when_the_center_has_been_used(
+    boxes: Boxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other workers change the center as soon as a worker has counted its pull."""
+    model, set_pulled = Cells(1), MembershipTable.set_pulled
+    model.cells.data.fill_(8)
+
+    def change(table: MembershipTable, clock: int) -> None:
+        set_pulled(table, clock)
+        values = exchanging(ps)._exchange._exchange.values
+        values.write((shard, memoryview(bytes(shard.size))) for shard in values.layout.changing)
+
+    with parameter_server(boxes, model, rule=Elastic(0.5), staleness=0) as ps:
+        monkeypatch.setattr(MembershipTable, "set_pulled", change)
+        model.add_one(0)
+        ps.step()
+        assert model.cells.tolist() == [8.5]
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("staleness", [None, 2])
 def test_the_center_moves_by_the_workers_deltas(
