@@ -51,7 +51,8 @@ class AsyncJob:
                 )
             leaving.callback(self.membership.leave)
             leaving.callback(segments.free)
-            self.leads = self.membership.leads()
+            with segments.naming_needs(0):
+                self.leads = self.membership.leads()
             if not self.leads:
                 self.membership.begin_again()
             manifest = layout.manifest(config.manifest_terms)

@@ -133,7 +133,9 @@ class MembershipTable:
     def leads(self) -> bool:
         """Return True if this worker must write the first weights, False once they are written.
 
-        Waits while a worker that came earlier may still write them.
+        Waits while a worker that came earlier may still write them. Raises MemoryError if the box
+        has no memory for a life segment. A worker that joins needs more memory than that, for its
+        deltas.
         """
         for _ in self._waiting(lambda: "the first worker to write the weights"):
             if self.ready():
@@ -408,6 +410,8 @@ class MembershipTable:
         return self._box.exists(self._life_key(index))
 
     def _create_life(self, index: int) -> smb.Segment:
+        """Create the life segment of an entry, so that this worker alone uses the entry. Raises
+        smb.KeyInUse if another worker has the segment, and MemoryError if the box is full."""
         return self._box.alloc(
             _LIFE_BYTES, key=self._life_key(index), mode="create", temporary=True
         )

@@ -15,6 +15,7 @@ from torch import nn
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
+from torch_hbmcomm.parameter_server.membership import MembershipTable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -62,6 +63,29 @@ def test_terms_that_differ(
     with pytest.raises(ValueError, match="does not fit the others") as raised:
         first_and_second(boxes, [network(), network()], [ours, theirs])
     assert said in str(raised.value)
+
+
+def test_a_box_that_fills_while_a_worker_joins(
+    boxes: Boxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker needs memory to close the entry of a dead worker."""
+    leads = MembershipTable.leads
+
+    def lead_in_a_full_box(table: MembershipTable) -> bool:
+        size = 1 << 20
+        while size >= 4096:
+            try:
+                connections[0].alloc(size, temporary=True)
+            except MemoryError:
+                size //= 2
+        return leads(table)
+
+    with boxes.connected() as connections:
+        dead = MembershipTable(connections[0], "parameter-server", 5, temporary=True)
+        dead._life.delete()
+        monkeypatch.setattr(MembershipTable, "leads", lead_in_a_full_box)
+        with pytest.raises(MemoryError, match="is too small: it has to hold"):
+            parameter_server_of(network(), connections)
 
 
 def test_a_box_that_is_too_small(transport: Any) -> None:
