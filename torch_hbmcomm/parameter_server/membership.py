@@ -157,17 +157,19 @@ class MembershipTable:
         self._write(0, JobCell.READY, mark)
         self._mark = mark
 
-    def activate(self, lag: float = 0) -> int:
-        """Count this worker from now on, and return its clock, which is at most `lag` behind the
-        clock of the foremost worker. If the foremost worker advanced further before it saw this
+    def activate(self, staleness: float = 0) -> int:
+        """Count this worker from now on, and return its clock, which is at most `staleness` behind
+        the clock of the foremost worker. If the foremost worker advanced further before it saw this
         worker, sets the clock again.
 
-        lag: the bound on staleness, because the foremost worker may have passed its wait already
+        staleness: the number of exchanges that a worker may be ahead of the slowest. The foremost
+            worker may be that far ahead of this worker, because it may have ended its wait before
+            it saw this worker
         """
         clock = -1
         while True:
             foremost = max((entry.pushed for entry in self.active()), default=0)
-            if clock >= 0 and foremost <= clock + lag:
+            if clock >= 0 and foremost <= clock + staleness:
                 return clock
             clock = foremost
             # A worker that sees the state before the clocks takes this one for a worker that is far
