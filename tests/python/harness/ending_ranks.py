@@ -123,8 +123,8 @@ def store_of(rank: Rank) -> Store:
 def prepare(rank: Rank) -> Store:
     """Connect the group's store, and load hbm. Return the store.
 
-    Nothing of this is hbm's own to end (docs/design/process-end.md, "What hbm cannot end"). So
-    rank 0 does it before a thread of its own may form the group.
+    If the process ends, hbm cannot end a thread in these steps (docs/design/process-end.md, "What
+    hbm cannot end"). So rank 0 takes them before another of its threads may form the group.
     """
     if rank.frame == "nodes":
         os.environ["HBMCOMM_NODE_ID"] = str(rank.rank)

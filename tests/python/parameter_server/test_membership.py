@@ -86,10 +86,10 @@ def test_the_next_leads_if_the_first_dies_before_writing(boxes: Boxes) -> None:
 def test_a_worker_that_claims_an_entry_while_it_is_closed_counts(
     boxes: Boxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The late worker has read the end of the table before the entry is closed."""
+    """The late worker reads the end of the table before another worker closes the entry."""
     with connect(boxes) as one, connect(boxes) as other:
         first = join(one)
-        first._segment.fetch_add(_at(0, JobCell.END), 2)  # two more workers, which die at once
+        first._segment.fetch_add(_at(0, JobCell.END), 2)  # two entries without a worker
         closing = join(one)
         first.leave()
         assert closing.index == 3
@@ -98,7 +98,7 @@ def test_a_worker_that_claims_an_entry_while_it_is_closed_counts(
 
         def claim_first(table: MembershipTable, entry: int, *cells: int, worker: bool) -> None:
             if entry == 2 and not late:
-                late.append(table)  # a worker that joins does not come here again
+                late.append(table)  # so that join() below does not come here again
                 ends = {JobCell.END: 2}
                 monkeypatch.setattr(
                     MembershipTable, "_read", lambda one, cell: ends.get(cell) or read(one, cell)

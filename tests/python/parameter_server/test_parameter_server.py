@@ -156,8 +156,8 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
 def test_a_worker_joins_within_the_bound(
     boxes: Boxes, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first worker takes steps after the joining one has read its clock, and does not see the
-    joining one before they end."""
+    """The joining worker reads the first worker's clock. Then the first worker takes steps. Only
+    then does the joining worker write its entry, so the first worker does not see it before."""
     options: dict[str, Any] = {"staleness": staleness, "overlap": False}
     first, write = Cells(2), MembershipTable._write_own
 
