@@ -22,7 +22,7 @@ def info(
     pid: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Show what is on this machine, and how each was found.
-    Exit status: 0 when the backend hbm can work here, 1 when it cannot.
+    Exit status: 0 when groups of hbm work here, at least on one node; 1 when none does.
     """
     if pid is not None:
         typer.echo(_NO_PID, err=True)

@@ -147,10 +147,14 @@ def mpi() -> Finding:
     try:
         found = _extension().mpi_info()
     except RuntimeError as error:
-        return _broken(
+        state, effect = ProbeState.WARNING, "groups on one node work, groups over several do not"
+        if os.environ.get("HBMCOMM_NODE") == "mpi":
+            state, effect = ProbeState.BROKEN, "HBMCOMM_NODE=mpi: all groups need MPI"
+        return Finding(
             "mpi",
-            str(error),
+            f"{error}\n{effect}",
             "HBMCOMM_MPI_LIB, next to this Python, the system",
+            state,
             "pip install mpich, or name a library in HBMCOMM_MPI_LIB (docs/running.md)",
         )
     value = f"{found['version']}\n{found['library']} (ABI: {found['abi']})"

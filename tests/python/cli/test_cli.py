@@ -227,7 +227,6 @@ def test_info_says_usable_when_everything_is_there(stand_in: StandIn, no_setting
     [
         (None, "torch", "extension cannot be loaded"),
         (FakeExtension(torch_version="1.9.0"), "torch", "built for PyTorch 1.9.0"),
-        (FakeExtension(mpi_error="no MPI library was found"), "mpi", "no MPI library was found"),
     ],
 )
 def test_info_shows_what_is_broken_as_a_row(
@@ -242,6 +241,31 @@ def test_info_shows_what_is_broken_as_a_row(
     shown = invoke("info")
     assert shown.exit_code == 1
     assert cause in " ".join(shown.output.split())
+
+
+@pytest.mark.parametrize(
+    ("transport", "state", "effect", "status"),
+    [
+        ("auto", "warning", "groups on one node work, groups over several do not", 0),
+        ("mpi", "broken", "HBMCOMM_NODE=mpi: all groups need MPI", 1),
+    ],
+)
+def test_info_says_what_absent_mpi_means(
+    stand_in: StandIn,
+    no_settings: None,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: str,
+    state: str,
+    effect: str,
+    status: int,
+) -> None:
+    stand_in(FakeExtension(mpi_error="no MPI library was found"))
+    monkeypatch.setenv("HBMCOMM_NODE", transport)
+    result = invoke("info", "--json")
+    row = json.loads(result.output)["mpi"]
+    assert (row["state"], result.exit_code) == (state, status)
+    assert row["value"] == f"no MPI library was found\n{effect}"
+    assert "pip install mpich" in row["remedy"]
 
 
 def test_info_warns_of_two_distributions_with_the_same_files(
