@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from functools import cache
 
 VARIABLES = {
@@ -119,7 +120,8 @@ def unknown(names: Mapping[str, str]) -> dict[str, str]:
 def say(message: str) -> None:
     """Print a warning in the format of the log, without loading the native module."""
     if value("HBMCOMM_LOG") != "error":
-        print(f"[hbm] warn: {message}", file=sys.stderr)
+        time = datetime.now(timezone.utc).replace(tzinfo=None).isoformat(timespec="milliseconds")
+        print(f"{time}Z [hbm] warn: {message}", file=sys.stderr)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +12,24 @@ namespace {
 
 constexpr std::array<const char*, 4> kNames = {"error", "warn", "info", "debug"};
 
+// Prints a line with the present time in UTC. The calendar of std::chrono takes no lock, in
+// contrast to gmtime_r(), whose lock another thread may hold when a child is forked.
+void print(Level level, int rank, const std::string& message) noexcept {
+  using namespace std::chrono;
+  const auto now = floor<milliseconds>(system_clock::now());
+  const auto midnight = floor<days>(now);
+  const year_month_day date(midnight);
+  const hh_mm_ss time(now - midnight);
+  std::array<char, 24> name{"hbm"};
+  if (rank >= 0) std::snprintf(name.data(), name.size(), "hbm rank %d", rank);
+  std::fprintf(stderr, "%04d-%02u-%02uT%02d:%02d:%02d.%03dZ [%s] %s: %s\n",
+               static_cast<int>(date.year()), static_cast<unsigned>(date.month()),
+               static_cast<unsigned>(date.day()), static_cast<int>(time.hours().count()),
+               static_cast<int>(time.minutes().count()), static_cast<int>(time.seconds().count()),
+               static_cast<int>(time.subseconds().count()), name.data(),
+               kNames[static_cast<size_t>(level)], message.c_str());
+}
+
 Level level_from_environment() noexcept {
   const char* value = std::getenv("HBMCOMM_LOG");
   if (value == nullptr || *value == '\0') return Level::kWarn;
@@ -19,9 +38,8 @@ Level level_from_environment() noexcept {
   }
   const char* rank = std::getenv("RANK");
   if (rank == nullptr || *rank == '\0' || std::strcmp(rank, "0") == 0) {  // one line for each job
-    std::fprintf(stderr,
-                 "[hbm] warn: HBMCOMM_LOG=%s is not error, warn, info or debug; using warn\n",
-                 value);
+    print(Level::kWarn, -1,
+          std::string("HBMCOMM_LOG=") + value + " is not error, warn, info or debug; using warn");
   }
   return Level::kWarn;
 }
@@ -39,14 +57,7 @@ bool enabled(Level level) noexcept {
 }
 
 void write(Level level, const std::string& message) noexcept {
-  if (!enabled(level)) return;
-  const char* name = kNames[static_cast<size_t>(level)];
-  const int rank = rank_prefix.load(std::memory_order_relaxed);
-  if (rank < 0) {
-    std::fprintf(stderr, "[hbm] %s: %s\n", name, message.c_str());
-  } else {
-    std::fprintf(stderr, "[hbm rank %d] %s: %s\n", rank, name, message.c_str());
-  }
+  if (enabled(level)) print(level, rank(), message);
 }
 
 void notice(const std::string& message) noexcept {

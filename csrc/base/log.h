@@ -1,5 +1,6 @@
 // The log: writes one line for each message to standard error, from any thread, without Python's
-// lock.
+// lock. A line has the time in UTC (ISO 8601, milliseconds), the rank and the level, as in
+// "2026-11-29T14:50:45.123Z [hbm rank 0] warn: ...".
 // HBMCOMM_LOG chooses the lowest level shown: error, warn (the default), info or debug.
 #pragma once
 
@@ -9,7 +10,7 @@ namespace hbm::log {
 
 enum class Level { kError, kWarn, kInfo, kDebug };
 
-// Sets the rank at the start of each line; -1 (the initial value) omits it.
+// Sets the rank that each line has; -1 (the initial value) omits it.
 void set_rank(int rank) noexcept;
 int rank() noexcept;
 

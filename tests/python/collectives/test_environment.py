@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime, timezone
+
 import pytest
 from harness import beyond_gloo
 from harness.warm import run_warm
@@ -124,6 +127,20 @@ def test_a_misspelt_variable_is_named_once(use: str) -> None:
         "HBMCOMM_ALOCATOR is no variable of torch_hbmcomm: did you mean HBMCOMM_ALLOCATOR?" in said
     )
     assert "HBMCOMM_LOG=debgu is not error, warn, info or debug" in said
+
+
+def test_lines_of_the_log_have_the_time_in_utc() -> None:
+    before = datetime.now(timezone.utc)
+    said = output_of("group('hbm')", HBMCOMM_LGO="info", HBMCOMM_LOG="info", TZ="UTC-9")
+    after = datetime.now(timezone.utc)
+    lines = [line for line in said.splitlines() if "[hbm" in line]
+    assert sum("[hbm rank 0] info: " in line for line in lines) > 0, said
+    assert sum("[hbm] warn: HBMCOMM_LGO" in line for line in lines) == 1, said
+    for line in lines:
+        found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z \[hbm", line)
+        assert found, line
+        time = datetime.fromisoformat(f"{found[1]}+00:00")
+        assert before.replace(microsecond=before.microsecond // 1000 * 1000) <= time <= after, line
 
 
 def test_a_job_names_a_misspelt_variable_once() -> None:
