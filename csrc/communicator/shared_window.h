@@ -4,8 +4,10 @@
 //
 // Life: each rank makes its part of the window (Communicator::make_window()). The ranks exchange
 // their parts, and each calls connect(). To end the window, each rank runs drain(), the ranks
-// agree that all have done so, and each calls close(). A window that is destroyed without close()
-// leaks its counts of signals, because other ranks may still signal.
+// agree that all have done so, and each calls close(). Ranks that end their use of the window at
+// different times call release() instead, and each calls close() once released() returns true. A
+// window that is destroyed without close() leaks its counts of signals, because other ranks may
+// still signal.
 //
 // Order: the puts and signals of one rank to one target in one window take effect in the order in
 // which they began. A rank that has taken a signal sees all data that the signalling rank put into
@@ -15,6 +17,8 @@
 // would announce. So all later puts and signals of this rank to the target throw, until the ranks
 // make another window. An operation whose begin() threw loses nothing. Nor does a signal that is
 // abandoned.
+//
+// Channels: each signal has a channel. A wait on one channel takes no signal of another.
 //
 // Ownership: the window keeps the shared memory mapped. It does not keep this rank's own data,
 // which must stay valid until close(). Operations keep the window.
@@ -30,6 +34,8 @@
 #include "communicator/communicator.h"
 
 namespace hbm::communicator {
+
+inline constexpr int kSignalChannels = 32;  // PyTorch's symmetric memory for CUDA has 32
 
 // One rank's part of a window, as the other ranks find it: offsets in the rank's segment.
 struct WindowPart {
@@ -62,13 +68,13 @@ class SharedWindow {
   // put(): copies `in` to the rank's data, from byte `offset` on. REQUIRES: the data end within the
   // part, and do not overlap with `in`.
   virtual OperationPtr put(Source in, Dtype dtype, int to, size_t offset) = 0;
-  // signal(): adds one signal for the rank.
-  virtual OperationPtr signal(int to) = 0;
+  // signal(): adds one signal for the rank. REQUIRES: 0 <= `channel` < kSignalChannels.
+  virtual OperationPtr signal(int to, int channel) = 0;
 
   // Makes an operation that takes one signal of rank `from`, and waits until there is one. Signals
   // that no operation has taken stay. begin() throws Error(kInvalid) after the begin() of a
-  // drain().
-  virtual OperationPtr wait_signal(int from) = 0;
+  // drain(). REQUIRES: 0 <= `channel` < kSignalChannels.
+  virtual OperationPtr wait_signal(int from, int channel) = 0;
 
   // Makes an operation that is done when all puts and signals of this rank that began before it
   // have ended. Its begin() closes the window to further operations.
@@ -79,6 +85,15 @@ class SharedWindow {
 
   // Opens the window again, if the ranks did not agree to end it.
   virtual void reopen() = 0;
+
+  // Closes the window to further operations, and tells all ranks that this rank no longer uses it.
+  // Returns false while operations of this rank have not ended. No rank is told then: call
+  // release() again. REQUIRES: connect() was called; this rank accesses no rank's data any more.
+  virtual bool release() = 0;
+
+  // Returns true if all ranks have released the window. All their accesses to this rank's data
+  // happened before.
+  virtual bool released() const = 0;
 
   // Frees the counts of signals. REQUIRES: no rank uses the window any more; or connect() was
   // called on no rank.

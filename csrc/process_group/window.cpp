@@ -55,6 +55,13 @@ bool share_bytes(const void* one, const void* other, size_t bytes) {
   return first < second + bytes && second < first + bytes;
 }
 
+void check_channel(int channel, const char* operation) {
+  if (channel >= 0 && channel < communicator::kSignalChannels) return;
+  throw Error(ErrorKind::kInvalid, std::string(operation) + ": there is no channel " +
+                                       std::to_string(channel) + "; the channels are 0 to " +
+                                       std::to_string(communicator::kSignalChannels - 1));
+}
+
 }  // namespace
 
 struct WindowHbm::Announcement {
@@ -449,25 +456,38 @@ c10::intrusive_ptr<c10d::Work> WindowHbm::put(const at::Tensor& tensor, int64_t 
 
 c10::intrusive_ptr<c10d::Work> WindowHbm::signal(int64_t to, bool async,
                                                  const SignalOptions& opts) {
-  return ended_unless(async, group_->guarded([&] {
-    const RegistrationPtr registration = registered("signal");
-    if (!async) require_no_batch("signal");
-    const int target = group_->check_root(to, "signal");
-    return group_->run_p2p(
-        {&operations::kSignal, {}, {}, opts.timeout, true, {}, target}, StagedTensors(),
-        [&](const std::shared_ptr<int>&) { return registration->window->signal(target); });
-  }));
+  return signal_on(to, 0, async, opts.timeout);
 }
 
 c10::intrusive_ptr<c10d::Work> WindowHbm::wait_signal(int64_t from, bool async,
                                                       const WaitSignalOptions& opts) {
+  return wait_signal_on(from, 0, async, opts.timeout);
+}
+
+c10::intrusive_ptr<c10d::Work> WindowHbm::signal_on(int64_t to, int channel, bool async,
+                                                    std::chrono::milliseconds timeout) {
+  return ended_unless(async, group_->guarded([&] {
+    const RegistrationPtr registration = registered("signal");
+    if (!async) require_no_batch("signal");
+    const int target = group_->check_root(to, "signal");
+    check_channel(channel, "signal");
+    return group_->run_p2p(
+        {&operations::kSignal, {}, {}, timeout, true, {}, target}, StagedTensors(),
+        [&](const std::shared_ptr<int>&) { return registration->window->signal(target, channel); });
+  }));
+}
+
+c10::intrusive_ptr<c10d::Work> WindowHbm::wait_signal_on(int64_t from, int channel, bool async,
+                                                         std::chrono::milliseconds timeout) {
   return ended_unless(async, group_->guarded([&] {
     const RegistrationPtr registration = registered("wait_signal");
     if (!async) require_no_batch("wait_signal");
     const int source = group_->check_root(from, "wait_signal");
-    return group_->run_p2p(
-        {&operations::kWaitSignal, {}, {}, opts.timeout, true, {}, source}, StagedTensors(),
-        [&](const std::shared_ptr<int>&) { return registration->window->wait_signal(source); });
+    check_channel(channel, "wait_signal");
+    return group_->run_p2p({&operations::kWaitSignal, {}, {}, timeout, true, {}, source},
+                           StagedTensors(), [&](const std::shared_ptr<int>&) {
+                             return registration->window->wait_signal(source, channel);
+                           });
   }));
 }
 
@@ -494,5 +514,12 @@ WindowAttr WindowHbm::get_attr(int64_t rank) {
     return WindowAttr();
   });
 }
+
+bool WindowHbm::current() const {
+  const auto use = group_->enter();
+  return group_->connection_.communicator == communicator_;
+}
+
+std::shared_ptr<SharedWindow> WindowHbm::shared() const { return registered("shared")->window; }
 
 }  // namespace hbm::process_group

@@ -28,6 +28,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -61,12 +62,26 @@ class WindowHbm final : public Window {
   // Takes one signal of rank `from`.
   c10::intrusive_ptr<c10d::Work> wait_signal(int64_t from, bool async,
                                              const WaitSignalOptions& opts) override;
+  // Do the same as signal() and wait_signal(), which use channel 0. Throw Error(kInvalid) if there
+  // is no such channel.
+  c10::intrusive_ptr<c10d::Work> signal_on(int64_t to, int channel, bool async,
+                                           std::chrono::milliseconds timeout);
+  c10::intrusive_ptr<c10d::Work> wait_signal_on(int64_t from, int channel, bool async,
+                                                std::chrono::milliseconds timeout);
 
   // Returns the registered tensor of a rank, in place. For another rank, the result must not be
   // used after tensor_deregister(); its memory stays mapped.
   at::Tensor map_remote_tensor(int64_t rank) override;
   // Returns UNIFIED: the ranks share one copy of the memory.
   WindowAttr get_attr(int64_t rank) override;
+
+  const c10::intrusive_ptr<ProcessGroupHbm>& group() const noexcept { return group_; }
+  // Returns true if the group still has the members that the window was made for.
+  bool current() const;
+  // Returns the window of the registered tensor.
+  std::shared_ptr<communicator::SharedWindow> shared() const;
+  // Throws Error(kInvalid) if this thread has begun a batch.
+  void require_no_batch(const char* operation) const;
 
  private:
   // The call of a rank, which it announces to the other ranks in a collective of the window.
@@ -87,7 +102,6 @@ class WindowHbm final : public Window {
   using RegistrationPtr = std::shared_ptr<const Registration>;
 
   void require_group(const char* operation) const;
-  void require_no_batch(const char* operation) const;
   RegistrationPtr registered(const char* operation) const;
   std::shared_ptr<communicator::SharedWindow> make_part(const at::Tensor& tensor) const;
   void check_put(const at::Tensor& tensor, int to, int64_t offset,

@@ -104,8 +104,8 @@ TEST(NodeWindow, ASignalFollowsThePutsBeforeIt) {
   WindowedRanks all(2, kTwoSlices);
   const std::vector<float> values = random_floats(kTwoSlices);
   const OperationPtr put = all.put(0, values, 1);
-  const OperationPtr signal = all.windows[0]->signal(1);
-  const OperationPtr wait = all.windows[1]->wait_signal(0);
+  const OperationPtr signal = all.windows[0]->signal(1, 0);
+  const OperationPtr wait = all.windows[1]->wait_signal(0, 0);
   put->begin();
   EXPECT_EQ(begin_and_poll(signal), Progress::kIdle);
   EXPECT_EQ(begin_and_poll(wait), Progress::kIdle);
@@ -136,24 +136,24 @@ TEST(NodeWindow, PutsToOneTargetTakeEffectInOrder) {
 TEST(NodeWindow, SignalsOfEachRankAreCounted) {
   WindowedRanks all(3);
   for (const size_t from : {0, 0, 1, 0}) {
-    EXPECT_EQ(begin_and_poll(all.windows[from]->signal(2)), Progress::kDone);
+    EXPECT_EQ(begin_and_poll(all.windows[from]->signal(2, 0)), Progress::kDone);
   }
   for (const int from : {0, 1, 0, 0}) {
-    EXPECT_EQ(begin_and_poll(all.windows[2]->wait_signal(from)), Progress::kDone);
+    EXPECT_EQ(begin_and_poll(all.windows[2]->wait_signal(from, 0)), Progress::kDone);
   }
   for (const int from : {0, 1, 2}) {
-    const OperationPtr wait = all.windows[2]->wait_signal(from);
+    const OperationPtr wait = all.windows[2]->wait_signal(from, 0);
     EXPECT_EQ(begin_and_poll(wait), Progress::kIdle);
     wait->abandon();
   }
-  EXPECT_EQ(begin_and_poll(all.windows[2]->signal(2)), Progress::kDone);
-  EXPECT_EQ(begin_and_poll(all.windows[2]->wait_signal(2)), Progress::kDone);
+  EXPECT_EQ(begin_and_poll(all.windows[2]->signal(2, 0)), Progress::kDone);
+  EXPECT_EQ(begin_and_poll(all.windows[2]->wait_signal(2, 0)), Progress::kDone);
 }
 
 // Expects that puts and signals of rank 0 to rank 1 are refused, and that rank 1 gets no signal.
 void expect_refused(WindowedRanks& all, const std::string& lost) {
   const std::vector<float> values(1, 5.0f);
-  const OperationPtr put = all.put(0, values, 1), signal = all.windows[0]->signal(1);
+  const OperationPtr put = all.put(0, values, 1), signal = all.windows[0]->signal(1, 0);
   for (progress::Operation* const operation : {put.get(), signal.get()}) {
     operation->begin();
     expect_error(ErrorKind::kAborted,
@@ -161,7 +161,7 @@ void expect_refused(WindowedRanks& all, const std::string& lost) {
                  [&] { operation->poll(); });
     operation->abandon();
   }
-  const OperationPtr wait = all.windows[1]->wait_signal(0);
+  const OperationPtr wait = all.windows[1]->wait_signal(0, 0);
   EXPECT_EQ(begin_and_poll(wait), Progress::kIdle);
   wait->abandon();
 }
@@ -170,7 +170,7 @@ TEST(NodeWindow, NoSignalFollowsAPutThatWasGivenUp) {
   WindowedRanks all(3, kTwoSlices);
   const std::vector<float> values = random_floats(kTwoSlices);
   const OperationPtr half = all.put(0, values, 1);
-  const OperationPtr signal = all.windows[0]->signal(1);
+  const OperationPtr signal = all.windows[0]->signal(1, 0);
   EXPECT_EQ(begin_and_poll(half), Progress::kActive);
   EXPECT_EQ(begin_and_poll(signal), Progress::kIdle);
   half->abandon();
@@ -181,8 +181,8 @@ TEST(NodeWindow, NoSignalFollowsAPutThatWasGivenUp) {
   expect_refused(all, lost);
   const std::vector<float> last(all.data[1] + kTwoSlices - 1000, all.data[1] + kTwoSlices);
   EXPECT_EQ(last, std::vector<float>(1000));
-  EXPECT_EQ(begin_and_poll(all.windows[0]->signal(2)), Progress::kDone);  // another target
-  EXPECT_EQ(begin_and_poll(all.windows[2]->signal(1)), Progress::kDone);  // of another rank
+  EXPECT_EQ(begin_and_poll(all.windows[0]->signal(2, 0)), Progress::kDone);  // another target
+  EXPECT_EQ(begin_and_poll(all.windows[2]->signal(1, 0)), Progress::kDone);  // of another rank
   EXPECT_EQ(begin_and_poll(all.windows[0]->drain()), Progress::kDone);
 }
 
@@ -203,7 +203,7 @@ TEST(NodeWindow, ASignalOrAPutThatDidNotBeginIsNoLoss) {
   WindowedRanks all(2, kTwoSlices);
   const std::vector<float> values = random_floats(kTwoSlices);
   const OperationPtr put = all.put(0, values, 1);
-  const OperationPtr signal = all.windows[0]->signal(1);
+  const OperationPtr signal = all.windows[0]->signal(1, 0);
   EXPECT_EQ(begin_and_poll(put), Progress::kActive);
   EXPECT_EQ(begin_and_poll(signal), Progress::kIdle);
   signal->abandon();
@@ -215,8 +215,8 @@ TEST(NodeWindow, ASignalOrAPutThatDidNotBeginIsNoLoss) {
   expect_error(ErrorKind::kInvalid, {"cannot begin"}, [&] { late->begin(); });
   late->abandon();
   all.windows[0]->reopen();
-  EXPECT_EQ(begin_and_poll(all.windows[0]->signal(1)), Progress::kDone);
-  EXPECT_EQ(begin_and_poll(all.windows[1]->wait_signal(0)), Progress::kDone);
+  EXPECT_EQ(begin_and_poll(all.windows[0]->signal(1, 0)), Progress::kDone);
+  EXPECT_EQ(begin_and_poll(all.windows[1]->wait_signal(0, 0)), Progress::kDone);
 }
 
 TEST(NodeWindow, AWaitThatTimesOutTakesNoSignal) {
@@ -224,10 +224,10 @@ TEST(NodeWindow, AWaitThatTimesOutTakesNoSignal) {
   expect_error(ErrorKind::kTimeout,
                {"window wait_signal from rank 0 on rank 1 of the test's group",
                 "timed out after 20 ms", "missing ranks: 0"},
-               all.ranks[1]->transfer(all.windows[1]->wait_signal(0), milliseconds(20)));
-  EXPECT_FALSE(all.ranks[0]->transfer(all.windows[0]->signal(1)));
-  EXPECT_FALSE(all.ranks[1]->transfer(all.windows[1]->wait_signal(0)));
-  const OperationPtr another = all.windows[1]->wait_signal(0);
+               all.ranks[1]->transfer(all.windows[1]->wait_signal(0, 0), milliseconds(20)));
+  EXPECT_FALSE(all.ranks[0]->transfer(all.windows[0]->signal(1, 0)));
+  EXPECT_FALSE(all.ranks[1]->transfer(all.windows[1]->wait_signal(0, 0)));
+  const OperationPtr another = all.windows[1]->wait_signal(0, 0);
   EXPECT_EQ(begin_and_poll(another), Progress::kIdle);
   another->abandon();
 }
@@ -242,16 +242,16 @@ TEST(NodeWindow, OperationsOnADeadRankFailWithoutAnEffect) {
       all.ranks[0]->transfer(all.put(0, values, 1)));
   EXPECT_EQ(all.values(1), std::vector<float>(kCount));
   expect_error(ErrorKind::kDeath, {"rank 1 has died"},
-               all.ranks[0]->transfer(all.windows[0]->signal(1)));
+               all.ranks[0]->transfer(all.windows[0]->signal(1, 0)));
 }
 
 TEST(NodeWindow, AWaitEndsWhenTheSignallingRankDies) {
   WindowedRanks all(2);
-  EXPECT_FALSE(all.ranks[1]->transfer(all.windows[1]->signal(0)));
+  EXPECT_FALSE(all.ranks[1]->transfer(all.windows[1]->signal(0, 0)));
   all.ranks[1]->die();
-  EXPECT_FALSE(all.ranks[0]->transfer(all.windows[0]->wait_signal(1)));  // sent before the death
+  EXPECT_FALSE(all.ranks[0]->transfer(all.windows[0]->wait_signal(1, 0)));  // sent before the death
   expect_error(ErrorKind::kDeath, {"window wait_signal from rank 1", "rank 1 has died"},
-               all.ranks[0]->transfer(all.windows[0]->wait_signal(1)));
+               all.ranks[0]->transfer(all.windows[0]->wait_signal(1, 0)));
 }
 
 TEST(NodeWindow, NothingMovesAfterAFailureOfTheGroup) {
@@ -259,12 +259,13 @@ TEST(NodeWindow, NothingMovesAfterAFailureOfTheGroup) {
   all.ranks[2]->shm_group->report("out of paint", /*death=*/false);
   const std::vector<float> values(kCount, 1.0f);
   for (const bool puts : {true, false}) {
-    expect_error(ErrorKind::kPeer, {"the test's group has failed: out of paint"},
-                 all.ranks[0]->transfer(puts ? all.put(0, values, 1) : all.windows[0]->signal(1)));
+    expect_error(
+        ErrorKind::kPeer, {"the test's group has failed: out of paint"},
+        all.ranks[0]->transfer(puts ? all.put(0, values, 1) : all.windows[0]->signal(1, 0)));
   }
   EXPECT_EQ(all.values(1), std::vector<float>(kCount));
   expect_error(ErrorKind::kPeer, {"out of paint"},
-               all.ranks[1]->transfer(all.windows[1]->wait_signal(0)));
+               all.ranks[1]->transfer(all.windows[1]->wait_signal(0, 0)));
 }
 
 TEST(NodeWindow, ADrainWaitsForOperationsAndRefusesMore) {
@@ -276,29 +277,59 @@ TEST(NodeWindow, ADrainWaitsForOperationsAndRefusesMore) {
   EXPECT_EQ(begin_and_poll(drain), Progress::kIdle);
   SharedWindow& window = *all.windows[0];
   for (const OperationPtr& late :
-       {all.put(0, {}, 1), window.signal(1), window.wait_signal(1), window.signal(0)}) {
+       {all.put(0, {}, 1), window.signal(1, 0), window.wait_signal(1, 0), window.signal(0, 0)}) {
     expect_error(ErrorKind::kInvalid, {"cannot begin", "deregistering"}, [&] { late->begin(); });
     late->abandon();
   }
   EXPECT_EQ(put->poll(), Progress::kDone);
   EXPECT_EQ(drain->poll(), Progress::kDone);
   window.reopen();
-  EXPECT_EQ(begin_and_poll(window.signal(1)), Progress::kDone);
+  EXPECT_EQ(begin_and_poll(window.signal(1, 0)), Progress::kDone);
 }
 
 TEST(NodeWindow, CountsTheWaitsThatHaveNotEnded) {
   WindowedRanks all(2);
-  const OperationPtr first = all.windows[0]->wait_signal(1);
-  const OperationPtr second = all.windows[0]->wait_signal(1);
+  const OperationPtr first = all.windows[0]->wait_signal(1, 0);
+  const OperationPtr second = all.windows[0]->wait_signal(1, 0);
   EXPECT_EQ(all.windows[0]->waits(), 0u);
   first->begin();
   second->begin();
   EXPECT_EQ(all.windows[0]->waits(), 2u);
-  EXPECT_EQ(begin_and_poll(all.windows[1]->signal(0)), Progress::kDone);
+  EXPECT_EQ(begin_and_poll(all.windows[1]->signal(0, 0)), Progress::kDone);
   EXPECT_EQ(first->poll(), Progress::kDone);
   EXPECT_EQ(all.windows[0]->waits(), 1u);
   second->abandon();
   EXPECT_EQ(all.windows[0]->waits(), 0u);
+}
+
+TEST(NodeWindow, AWaitTakesNoSignalOfAnotherChannel) {
+  WindowedRanks all(2);
+  EXPECT_EQ(begin_and_poll(all.windows[0]->signal(1, 3)), Progress::kDone);
+  for (int channel = 0; channel < kSignalChannels; ++channel) {
+    const OperationPtr wait = all.windows[1]->wait_signal(0, channel);
+    EXPECT_EQ(begin_and_poll(wait), channel == 3 ? Progress::kDone : Progress::kIdle);
+    wait->abandon();
+  }
+}
+
+TEST(NodeWindow, IsReleasedWhenAllRanksHaveReleasedIt) {
+  WindowedRanks all(3);
+  const OperationPtr wait = all.windows[0]->wait_signal(1, 0);
+  wait->begin();
+  EXPECT_FALSE(all.windows[0]->release());
+  EXPECT_TRUE(all.windows[1]->release());
+  EXPECT_TRUE(all.windows[2]->release());
+  for (const auto& window : all.windows) EXPECT_FALSE(window->released());
+  const OperationPtr late = all.windows[0]->signal(1, 0);
+  expect_error(ErrorKind::kInvalid, {"cannot begin"}, [&] { late->begin(); });
+  late->abandon();
+  wait->abandon();
+  EXPECT_TRUE(all.windows[0]->release());
+  EXPECT_TRUE(all.windows[0]->release());  // again, without an effect
+  const size_t blocks = all.node.segments[0]->blocks();
+  for (const auto& window : all.windows) EXPECT_TRUE(window->released());
+  all.windows[0]->close();
+  EXPECT_EQ(all.node.segments[0]->blocks(), blocks - 1);
 }
 
 TEST(NodeWindow, KeepsItsCountsUnlessItIsClosed) {
@@ -356,12 +387,12 @@ TEST(NodeWindow, SignalsOrderTheDataOfARing) {
         const std::vector<float> sent(kCount, value(rank.rank));
         EXPECT_FALSE(
             rank.transfer(window->put({sent.data(), sent.size()}, Dtype::kFloat32, next, 0)));
-        EXPECT_FALSE(rank.transfer(window->signal(next)));
-        EXPECT_FALSE(rank.transfer(window->wait_signal(before)));
+        EXPECT_FALSE(rank.transfer(window->signal(next, 0)));
+        EXPECT_FALSE(rank.transfer(window->wait_signal(before, 0)));
         EXPECT_EQ(std::vector<float>(data, data + kCount),
                   std::vector<float>(kCount, value(before)));
-        EXPECT_FALSE(rank.transfer(window->signal(before)));
-        EXPECT_FALSE(rank.transfer(window->wait_signal(next)));
+        EXPECT_FALSE(rank.transfer(window->signal(before, 0)));
+        EXPECT_FALSE(rank.transfer(window->wait_signal(next, 0)));
       }
       EXPECT_FALSE(rank.transfer(window->drain()));
       all.arrive_and_wait();

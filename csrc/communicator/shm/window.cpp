@@ -1,6 +1,7 @@
 #include "communicator/shm/window.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -19,16 +20,17 @@
 namespace hbm::communicator::shm {
 namespace {
 
-// The signals that one local rank has sent to the owner of the block, as a total. That rank alone
-// adds to it.
-struct alignas(kCacheLine) SignalCount {
-  std::atomic<uint64_t> sent{0};
+// The signals that one local rank has sent to the owner of the block, as a total of each channel.
+// That rank alone writes here.
+struct alignas(kCacheLine) SignalCounts {
+  std::array<std::atomic<uint64_t>, kSignalChannels> sent{};
+  std::atomic<bool> released{false};  // the local rank no longer uses the window
 };
 
-SignalCount* allocate_counts(const ShmGroup& shm_group) {
+SignalCounts* allocate_counts(const ShmGroup& shm_group) {
   auto* const counts =
-      reinterpret_cast<SignalCount*>(shm_group.allocate(shm_group.size() * sizeof(SignalCount)));
-  for (size_t i = 0; i < shm_group.size(); ++i) new (counts + i) SignalCount;
+      reinterpret_cast<SignalCounts*>(shm_group.allocate(shm_group.size() * sizeof(SignalCounts)));
+  for (size_t i = 0; i < shm_group.size(); ++i) new (counts + i) SignalCounts;
   return counts;
 }
 
@@ -39,7 +41,7 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
         targets_(shm_group_->size()),
         taken_(shm_group_->size()),
         received_(allocate_counts(*shm_group_)) {
-    const size_t counts = shm_group_->size() * sizeof(SignalCount);
+    const size_t counts = shm_group_->size() * sizeof(SignalCounts);
     part_ = {data, bytes, *shm_group_->offset_in_segment(received_, counts)};
   }
 
@@ -52,8 +54,8 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
   }
 
   OperationPtr put(Source in, Dtype dtype, int to, size_t offset) override;
-  OperationPtr signal(int to) override;
-  OperationPtr wait_signal(int from) override;
+  OperationPtr signal(int to, int channel) override;
+  OperationPtr wait_signal(int from, int channel) override;
   OperationPtr drain() override;
 
   size_t waits() const override {
@@ -66,9 +68,19 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
     closed_ = false;
   }
 
+  bool release() override;
+
+  bool released() const override {
+    const std::lock_guard lock(mutex_);
+    return received_ == nullptr ||
+           std::all_of(received_, received_ + shm_group_->size(), [](const SignalCounts& counts) {
+             return counts.released.load(std::memory_order_acquire);
+           });
+  }
+
   void close() override {
     std::unique_lock lock(mutex_);
-    SignalCount* const counts = std::exchange(received_, nullptr);
+    SignalCounts* const counts = std::exchange(received_, nullptr);
     lock.unlock();
     if (counts != nullptr) shm_group_->free(reinterpret_cast<std::byte*>(counts));
   }
@@ -118,9 +130,8 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
   }
 
   // Adds one signal for local rank `to`, after all data that this rank has put there.
-  void send_signal(size_t to) noexcept {
-    auto* const counts = reinterpret_cast<SignalCount*>(shm_group_->at(to, parts_[to].signals));
-    counts[shm_group_->self()].sent.fetch_add(1, std::memory_order_release);
+  void send_signal(size_t to, size_t channel) noexcept {
+    counts_at(to).sent[channel].fetch_add(1, std::memory_order_release);
     shm_group_->ring_messages(to);
   }
 
@@ -137,10 +148,11 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
   }
 
   // Takes a signal of local rank `from`. Returns false if there is none.
-  bool take_signal(size_t from) {
+  bool take_signal(size_t from, size_t channel) {
     const std::lock_guard lock(mutex_);
-    if (received_[from].sent.load(std::memory_order_acquire) == taken_[from]) return false;
-    ++taken_[from];
+    uint64_t& taken = taken_[from][channel];
+    if (received_[from].sent[channel].load(std::memory_order_acquire) == taken) return false;
+    ++taken;
     return true;
   }
 
@@ -152,6 +164,13 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
   bool have_ended(const std::vector<uint64_t>& begun) const;
 
  private:
+  // Returns the counts of this rank in the block of a local rank.
+  SignalCounts& counts_at(size_t owner) const noexcept {
+    auto* const counts =
+        reinterpret_cast<SignalCounts*>(shm_group_->at(owner, parts_[owner].signals));
+    return counts[shm_group_->self()];
+  }
+
   // The operations of this rank on one local rank.
   struct Target {
     uint64_t entered = 0;     // positions given out
@@ -174,8 +193,9 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
 
   mutable std::mutex mutex_;     // guards the members below; no thread waits while it holds it
   std::vector<Target> targets_;  // by local rank
-  std::vector<uint64_t> taken_;  // signals taken so far, by local rank
-  SignalCount* received_;        // the block of this rank; null after close()
+  // Signals taken so far, by local rank and channel.
+  std::vector<std::array<uint64_t, kSignalChannels>> taken_;
+  SignalCounts* received_;  // the block of this rank; null after close()
   size_t waits_ = 0;
   bool closed_ = false;
 };
@@ -183,7 +203,7 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
 void ShmWindow::connect(const std::vector<WindowPart>& parts) {
   for (size_t i = 0; i < parts.size(); ++i) {
     shm_group_->address_in_segment(i, parts[i].data, parts[i].bytes);
-    shm_group_->address_in_segment(i, parts[i].signals, parts.size() * sizeof(SignalCount));
+    shm_group_->address_in_segment(i, parts[i].signals, parts.size() * sizeof(SignalCounts));
     if (parts[i].signals % kCacheLine == 0) continue;
     throw Error(ErrorKind::kMismatch, shm_group_->local_rank(i).name + " of " +
                                           shm_group_->group() + " names counts of signals at " +
@@ -216,6 +236,20 @@ std::vector<uint64_t> ShmWindow::shut() {
   std::vector<uint64_t> begun;
   for (const Target& target : targets_) begun.push_back(target.entered);
   return begun;
+}
+
+bool ShmWindow::release() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    const bool busy = std::ranges::any_of(
+        targets_, [](const Target& target) { return target.next < target.entered; });
+    if (busy || waits_ > 0) return false;
+  }
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    counts_at(i).released.store(true, std::memory_order_release);
+  }
+  return true;
 }
 
 bool ShmWindow::have_ended(const std::vector<uint64_t>& begun) const {
@@ -327,7 +361,8 @@ class Put final : public TargetOperation {
 
 class Signal final : public TargetOperation {
  public:
-  Signal(std::shared_ptr<ShmWindow> window, int to) : TargetOperation(std::move(window), to) {}
+  Signal(std::shared_ptr<ShmWindow> window, int to, int channel)
+      : TargetOperation(std::move(window), to), channel_(static_cast<size_t>(channel)) {}
 
   std::string describe() const override {
     return in_group("signal to rank " + std::to_string(rank_of(to_)));
@@ -335,17 +370,21 @@ class Signal final : public TargetOperation {
 
  private:
   progress::Progress act() override {
-    window_->send_signal(to_);
+    window_->send_signal(to_, channel_);
     return progress::Progress::kDone;
   }
 
   bool carries_data() const noexcept override { return false; }
+
+  const size_t channel_;
 };
 
 class WaitSignal final : public WindowOperation {
  public:
-  WaitSignal(std::shared_ptr<ShmWindow> window, int from)
-      : WindowOperation(std::move(window)), from_(static_cast<size_t>(from)) {}
+  WaitSignal(std::shared_ptr<ShmWindow> window, int from, int channel)
+      : WindowOperation(std::move(window)),
+        from_(static_cast<size_t>(from)),
+        channel_(static_cast<size_t>(channel)) {}
 
   void begin() override {
     window_->begin_wait(*this);
@@ -362,7 +401,7 @@ class WaitSignal final : public WindowOperation {
 
  private:
   progress::Progress advance() override {
-    if (!window_->take_signal(from_)) return progress::Progress::kIdle;
+    if (!window_->take_signal(from_, channel_)) return progress::Progress::kIdle;
     end();
     return progress::Progress::kDone;
   }
@@ -372,6 +411,7 @@ class WaitSignal final : public WindowOperation {
   }
 
   const size_t from_;
+  const size_t channel_;
   bool waits_ = false;
 };
 
@@ -399,10 +439,12 @@ OperationPtr ShmWindow::put(Source in, Dtype dtype, int to, size_t offset) {
   return std::make_unique<Put>(shared_from_this(), in, dtype, to, offset);
 }
 
-OperationPtr ShmWindow::signal(int to) { return std::make_unique<Signal>(shared_from_this(), to); }
+OperationPtr ShmWindow::signal(int to, int channel) {
+  return std::make_unique<Signal>(shared_from_this(), to, channel);
+}
 
-OperationPtr ShmWindow::wait_signal(int from) {
-  return std::make_unique<WaitSignal>(shared_from_this(), from);
+OperationPtr ShmWindow::wait_signal(int from, int channel) {
+  return std::make_unique<WaitSignal>(shared_from_this(), from, channel);
 }
 
 OperationPtr ShmWindow::drain() { return std::make_unique<Drain>(shared_from_this()); }

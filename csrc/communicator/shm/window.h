@@ -1,7 +1,7 @@
 // The windows of a group within a node (communicator/shared_window.h). A put is a copy into the
-// target's segment. Each rank's part of a window has a count for each local rank: the signals that
-// this local rank has sent. A signal adds to its count and rings the target's doorbell for
-// messages. docs/design/shared-memory.md has the memory order.
+// target's segment. Each rank's part of a window has a count for each local rank and channel: the
+// signals that this local rank has sent. A signal adds to its count and rings the target's doorbell
+// for messages. docs/design/shared-memory.md has the memory order.
 //
 // The ranks in calls are local ranks, as in communicator/shm/communicator.h.
 //
