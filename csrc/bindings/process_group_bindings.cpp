@@ -17,6 +17,7 @@
 #include "pg_hbm.h"
 #include "process_group/python_lock.h"
 #include "process_group/store_connection.h"
+#include "process_group/symmetric_memory.h"
 #include "process_group/types.h"
 
 namespace py = pybind11;
@@ -237,6 +238,7 @@ py::dict build_info() {
 void register_process_group(py::module_& m) {
   py::module_::import("torch._C._distributed_c10d");  // the base classes
   process_group::set_unlocked_call(&call_unlocked);
+  process_group::register_symmetric_memory();
 
   py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(m, "Options")
       .def(py::init([](std::optional<std::string> memory,

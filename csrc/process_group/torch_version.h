@@ -98,6 +98,16 @@ class Window : public torch::CustomClassHolder {
 };
 #endif
 
+// `Allocator` with every virtual function that hbm implements. Its parameter is c10d's
+// SymmetricMemoryAllocator, whose header only one file of hbm includes.
+template <class Allocator>
+class SymmetricAllocatorBase : public Allocator {
+#if TORCH_VERSION_MINOR < 13
+ public:
+  virtual bool has_allocation(void* ptr) = 0;
+#endif
+};
+
 // The options of a backend. c10d clones them for groups derived from other groups.
 struct OptionsBase : c10d::Backend::Options {
   using Options::Options;

@@ -238,6 +238,7 @@ dist.group.WORLD.abort()
         Script(GROUP, after="assert (mine == left).all()")
         if hasattr(dist, "_new_window")
         else None,
+        Script(GROUP, after="assert (total == sum(range(size))).all()"),
     ],
     "docs/profile.md": [
         Script(
