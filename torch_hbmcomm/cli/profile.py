@@ -111,7 +111,7 @@ def _print_rows(console: Console, found: costs.Costs, size: int) -> None:
 
 
 def _print_ranks(console: Console, found: costs.Costs) -> None:
-    table = Table(title="\nRanks (% of each rank's time)", title_justify="left")
+    table = Table(title="\nRanks (%: of the rank's time)", title_justify="left")
     for heading in ("rank", "late in", "late by, median", "at most", "others wait",
                     "waits for ranks", "waits for data"):  # fmt: skip
         table.add_column(heading, justify="right")

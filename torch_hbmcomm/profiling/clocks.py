@@ -82,15 +82,22 @@ class Clock:
         return self.error + other.error
 
 
-def meetings(profiles: Sequence[RankProfile]) -> Iterator[dict[int, Operation]]:
-    """Yield each collective of MEETINGS that all ranks of its group have recorded, by rank."""
+def collectives(profiles: Sequence[RankProfile]) -> Iterator[dict[int, Operation]]:
+    """Yield each collective that all ranks of its group have recorded, by rank."""
     found: dict[tuple[str, int], dict[int, Operation]] = defaultdict(dict)
     for profile in profiles:
         for one in profile.operations:
-            if one.kind in MEETINGS and one.sequence:
+            if one.sequence:
                 found[one.group.key, one.sequence][profile.rank] = one
     for by_rank in found.values():
         if len(by_rank) == len(next(iter(by_rank.values())).group.ranks) > 1:
+            yield by_rank
+
+
+def meetings(profiles: Sequence[RankProfile]) -> Iterator[dict[int, Operation]]:
+    """Yield the collectives() of MEETINGS."""
+    for by_rank in collectives(profiles):
+        if all(one.kind in MEETINGS for one in by_rank.values()):
             yield by_rank
 
 

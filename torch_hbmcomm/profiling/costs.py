@@ -1,7 +1,8 @@
 """Computes the costs of communication: time in transit, hidden, and waited for late ranks.
 
 A group runs its collectives one after the other. So a rank is *ready* for a collective when the
-rank has issued it, and the collective before it has ended.
+rank has issued it, and the collective before it has ended. A rank waits for the last rank that was
+ready before the collective's end on the waiting rank.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from torch_hbmcomm.profiling.clocks import Clock, meetings
+from torch_hbmcomm.profiling.clocks import MEETINGS, Clock, collectives
 from torch_hbmcomm.profiling.ranks import RankProfile
 
 Intervals = list[tuple[int, int]]
@@ -21,6 +22,10 @@ _Where = tuple[str, str, str, str, str]  # the first fields of a Row
 _CLASSES = ((4 << 10, "to 4 KiB"), (64 << 10, "to 64 KiB"), (1 << 20, "to 1 MiB"),
             (16 << 20, "to 16 MiB"))  # fmt: skip
 _SMALL, _MEDIUM = _CLASSES[0][1], _CLASSES[1][1]
+# A rank is late much more than others if its share of the waiting is at least
+# min(_MUCH_MORE / number of ranks, _MOST_OF_ALL).
+_MUCH_MORE = 2
+_MOST_OF_ALL = 0.75  # with 2 ranks, where twice an equal share would be all of the waiting
 # Kinds that copy their tensors, wherever these are.
 _ALWAYS_STAGED = ("all_reduce_coalesced", "all_reduce_sparse")
 
@@ -132,16 +137,18 @@ def _waits(
     Counts the late ranks in `late`. A difference below the error of the clocks counts as none.
     """
     found = {}
-    for by_rank in meetings(profiles):
+    for by_rank in collectives(profiles):
         times = {rank: clocks[rank].shared(ready[rank, id(one)]) for rank, one in by_rank.items()}
         longest: dict[int, int] = defaultdict(int)
         for rank, one in by_rank.items():
             late[rank].collectives += 1
-            later = [
-                (time, other)
-                for other, time in times.items()
-                if _is_later(time - times[rank], clocks[rank].error_to(clocks[other]))
-            ]
+            end = clocks[rank].shared(one.end)
+            later: list[tuple[int, int]] = []  # times, with their ranks
+            for other, time in times.items():
+                error = clocks[rank].error_to(clocks[other])
+                in_flight = one.kind in MEETINGS or _is_later(end - time, error)
+                if in_flight and _is_later(time - times[rank], error):
+                    later.append((time, other))
             if not later:
                 continue
             time, last = max(later)
@@ -173,19 +180,19 @@ def _length(intervals: Iterable[tuple[int, int]]) -> int:
 class Advice:
     share: float  # of the time of the ranks
     text: str
+    unhidden: int = 0  # ns of the operations that it names
 
 
 def advice(found: Costs) -> list[Advice]:
     """Return what to change first: three or fewer, each of at least 1 % of the time."""
     whole = sum(found.duration.values()) or 1
-    all_advice = [
-        *_late_ranks(found, whole),
-        *_bare(found, whole),
-        *_staged(found, whole),
-        *_small(found, whole),
-    ]
-    worth = [one for one in all_advice if one.share >= 0.01]
-    return sorted(worth, key=lambda one: -one.share)[:3]
+    named = _worth([*_staged(found, whole), *_small(found, whole)])
+    others = _worth([*_late_ranks(found, whole), *_bare(found, named, whole)])
+    return sorted(others + named, key=lambda one: -one.share)[:3]
+
+
+def _worth(found: Iterable[Advice]) -> list[Advice]:
+    return [one for one in found if one.share >= 0.01]
 
 
 def _late_ranks(found: Costs, whole: int) -> Iterable[Advice]:
@@ -194,7 +201,7 @@ def _late_ranks(found: Costs, whole: int) -> Iterable[Advice]:
     if not worst.waiting:
         return
     share = worst.waiting / total
-    if share < min(2 / len(found.late), 0.75):  # about as much as each other rank has
+    if share < min(_MUCH_MORE / len(found.late), _MOST_OF_ALL):
         yield Advice(
             total / whole,
             f"Waiting for late ranks takes {total / whole:.0%} of the time, and no rank is late "
@@ -212,14 +219,16 @@ def _late_ranks(found: Costs, whole: int) -> Iterable[Advice]:
     )
 
 
-def _bare(found: Costs, whole: int) -> Iterable[Advice]:
-    share = sum(found.unhidden.values()) / whole
+def _bare(found: Costs, named: Sequence[Advice], whole: int) -> Iterable[Advice]:
+    """Advise about the operations that no advice of `named` names."""
+    unhidden = sum(found.unhidden.values()) - sum(one.unhidden for one in named)
+    share = unhidden / whole
     yield Advice(
         share,
-        f"Communication that no computation hides takes {share:.0%} of the time, without the "
-        "waiting for late ranks. Issue operations earlier and wait for them later (async_op=True), "
-        "let DDP overlap them with the backward pass, or send less (the guides' table \"Which way "
-        'to train").',
+        f"{'Other communication' if named else 'Communication'} that no computation hides takes "
+        f"{share:.0%} of the time, without the waiting for late ranks. Issue operations earlier "
+        "and wait for them later (async_op=True), let DDP overlap them with the backward pass, or "
+        'send less (the guides\' table "Which way to train").',
     )
 
 
@@ -247,6 +256,7 @@ def _staged(found: Costs, whole: int) -> Iterable[Advice]:
             share,
             f"{text}. Allocate the tensors with hbmcomm.memory.empty on all ranks, or set "
             "HBMCOMM_ALLOCATOR=segment.",
+            row.unhidden,
         )
 
 
@@ -259,6 +269,7 @@ def _small(found: Costs, whole: int) -> Iterable[Advice]:
                 share,
                 f"{row.calls} calls of {row.kind}, {row.size}, take {share:.0%} of the time. "
                 "Join their tensors into one.",
+                row.unhidden,
             )
 
 

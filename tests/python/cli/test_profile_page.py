@@ -110,8 +110,51 @@ def test_a_staged_operation_is_compared_with_zero_copy(tmp_path: Path) -> None:
         "all_reduce, to 1 MiB, of tensors outside of the segment takes 30% of the time (10" in shown
     )
     assert "calls, whose data is staged), 3.0 times as long for each call as zero-copy." in shown
+    assert "Other communication that no computation hides takes 10% of the time" in shown
     profiles, _ = load(tmp_path)
-    assert [one.share for one in advice(costs(profiles, align(profiles)))] == [0.4, 0.2]
+    assert [one.share for one in advice(costs(profiles, align(profiles)))] == [0.2, 0.1]
+
+
+def test_operations_that_a_line_names_count_in_no_other_line(tmp_path: Path) -> None:
+    """FSDP gathers parameters and scatters gradients through tensors outside of the segment."""
+    kinds = ("all_gather_into_tensor", "reduce_scatter_tensor")
+    ordinary: dict[str, Any] = {"place": "ordinary", "data": "staged"}
+    for rank in range(2):
+        ops = [operation(n + 1, 10 * n, 10 * n + 6, kind=kinds[n % 2], **ordinary)
+               for n in range(10)]  # fmt: skip
+        write(tmp_path, rank, ops)
+    shown = page(tmp_path)
+    for kind in kinds:
+        assert f"{kind}, to 1 MiB, of tensors outside of the segment takes 30% of" in shown
+    assert "that no computation hides" not in shown
+
+
+def test_a_late_root_of_a_broadcast_is_named(tmp_path: Path) -> None:
+    """Rank 0 reads a batch for 4 ms and sends it. The others wait in the broadcast."""
+    for rank in range(3):
+        late = 4 * (rank == 0)
+        ops = [operation(n + 1, 10 * n + late, 10 * n + 4.2, kind="broadcast", bytes=1000)
+               for n in range(10)]  # fmt: skip
+        write(tmp_path, rank, ops, size=3)
+    profiles, _ = load(tmp_path)
+    found = costs(profiles, align(profiles))
+    assert found.waiting == {0: 0, 1: 40 * MS, 2: 40 * MS}
+    assert [found.late[rank].times for rank in range(3)] == [10, 0, 0]
+    shown = page(tmp_path)
+    assert "1. 100% of the waiting for late ranks is for rank 0 (27% of the time)." in shown
+    assert "2. 30 calls of broadcast, to 4 KiB, take 2% of the time." in shown
+    assert "that no computation hides" not in shown
+
+
+def test_a_rank_waits_for_no_rank_that_comes_after_its_end(tmp_path: Path) -> None:
+    """The root of a broadcast and rank 1 have ended when rank 2 issues the operation."""
+    times = [(10, 12), (11, 12), (50, 51)]
+    for rank, (begin, end) in enumerate(times):
+        write(tmp_path, rank, [operation(1, begin, end, kind="broadcast")], size=3)
+    profiles, _ = load(tmp_path)
+    found = costs(profiles, align(profiles))
+    assert found.waiting == {0: MS, 1: 0, 2: 0}
+    assert [found.late[rank].times for rank in range(3)] == [0, 1, 0]
 
 
 def test_hidden_and_queued_operations_are_no_staged_ones_to_save(tmp_path: Path) -> None:
@@ -357,7 +400,7 @@ def test_without_a_common_collective_no_rank_is_blamed(tmp_path: Path) -> None:
 
 
 def test_nodes_are_those_of_the_groups(tmp_path: Path) -> None:
-    """Two containers that share no memory are two nodes. A group over MPI does not count."""
+    """Ranks 0 and 1 share memory, and ranks 2 and 3 do. A group over MPI adds no node."""
     of_all = {"key": "all", "name": "all", "ranks": [0, 1, 2, 3], "nodes": [0, 0, 1, 1]}
     over_mpi = {"key": "mpi", "name": "mpi", "ranks": [0, 1, 2, 3], "nodes": [0, 1, 2, 3]}
     for rank in range(4):
