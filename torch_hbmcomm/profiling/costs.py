@@ -213,10 +213,15 @@ def _late_ranks(found: Costs, whole: int) -> Iterable[Advice]:
         worst.waiting / whole,
         f"{share:.0%} of the waiting for late ranks is for rank {rank} "
         f"({worst.waiting / whole:.0%} of the time). Others waited for it in {worst.times} of "
-        f"{worst.collectives} collectives, for {median(worst.late) / 1e6:.2g} ms (median; at most "
-        f"{max(worst.late) / 1e6:.2g} ms). Look for what slows this rank: its share of the data, "
-        "its machine, other programs on its processors.",
+        f"{worst.collectives} collectives, for {_milliseconds(median(worst.late))} (median; at "
+        f"most {_milliseconds(max(worst.late))}). Look for what slows this rank: its share of the "
+        "data, its machine, other programs on its processors.",
     )
+
+
+def _milliseconds(nanoseconds: float) -> str:
+    value = nanoseconds / 1e6
+    return f"{value:,.0f} ms" if value >= 10 else f"{value:.2g} ms"
 
 
 def _bare(found: Costs, named: Sequence[Advice], whole: int) -> Iterable[Advice]:
@@ -254,8 +259,8 @@ def _staged(found: Costs, whole: int) -> Iterable[Advice]:
             text += f", {ratio:.1f} times as long for each call as zero-copy"
         yield Advice(
             share,
-            f"{text}. Allocate the tensors with hbmcomm.memory.empty on all ranks, or set "
-            "HBMCOMM_ALLOCATOR=segment.",
+            f"{text}. If the tensors live for many operations, allocate them with "
+            "hbmcomm.memory.empty on all ranks, or set HBMCOMM_ALLOCATOR=segment.",
             row.unhidden,
         )
 

@@ -98,6 +98,13 @@ def test_a_late_rank_is_named(tmp_path: Path) -> None:
     assert "waited for it in 9 of 10 collectives, for 4 ms (median; at most 4 ms)" in shown
 
 
+def test_a_long_wait_has_no_exponent(tmp_path: Path) -> None:
+    for rank in range(2):
+        late = [operation(1, 123 * rank, 200), operation(2, 300 + 1234 * rank, 2000)]
+        write(tmp_path, rank, late, end=2000 * MS)
+    assert "for 678 ms (median; at most 1,234 ms)" in page(tmp_path)
+
+
 def test_a_staged_operation_is_compared_with_zero_copy(tmp_path: Path) -> None:
     for rank in range(2):
         ordinary = [
@@ -126,6 +133,7 @@ def test_operations_that_a_line_names_count_in_no_other_line(tmp_path: Path) -> 
     shown = page(tmp_path)
     for kind in kinds:
         assert f"{kind}, to 1 MiB, of tensors outside of the segment takes 30% of" in shown
+    assert "If the tensors live for many operations, allocate them" in shown
     assert "that no computation hides" not in shown
 
 
