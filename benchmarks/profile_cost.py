@@ -24,29 +24,20 @@ import typer
 from rich.console import RenderableType
 
 import torch_hbmcomm
+from benchmarks import pairs
+from benchmarks.pairs import Pair
 from torch_hbmcomm.bench import ddp, report
 from torch_hbmcomm.bench.contenders import group_of_all
 from torch_hbmcomm.bench.ranks import join, launch, leave
-from torch_hbmcomm.bench.report import Json, Ranks, check_file, fail, finish, format_time, names
-from torch_hbmcomm.bench.result import (
-    Measurement,
-    Result,
-    check_counts,
-    check_names,
-    describe_machine,
-    sampled,
-)
+from torch_hbmcomm.bench.report import Json, Ranks, check_file, fail, finish, names
+from torch_hbmcomm.bench.result import Result, check_counts, check_names, describe_machine
 from torch_hbmcomm.bench.rounds import Timed, timed
-from torch_hbmcomm.bench.summary import Summary
 
 OFF, ON = "off", "on"
 SMALL = "all_reduce of 8 B"
 _SMALL_CALLS = 2000  # in a sample
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-Pair = tuple[float, float]
-"""The microseconds of a call without and with a profile."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +64,8 @@ def run(plan: CostPlan) -> Result:
     )
     found = []
     for work in of_ranks[0]:
-        of_work = zip(*(own[work] for own in of_ranks), strict=True)
-        pairs = [(max(one[0] for one in each), max(one[1] for one in each)) for each in of_work]
-        found += _measurements(work, pairs)
+        of_work = pairs.slowest([own[work] for own in of_ranks])
+        found += pairs.measurements({"work": work}, (OFF, ON), of_work)
     return Result(
         benchmark="profile_cost",
         machine=describe_machine(),
@@ -85,72 +75,45 @@ def run(plan: CostPlan) -> Result:
     )
 
 
-def _measure(models: Sequence[str], pairs: int, steps: int) -> dict[str, list[Pair]]:
+def _measure(models: Sequence[str], number: int, steps: int) -> dict[str, list[Pair]]:
     """Return, in each rank, the pairs of each kind of work."""
     join()
     found = {}
     for name in models:
         step = ddp.phases_of(ddp.MODELS[name], "hbm")[ddp.STEP]
-        found[f"step, {name}"] = _take_pairs(step, pairs, steps)
+        found[f"step, {name}"] = _take_pairs(step, number, steps)
     group, small = group_of_all("hbm"), torch.zeros(2)
     reduce_small = timed(lambda: dist.all_reduce(small, group=group))
-    found[SMALL] = _take_pairs(reduce_small, pairs, _SMALL_CALLS)
+    found[SMALL] = _take_pairs(reduce_small, number, _SMALL_CALLS)
     leave()
     return found
 
 
-def _take_pairs(loop: Timed, pairs: int, calls: int) -> list[Pair]:
-    found = []
+def _take_pairs(loop: Timed, number: int, calls: int) -> list[Pair]:
+    def sample(profile: AbstractContextManager[None]) -> float:
+        with profile:
+            dist.barrier()
+            return loop(1, calls)[0]
+
     with tempfile.TemporaryDirectory(prefix="hbmcomm-bench-") as folder:
-        for number in range(pairs):
-            taken = {}
-            for state in (OFF, ON) if number % 2 == 0 else (ON, OFF):
-                profile: AbstractContextManager[None] = (
-                    torch_hbmcomm.profile(folder) if state == ON else nullcontext()
-                )
-                with profile:
-                    dist.barrier()
-                    (taken[state],) = loop(1, calls)
-            found.append((taken[OFF], taken[ON]))
-    return found
-
-
-def _measurements(work: str, pairs: Sequence[Pair]) -> list[Measurement]:
-    ratios = Summary.of([on / off for off, on in pairs])
-    shown = {
-        "ratio_lower_quartile": ratios.lower_quartile,
-        "ratio_median": ratios.median,
-        "ratio_upper_quartile": ratios.upper_quartile,
-    }
-    return [
-        sampled({"work": work}, OFF, [off for off, _ in pairs]),
-        sampled({"work": work}, ON, [on for _, on in pairs], values=shown),
-    ]
+        return pairs.take(
+            lambda: sample(nullcontext()), lambda: sample(torch_hbmcomm.profile(folder)), number
+        )
 
 
 def render(result: Result) -> RenderableType:
     """Return a table of the times and ratios."""
-    headings = ("work", "off (median)", "on (median)", "on / off (median)", "quartiles")
     title = f"Calls with and without a profile ({result.plan['pairs']} pairs)"
-    table = report.table_of(title, headings)
-    for row in report.rows(result.measurements):
-        ratios = row[ON].values
-        lower, upper = ratios["ratio_lower_quartile"], ratios["ratio_upper_quartile"]
-        table.add_row(
-            str(row[OFF].of["work"]),
-            format_time(row[OFF].median),
-            format_time(row[ON].median),
-            f"{ratios['ratio_median']:.4f}",
-            f"{lower:.4f} to {upper:.4f}",
-        )
-    return report.group([table], result)
+    return report.group([pairs.table(title, "work", (OFF, ON), result.measurements)], result)
 
 
 @app.command()
 def main(
     models: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
     ranks: Ranks = 2,
-    pairs: Annotated[int, typer.Option(min=10, help="Pairs of each kind of work.")] = 20,
+    number: Annotated[
+        int, typer.Option("--pairs", min=10, help="Pairs of each kind of work.")
+    ] = 20,
     steps: Annotated[int, typer.Option(min=1, help="Training steps in a sample.")] = 10,
     json: Json = None,
 ) -> None:
@@ -163,7 +126,7 @@ def main(
         plan = CostPlan(
             models=list(ddp.MODELS) if models == "all" else names(models),
             ranks=ranks,
-            pairs=pairs,
+            pairs=number,
             steps=steps,
         )
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typer.testing import CliRunner
 
 import torch_hbmcomm
 from benchmarks import profile_cost
-from torch_hbmcomm.bench.result import Result, describe_machine
+from torch_hbmcomm.bench.result import Result
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -32,20 +31,6 @@ def test_pairs_of_steps_are_measured(tmp_path: Path) -> None:
     assert [(one.of["work"], one.contender, one.summary.n) for one in found.measurements] == [
         (work, state, 10) for work in works for state in ("off", "on")
     ]
-
-
-def test_a_ratio_is_of_the_two_samples_of_a_pair() -> None:
-    """The machine gets slower by and by; in each pair the profile costs a tenth."""
-    pairs = [(float(n), 1.1 * n) for n in range(1, 12)]
-    found = profile_cost._measurements("work", pairs)
-    assert [one.contender for one in found] == ["off", "on"]
-    assert found[0].median == 6
-    assert all(value == pytest.approx(1.1) for value in found[1].values.values())
-    result = Result("profile_cost", describe_machine(), {"pairs": 11}, measurements=found)
-    profile_cost.render(result)
-    (off, on) = json.loads(result.to_json())["measurements"]
-    assert "values" not in off
-    assert on["values"]["ratio_median"] == pytest.approx(1.1)
 
 
 def test_the_order_of_a_pair_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
