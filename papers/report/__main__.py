@@ -22,6 +22,9 @@ from papers.report.nodes import NODES
 from papers.report.placement import MEMORY_MODES, MEMORY_SPEED, PLACEMENT
 from papers.report.processes import PROCESSES
 from papers.report.scaling import SCALING
+from papers.report.seeds import SEVERAL_SEEDS
+from papers.report.thresholds import THRESHOLDS
+from papers.report.variants import VARIANTS
 from papers.report.verbs import VERBS
 from torch_hbmcomm.bench.result import Result
 
@@ -39,7 +42,10 @@ EXPERIMENTS = {
         MESSAGES_OVER_CONNECTIONS,
         VERBS,
         TABLE_1,
+        THRESHOLDS,
         TRAINING,
+        SEVERAL_SEEDS,
+        VARIANTS,
         NODES,
         SCALING,
         IMAGES,

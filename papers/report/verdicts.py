@@ -5,6 +5,7 @@ Ratios within 10 % of 1 count as equal (EQUAL).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -105,9 +106,10 @@ class Spread:
 
     @classmethod
     def of(cls, ratios: Iterable[float], name: str) -> Spread:
-        """Summarise `ratios`. Raises Unmeasured, with the ratio's `name`, if there are none."""
+        """Summarise `ratios`. Raises Unmeasured, with the ratio's `name`, if there are none, or if
+        one is not finite."""
         found = list(ratios)
-        if not found:
+        if not found or not all(map(math.isfinite, found)):
             raise Unmeasured(f"The records have no figure of {name}.")
         return cls(min(found), statistics.median(found), max(found), len(found))
 

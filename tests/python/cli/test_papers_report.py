@@ -27,6 +27,10 @@ from torch_hbmcomm.bench.result import Measurement, Result, sampled
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = ROOT / "papers" / "records"
 MACHINE = {"cpu": "a processor", "cores": 2, "torch": "2", "time": "now"}
+UNRECORDED = {"threshold", "layer-drop-seeds", "layer-drop-variants"}
+"""The experiments that no committed record is of."""
+INCOMPLETE = {"Fig. 1"}
+"""The claims whose committed record lacks a figure."""
 
 
 def report(folder: Path, only: str) -> subprocess.CompletedProcess[str]:
@@ -241,6 +245,10 @@ def test_sections_repeat_the_table() -> None:
     for line in lines_of(text):
         name = re.fullmatch(r"\[(.+)\]\(#.+\)", line.section)
         assert name
+        if name[1] in UNRECORDED:
+            assert line.section.endswith("](#not-measured-yet)")
+            assert f"\n- {name[1]}, " in text.split("\n## Not measured yet\n")[1]
+            continue
         section = text.split(f"\n## {name[1]}: ")[1].split("\n## ")[0]
         repeated = [f"- **{line.paper}, {line.item}: {line.verdict.strip('*')}.**"]
         repeated += [f"The paper: {line.finding}"]
@@ -249,12 +257,14 @@ def test_sections_repeat_the_table() -> None:
 
 
 def test_claims_have_a_verdict_in_the_records() -> None:
-    """A claim that no program measures is an exception."""
+    """A claim that no program measures is an exception, and so is one that awaits a record."""
     for experiment, results in contents(RECORDS):
+        assert (not results and bool(experiment.runs)) == (experiment.name in UNRECORDED)
         for claim in experiment.claims:
             found = experiment.outcome(claim, results, quick=False)
             unmeasured = found.verdict is Verdict.NOT_MEASURED
-            assert not unmeasured or found is claim.outcome, (claim.item, found.reason)
+            awaited = experiment.name in UNRECORDED or claim.item in INCOMPLETE
+            assert unmeasured == awaited or found is claim.outcome, (claim.item, found.reason)
             assert found.reason.endswith("."), claim.item
 
 
@@ -285,7 +295,8 @@ def test_changed_figures_change_the_sentences() -> None:
     for experiment, results in contents(RECORDS):
         others = {name: changed(result, k) for k, (name, result) in enumerate(results.items())}
         for claim in experiment.claims:
-            if callable(claim.outcome):
+            awaited = experiment.name in UNRECORDED or claim.item in INCOMPLETE
+            if callable(claim.outcome) and not awaited:
                 assert claim.outcome(results).here != claim.outcome(others).here, claim.item
 
 
