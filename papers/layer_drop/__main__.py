@@ -16,13 +16,23 @@ from papers.layer_drop.server import SERVER
 from papers.layer_drop.server_training import SERVER_TRAINING
 from papers.layer_drop.threshold import THRESHOLD
 from papers.layer_drop.training import TRAINING
+from papers.layer_drop.ways import WAYS_OF_DDP
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish, names, say
 from torch_hbmcomm.bench.result import check_names, run
 
 SECTIONS: dict[str, JudgedSection] = {
     section.name: section
-    for section in (PASS, THRESHOLD, DDP, SERVER, TRAINING, SERVER_TRAINING, BREAK_EVEN)
+    for section in (
+        PASS,
+        THRESHOLD,
+        DDP,
+        SERVER,
+        TRAINING,
+        SERVER_TRAINING,
+        WAYS_OF_DDP,
+        BREAK_EVEN,
+    )
 }
 
 _UNLIMITED = "unlimited"
@@ -84,6 +94,7 @@ def layer_drop(
     - training: handwritten digits, accuracy over time
     - server-training: the same with the parameter server and a convolutional net
     - break-even: the link on which dropping does not pay
+    - ways: the net of server-training under DDP, with each way to send gradients; not in "all"
 
     All but pass and threshold need root, because hosts are network namespaces. The exit status
     never depends on a time. The whole run takes more than half an hour.
@@ -100,7 +111,8 @@ def layer_drop(
             variants=None if variants is None else names(variants),
             seeds=seeds,
         )
-        chosen_sections = list(SECTIONS) if sections == "all" else names(sections)
+        usual = [name for name in SECTIONS if name != WAYS_OF_DDP.name]
+        chosen_sections = usual if sections == "all" else names(sections)
         check_names("section", chosen_sections, SECTIONS)
         plan = Plan(chosen_sections, **((QUICK if quick else {}) | chosen))
     except ValueError as error:

@@ -9,6 +9,7 @@ basis of the average. tests/python/low_rank/test_low_rank.py checks that one ran
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -50,11 +51,13 @@ class Learned:
 
     share: sent share of the gradients' bytes
     steps, seconds, quality: at each evaluation; the seconds leave out evaluations
+    loss: mean of this process's losses since the evaluation before
     """
 
     share: float = 1.0
     steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
     quality: list[float] = field(default_factory=list)
 
 
@@ -71,18 +74,21 @@ def learn(
     steps_it = OPTIMIZERS[optimizer](ddp.parameters(), rate)
     draw = torch.Generator().manual_seed(seed)
     learned = Learned()
+    losses: list[float] = []
     now, begin = 0.0, time.perf_counter()
     for step in range(steps):
         for group in steps_it.param_groups:
             group["lr"] = rate * schedule(step, steps)
         inputs, targets = task.examples(RANKS * task.batch, draw)
         steps_it.zero_grad()
-        backward(task, ddp, inputs, targets)
+        losses.append(backward(task, ddp, inputs, targets))
         steps_it.step()
         if (step + 1) * _LOOKS % steps < _LOOKS:
             now += time.perf_counter() - begin
             learned.steps.append(step + 1)
             learned.seconds.append(now)
+            learned.loss.append(statistics.fmean(losses))
+            losses.clear()
             learned.quality.append(task.quality(ddp.module))
             learned.share = share()
             yield learned
@@ -90,8 +96,8 @@ def learn(
             begin = time.perf_counter()
 
 
-def backward(task: Task, ddp: DistributedDataParallel, inputs: Tensor, targets: Tensor) -> None:
-    """Compute the gradients of this process's part of the batch.
+def backward(task: Task, ddp: DistributedDataParallel, inputs: Tensor, targets: Tensor) -> float:
+    """Compute the gradients of this process's part of the batch. Returns the part's loss.
 
     A model with BatchNorm is computed rank by rank, so that each computation has the statistics of
     one rank's batch. As under DDP, the running statistics are of the group's first rank.
@@ -100,13 +106,17 @@ def backward(task: Task, ddp: DistributedDataParallel, inputs: Tensor, targets: 
     parts = RANKS // world if any(isinstance(one, _BatchNorm) for one in ddp.modules()) else 1
     inputs, targets = inputs.chunk(world)[rank], targets.chunk(world)[rank]
     own = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
+    total = 0.0
     for left, (some, labels) in reversed(list(enumerate(own))):
         before = [buffer.clone() for buffer in ddp.module.buffers()]
         with ddp.no_sync() if left > 0 else nullcontext():
-            (task.loss(ddp(some), labels) / parts).backward()
+            loss = task.loss(ddp(some), labels) / parts
+            loss.backward()
+        total += float(loss.detach())
         if left > 0:
             for buffer, value in zip(ddp.module.buffers(), before, strict=True):
                 buffer.copy_(value)
+    return total
 
 
 def schedule(step: int, steps: int) -> float:

@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmarks.verdict import JudgedSection, Verdict
 from papers.layer_drop.cluster import Cluster, together, two_hosts
-from papers.layer_drop.plan import NORMS, WITHOUT_RESIDUALS, Plan, link
+from papers.layer_drop.plan import NORMS, WITHOUT_RESIDUALS, Plan
 from papers.layer_drop.rows import cases
 from papers.layer_drop.table import tables
 from papers.layer_drop.tasks import WideConvolutions
-from papers.layer_drop.training_curve import POINTS, Curve, learned, mean
+from papers.layer_drop.training_curve import POINTS, Curve, case_of, trained
 from torch_hbmcomm.bench.result import Findings, Measurement
 
 NAME = "server-training"
@@ -78,30 +78,20 @@ def _of_optimizer(
     hosts: Cluster, megabits: int | None, optimizer: str, plan: Plan, findings: Findings
 ) -> Iterator[Measurement]:
     """Train each contender with one optimizer, and yield its row."""
-    case = f"{link(megabits)}, {optimizer}, steps: {plan.training_steps}"
-    case += f", means of {plan.seeds} seeds" if plan.seeds > 1 else ", one seed"
-    curves: dict[str, list[Curve]] = {}
-    crossed: dict[str, list[float]] = {}
-    for seed in range(plan.seeds):
-        for name, options in _contenders(plan.ratios, plan.variants).items():
-            findings.progress(f"{NAME}, {case}: seed {seed}, {name}")
-            arguments = {"optimizer": optimizer, "seed": seed}
-            curve, megabytes = _learn(hosts, plan.training_steps, arguments | options)
-            curves.setdefault(name, []).append(curve)
-            crossed.setdefault(name, []).append(megabytes)
-    all_bytes, all_seconds = statistics.fmean(crossed[ALL]), mean(curves[ALL]).seconds[-1]
-    for name, found in curves.items():
-        shares = {
-            "bytes_share": statistics.fmean(crossed[name]) / all_bytes,
-            "iteration_share": mean(found).seconds[-1] / all_seconds,
-        }
-        yield learned(NAME, case, name, found, curves[ALL], shares)
+    case = case_of(megabits, optimizer, plan.training_steps, plan.seeds)
+    contenders = {
+        name: partial(_learn, hosts, plan.training_steps, {"optimizer": optimizer} | options)
+        for name, options in _contenders(plan.ratios, plan.variants).items()
+    }
+    yield from trained(NAME, case, plan.seeds, contenders, findings.progress)
 
 
-def _learn(hosts: Cluster, steps: int, arguments: Mapping[str, Any]) -> tuple[Curve, float]:
+def _learn(
+    hosts: Cluster, steps: int, arguments: Mapping[str, Any], seed: int
+) -> tuple[Curve, float]:
     """Train once. Return the curve, and the megabytes over the link in both directions."""
     server, *workers = hosts.ranks
-    hosts.all("prepare", steps=steps, **arguments)
+    hosts.all("prepare", steps=steps, seed=seed, **arguments)
     server.tell("serve")
     curve = Curve()
     before = sum(hosts.received())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from papers.layer_drop.plan import link
 from papers.layer_drop.rows import row
 from torch_hbmcomm.bench.result import Measurement
 
@@ -77,6 +78,43 @@ def learned(
         "sooner_by_seed": [_sooner(one, other) for one, other in pairs],
     } | {f"accuracy_seed_{seed}": one.accuracy for seed, one in enumerate(found)}
     return row(section, case, name, values | dict(more or {}), curves=seeds | asdict(own))
+
+
+Train = Callable[[int], tuple[Curve, float]]
+"""Trains a contender with a seed. Returns the curve, and the megabytes over the link in both
+directions."""
+
+
+def trained(
+    section: str,
+    case: str,
+    seeds: int,
+    contenders: Mapping[str, Train],
+    progress: Callable[[str], None],
+) -> Iterator[Measurement]:
+    """Train the contenders with each seed, and yield their rows. The first one sends everything."""
+    curves: dict[str, list[Curve]] = {name: [] for name in contenders}
+    crossed: dict[str, list[float]] = {name: [] for name in contenders}
+    for seed in range(seeds):
+        for name, train in contenders.items():
+            progress(f"{section}, {case}: seed {seed}, {name}")
+            curve, megabytes = train(seed)
+            curves[name].append(curve)
+            crossed[name].append(megabytes)
+    plain = next(iter(contenders))
+    all_bytes, all_seconds = statistics.fmean(crossed[plain]), mean(curves[plain]).seconds[-1]
+    for name, found in curves.items():
+        shares = {
+            "bytes_share": statistics.fmean(crossed[name]) / all_bytes,
+            "iteration_share": mean(found).seconds[-1] / all_seconds,
+        }
+        yield learned(section, case, name, found, curves[plain], shares)
+
+
+def case_of(megabits: int | None, optimizer: str, steps: int, seeds: int) -> str:
+    """Return the name of a case of trained()."""
+    case = f"{link(megabits)}, {optimizer}, steps: {steps}"
+    return case + (f", means of {seeds} seeds" if seeds > 1 else ", one seed")
 
 
 def _sooner(own: Curve, plain: Curve) -> float:
