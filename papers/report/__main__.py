@@ -26,6 +26,7 @@ from papers.report.seeds import SEVERAL_SEEDS
 from papers.report.thresholds import THRESHOLDS
 from papers.report.variants import VARIANTS
 from papers.report.verbs import VERBS
+from papers.report.ways import LATER_WAYS
 from torch_hbmcomm.bench.result import Result
 
 EXPERIMENTS = {
@@ -46,6 +47,7 @@ EXPERIMENTS = {
         TRAINING,
         SEVERAL_SEEDS,
         VARIANTS,
+        LATER_WAYS,
         NODES,
         SCALING,
         IMAGES,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from benchmarks.markdown import Table
 from benchmarks.panels import Panel
 from papers.layer_drop.contenders import RATIO
-from papers.layer_drop.threshold import COMPARISON, SEARCH
+from papers.layer_drop.threshold import COMPARISON, NAME, SEARCH
 from papers.layer_drop.threshold_rank import (
     ALL_BY_NUMPY,
     ALL_BY_PYTORCH,
@@ -25,7 +25,7 @@ from papers.report.experiment import Experiment, Label, Run, number
 from papers.report.verdicts import EQUAL, LEE, Claim, Outcome, Spread, compared, graded, samples
 from torch_hbmcomm.bench.result import Result
 
-_RUN = "threshold"
+_RUN = "layer-drop-threshold"
 
 
 def _times(results: Mapping[str, Result], what: str) -> dict[str, dict[str, float]]:
@@ -151,7 +151,7 @@ _CLAIMS = (
 
 
 THRESHOLDS = Experiment(
-    name=_RUN,
+    name=NAME,
     figures="sections 2, 5 and 7, cost of a threshold",
     label=Label.MEASURED,
     differs=(
@@ -163,7 +163,10 @@ THRESHOLDS = Experiment(
     claims=_CLAIMS,
     runs=(
         Run(
-            _RUN, "papers.layer_drop", ["--sections=threshold"], ["--sections=threshold", "--quick"]
+            _RUN,
+            "papers.layer_drop",
+            [f"--sections={NAME}"],
+            [f"--sections={NAME}", "--quick"],
         ),
     ),
     table=_table,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from papers.layer_drop.plan import NORMS, WITHOUT_RESIDUALS
-from papers.layer_drop.server_training import ours, papers, variant_of
+from papers.layer_drop.plan import VARIANTS as NAMES
+from papers.layer_drop.server_training import NAME, ours, papers, variant_of
 from papers.layer_drop.training_curve import POINTS
 from papers.report.experiment import Experiment, Label
 from papers.report.seeds import SEEDS, Seeds, cases_of, panels, runs_of, table
@@ -119,9 +120,7 @@ VARIANTS = Experiment(
         " absolute values."
     ),
     claims=_CLAIMS,
-    runs=tuple(
-        runs_of(_RUN, f"--ratios={_RATIO:g}", f"--variants={','.join((*NORMS, WITHOUT_RESIDUALS))}")
-    ),
+    runs=tuple(runs_of(_RUN, NAME, f"--ratios={_RATIO:g}", f"--variants={','.join(NAMES)}")),
     table=table,
     panels=panels,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from papers.layer_drop.threshold_rank import (
     SEARCHES,
     SELECTED,
 )
+from papers.layer_drop.ways import WAYS, named
 from papers.report.dropping import TABLE_1, _falls, _rises
 from papers.report.experiment import Experiment
 from papers.report.messages import _gaining
@@ -29,6 +31,7 @@ from papers.report.seeds import SEVERAL_SEEDS, Seeds, largest_equal
 from papers.report.thresholds import THRESHOLDS
 from papers.report.variants import VARIANTS
 from papers.report.verdicts import Outcome, Spread, Unmeasured, Verdict
+from papers.report.ways import LATER_WAYS
 from torch_hbmcomm.bench.result import Measurement, Result, sampled
 
 MACHINE = {"cpu": "a processor", "cores": 2, "torch": "2", "time": "now"}
@@ -180,7 +183,7 @@ def thresholds(*cells: Mapping[str, float]) -> dict[str, Result]:
             for who in contenders:
                 time = times.get(who, 1.0)
                 measured.append(sampled(of, who, [time], "ms", values={"time_ms": time}))
-    return {THRESHOLDS.name: result(measured)}
+    return {THRESHOLDS.runs[0].name: result(measured)}
 
 
 @pytest.mark.parametrize(
@@ -292,8 +295,8 @@ def both(
 @pytest.mark.parametrize(
     ("sgd", "momentum", "verdict"),
     [
-        (both("SGD", [0, 0], 0.05), both("momentum", [-1, 0], 0.05), HOLDS),
-        (both("SGD", [0, 0], 0.06), both("momentum", [0, 0], 0.05), IN_PART),
+        (both("SGD", [0, 0], 0.05), both("momentum", [-1, 0], 0.057), HOLDS),
+        (both("SGD", [0, 0], 0.058), both("momentum", [0, 0], 0.05), IN_PART),
         (both("SGD", [0, 0], 0.05), both("momentum", [-2, 0], 0.05), IN_PART),
         (both("SGD", [0, 0], 0.95), both("momentum", [-2, 0], 0.05), FAILS),
         (both("SGD", [0, 0]), both("momentum", [0]), UNMEASURED),
@@ -415,3 +418,70 @@ def test_the_loss_without_residuals_is_named() -> None:
     points = {RULES[0]: [0.0, 0.2], f"{RULES[0]}, without residuals": [-2.0, -2.0]}
     found = judged(VARIANTS, "Section 4.3", of_variants(points))
     assert "+0.10 ± 0.10 points with residuals, which is +2.10 ± 0.10 points higher" in found.here
+
+
+def of_ways(*whole_and_later: tuple[float, float]) -> dict[str, Result]:
+    """Return records with R = 0.9. whole_and_later: the points of both kinds, by optimizer."""
+    table, *runs = (run.name for run in LATER_WAYS.runs)
+    results = {table: result([])}
+    for run, (whole, later) in zip(runs, whole_and_later, strict=True):
+        points = {way: whole if way in ("bytes", "paper") else later for way in WAYS}
+        sent = {"paper": 0.2, "blocks": 0.02}
+        results[run] = result(
+            [
+                training(run, named(way, 0.9), [mean - 1, mean + 1], sent.get(way, 0.05))
+                for way, mean in points.items()
+            ],
+            optimizers=[run],
+            ratios=[0.9],
+        )
+    return results
+
+
+@pytest.mark.parametrize(
+    ("points", "verdict"),
+    [
+        ([(0.0, 0.0), (-0.5, -9.0)], HOLDS),
+        ([(0.0, 0.0), (-0.6, -0.5)], IN_PART),
+        ([(0.0, 0.0), (-0.6, -0.6)], FAILS),
+        ([(0.0, 0.0), (math.nan, 0.0)], UNMEASURED),
+    ],
+)
+def test_whole_layers_are_judged_before_later_ways(
+    points: Sequence[tuple[float, float]], verdict: Verdict
+) -> None:
+    found = judged(LATER_WAYS, "Section 6.1", of_ways(*points))
+    assert found.verdict is verdict
+
+
+def test_the_fewest_bytes_with_equal_accuracy_are_named() -> None:
+    here = judged(LATER_WAYS, "Section 6.1", of_ways((0.0, 0.0), (-3.0, 0.0))).here
+    assert "5 % by whole layers (R = 0.9, bytes: +0.00 ± 1.00 points)" in here
+    assert "2 % by later ways (R = 0.9, blocks: +0.00 ± 1.00 points)" in here
+    assert "no whole layers, 2 % by later ways" in here
+
+
+def test_a_way_that_was_not_trained_leaves_no_verdict() -> None:
+    results = of_ways((0.0, 0.0), (0.0, 0.0))
+    last = LATER_WAYS.runs[-1].name
+    kept = [one for one in results[last].measurements if one.contender != named("blocks", 0.9)]
+    results[last] = replace(results[last], measurements=kept)
+    found = judged(LATER_WAYS, "Section 6.1", results)
+    assert found.verdict is UNMEASURED
+    assert named("blocks", 0.9) in found.reason
+
+
+def test_later_ways_are_listed_below_the_form_of_table_1() -> None:
+    results = of_ways((0.0, 0.0), (0.0, 0.0))
+    times = {"compute_ms": 40.0, "communication_ms": 60.0, "iteration_ms": 100.0}
+    first = Measurement(
+        {"section": "ddp", "case": "1 Gbit/s"}, "DDP", values=times | {"bytes_share": 1.0}
+    )
+    noise = replace(first, values=times | {"communication_ms": -10.0, "bytes_share": 0.1})
+    results[LATER_WAYS.runs[0].name] = result([first, noise])
+    top, noisy, below, *_ = LATER_WAYS.table(results).rows
+    assert list(noisy[2:6]) == ["40", "-", "100", "10.0%"]
+    assert list(top) == ["1 Gbit/s, ResNet-50", "DDP", "40", "60", "100", "100.0%", *"----"]
+    assert list(below[2:6]) == ["-", "-", "10", "5.0%"]
+    assert below[8] == "+0.00 ± 1.00"
+    assert {len(row) for row in LATER_WAYS.table(results).rows} == {10}
