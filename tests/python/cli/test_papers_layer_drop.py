@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from benchmarks import plot, programs, verdict
 from benchmarks.namespaces import NoNamespaces, two_nodes
 from benchmarks.verdict import Verdict
 from papers.layer_drop import accuracy, break_even, ddp, learning, server, tasks, training
+from papers.layer_drop import ways as ways_of_ddp
 from papers.layer_drop.__main__ import SECTIONS, app
 from papers.layer_drop.contenders import NOTHING_DROPPED, PLAIN, dropping, of_ddp
 from papers.layer_drop.plan import QUICK, Plan
 from papers.layer_drop.resnet50 import resnet50
 from papers.layer_drop.rows import row as row_of
 from papers.layer_drop.synthetic import Synthetic
+from papers.layer_drop.training_curve import Curve, trained
 from papers.plot import PANELS, plot_records
 from torch_hbmcomm.bench import checkout, report
 from torch_hbmcomm.bench.result import Findings, Measurement, Unavailable
@@ -134,6 +137,53 @@ def test_a_server_learns_by_the_papers_rule_and_ours(tmp_path: Path) -> None:
         assert row["curves"]["loss"][0] == rows[0]["curves"]["loss"][0], "one start for all"
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("namespaces")
+def test_ranks_learn_with_each_way_to_send_gradients(tmp_path: Path) -> None:
+    pytest.importorskip("mlxtend")
+    _, document = measured(tmp_path / "out.json", "ways")
+    rows = document["measurements"]
+    ways = {ways_of_ddp.named(way, 0.9) for way in ways_of_ddp.WAYS}
+    for optimizer in ("SGD", "momentum"):
+        found = {row["contender"]: row for row in rows if optimizer in row["case"]}
+        assert set(found) == {learning.PLAIN, *ways}
+        starts = {row["curves"]["loss"][0] for row in found.values()}
+        assert len(starts) == 1, "one start for all"
+    for row in rows:
+        assert row["curves"]["steps"] == list(range(1, QUICK["training_steps"] + 1))
+
+
+def test_each_contender_is_trained_with_each_seed() -> None:
+    turns: list[tuple[str, int]] = []
+
+    def train(name: str, sent: float, seed: int) -> tuple[Curve, float]:
+        turns.append((name, seed))
+        seconds = 10.0 * sent
+        return Curve([1.0], [seconds], [0.5], [90.0 + seed - sent]), 100 * sent
+
+    contenders = {name: partial(train, name, sent) for name, sent in (("a", 1.0), ("b", 0.5))}
+    plain, half = trained("server-training", "a case", 2, contenders, lambda what: None)
+    assert turns == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert plain.values["bytes_share"] == plain.values["iteration_share"] == 1
+    assert half.values["bytes_share"] == half.values["iteration_share"] == 0.5
+    assert half.curves["points_by_seed"] == [0.5, 0.5]
+    assert half.curves["accuracy_by_seed"] == [89.5, 90.5]
+    assert half.curves["sooner_by_seed"] == [2.0, 2.0]
+
+
+def test_a_section_that_takes_hours_runs_if_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[Sequence[str]] = []
+
+    def plan_only(benchmark: str, sections: Any, plan: Plan, progress: Any) -> Found:
+        chosen.append(plan.sections)
+        return Found(benchmark, {"cpu": "a processor", "cores": 2, "torch": "2", "time": "now"}, {})
+
+    monkeypatch.setattr("papers.layer_drop.__main__.run", plan_only)
+    assert invoke().exit_code == 0
+    assert invoke("--sections", "ways").exit_code == 0
+    assert chosen == [[name for name in SECTIONS if name != "ways"], ["ways"]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -191,11 +241,14 @@ def test_each_rank_normalises_by_its_own_statistics(alone: None) -> None:
     model = task.model()
     ddp = DistributedDataParallel(copy.deepcopy(model))
     inputs, targets = task.examples(learning.RANKS * task.batch, torch.Generator())
-    learning.backward(task, ddp, inputs, targets)
+    loss = learning.backward(task, ddp, inputs, targets)
     replicas = [copy.deepcopy(model) for _ in range(learning.RANKS)]
     shards = zip(inputs.chunk(learning.RANKS), targets.chunk(learning.RANKS), strict=True)
+    losses = []
     for replica, (some, labels) in zip(replicas, shards, strict=True):
-        task.loss(replica(some), labels).backward()
+        losses.append(task.loss(replica(some), labels))
+        losses[-1].backward()
+    assert loss == pytest.approx(torch.stack(losses).mean().item())
     torch.testing.assert_close(dict(ddp.module.named_buffers()), dict(replicas[0].named_buffers()))
     for index, parameter in enumerate(ddp.parameters()):
         found = [list(replica.parameters())[index].grad for replica in replicas]
