@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 
 MIB = 1 << 20
-BACKENDS = {"hbm": "hbm, on plain tensors", "gloo": "PyTorch's own backend"}
+WITHOUT = "hbm without leaders"
+BACKENDS = {
+    "hbm": "hbm, on plain tensors",
+    WITHOUT: 'hbm with Options(transport="mpi"): MPI between all ranks, also within a node',
+    "gloo": "PyTorch's own backend",
+}
 PHASES = {
     "all_reduce": 2,
     "reduce_scatter": 1,
@@ -43,6 +48,11 @@ class Layout:
     @property
     def ranks(self) -> int:
         return sum(self.ranks_of)
+
+    @property
+    def lone(self) -> bool:
+        """True if each node has one rank, which is then its leader."""
+        return self.ranks == self.nodes
 
     def least_bytes(self, collective: str, mib: float) -> float:
         """Return the least bytes that one direction of the busiest link must carry.

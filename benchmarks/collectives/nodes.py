@@ -1,4 +1,5 @@
-"""Collectives between nodes over slow links, compared with the links' bound and with Gloo.
+"""Collectives between nodes over slow links, compared with the links' bound, without leaders and
+with Gloo.
 
     sudo .venv/bin/python -m benchmarks.collectives.nodes --json nodes.json --markdown nodes.md
 
@@ -9,6 +10,7 @@ iproute2, and removes the namespaces at the end.
 The bound is the least bytes that some link must carry (layouts.py derives them), divided by TCP's
 rate. The program measures this rate first, with both directions at full load. The rate counts
 payload alone: headers take about 5 % of `--rate`. Processor seconds are summed over all ranks.
+Without leaders, hbm uses MPI between all ranks.
 
 With `--delay` a program of `make bench` is the link between two nodes. The bound then has a delay
 for each phase of a collective.
@@ -30,7 +32,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from benchmarks.collectives.layouts import BACKENDS, COLLECTIVES, MIB, PHASES, Layout
+from benchmarks.collectives.layouts import BACKENDS, COLLECTIVES, MIB, PHASES, WITHOUT, Layout
 from benchmarks.markdown import Table
 from benchmarks.namespaces import (
     QUEUE,
@@ -214,19 +216,23 @@ def measured(
 def table(result: Result) -> Table:
     """Return a table of the medians, the bound, the bytes over the busiest link and the processor
     seconds of a call."""
-    heading = ["nodes, rate", "collective", "MiB", "bound, ms", "hbm, ms", "gloo, ms"]
-    heading += ["hbm / bound", "gloo / hbm", "crossed, MiB", "crossed / least"]
+    heading = ["nodes, rate", "collective", "MiB", "bound, ms", "hbm, ms", "without leaders, ms"]
+    heading += ["gloo, ms", "hbm / bound", "without leaders / hbm", "gloo / hbm"]
+    heading += ["crossed, MiB", "crossed / least"]
     heading += ["gloo's / least", "hbm CPU, s", "gloo CPU, s"]
     rows = []
     for row in report.rows(result.measurements):
         of, hbm, gloo = row[LINK].of, row["hbm"], row["gloo"]
         bound, least = row[LINK].median, row[LINK].values["crossed_bytes"]
+        without = row[WITHOUT].median if WITHOUT in row else None  # older records lack it
         crossed = [one.values["crossed_bytes"] for one in (hbm, gloo)]
         follow = of["collective"] == "fsdp_step"  # no ratio: `least` adds up opposite directions
         rows.append(
             [f"{of['layout']}, {of['rate']}", of["collective"], f"{of['mib']:g}"]
-            + [f"{one / 1e3:.1f}" for one in (bound, hbm.median, gloo.median)]
-            + [f"{hbm.median / bound:.2f}", f"{gloo.median / hbm.median:.2f}"]
+            + [f"{bound / 1e3:.1f}", f"{hbm.median / 1e3:.1f}"]
+            + [f"{without / 1e3:.1f}" if without else "-", f"{gloo.median / 1e3:.1f}"]
+            + [f"{hbm.median / bound:.2f}", f"{without / hbm.median:.2f}" if without else "-"]
+            + [f"{gloo.median / hbm.median:.2f}"]
             + [
                 f"{crossed[0] / MIB:.2f}",
                 *("-" if follow else f"{one / least:.2f}" for one in crossed),

@@ -1,4 +1,4 @@
-"""A rank of benchmarks.collectives.nodes: calls each collective over hbm and Gloo alternately."""
+"""A rank of benchmarks.collectives.nodes: hbm, hbm without leaders and Gloo take turns."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.collectives.layouts import BACKENDS, MIB, Layout
+from benchmarks.collectives.layouts import BACKENDS, MIB, WITHOUT, Layout
 from benchmarks.namespaces import address
+from torch_hbmcomm import Options
 
 _PROBE_BYTES = 16 * MIB
 _PROBE_PORT = 29401
@@ -81,7 +82,8 @@ def run(layout: Layout, sizes: list[float], rounds: int, collectives: list[str])
     node = int(os.environ["HBMCOMM_NODE_ID"])
     dist.init_process_group("hbm")
     gloo: Any = dist.new_group(backend="gloo")
-    groups: dict[str, Any] = {"hbm": dist.group.WORLD, "gloo": gloo}
+    without = dist.new_group(backend="hbm", pg_options=Options(transport="mpi"))
+    groups: dict[str, Any] = {"hbm": dist.group.WORLD, WITHOUT: without, "gloo": gloo}
     first = os.environ["LOCAL_RANK"] == "0" and node in (0, 1)
     goodput = -_over_ranks(gloo, -_goodput(node) if first else float("-inf"), dist.ReduceOp.MAX)
     rows = []

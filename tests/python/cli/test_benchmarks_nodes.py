@@ -12,11 +12,11 @@ from harness.network import skip_unless_namespaces_work
 from typer.testing import CliRunner
 
 from benchmarks import programs
-from benchmarks.collectives.layouts import COLLECTIVES, Layout
-from benchmarks.collectives.nodes import app, measured, table
+from benchmarks.collectives.layouts import BACKENDS, COLLECTIVES, WITHOUT, Layout
+from benchmarks.collectives.nodes import LINK, app, measured, table
 from benchmarks.namespaces import NoNamespaces, switched_nodes
 from papers.report.nodes import NODES
-from torch_hbmcomm.bench.result import Result
+from torch_hbmcomm.bench.result import Result, sampled
 
 MIB = 1 << 20
 
@@ -26,24 +26,54 @@ def test_nodes_are_compared_with_the_links_bound() -> None:
         {
             "collective": "broadcast",
             "mib": 2,
-            "seconds": {"hbm": [0.2, 0.3, 0.9], "gloo": [0.6, 0.6, 0.6]},
-            "processor": {"hbm": [0.1, 0.2, 0.3], "gloo": [0.5, 0.4, 0.4]},
-            "crossed": {"hbm": 3 * MIB, "gloo": 8 * MIB},
+            "seconds": {"hbm": [0.2, 0.3, 0.9], WITHOUT: [0.9], "gloo": [0.6, 0.6, 0.6]},
+            "processor": {"hbm": [0.1, 0.2, 0.3], WITHOUT: [0.7], "gloo": [0.5, 0.4, 0.4]},
+            "crossed": {"hbm": 3 * MIB, WITHOUT: 9 * MIB, "gloo": 8 * MIB},
         }
     ]
     measurements = list(measured(Layout("2x2"), "1gbit", goodput=10 * MIB, rows=rows))
     result = Result("nodes", {}, {}, measurements=measurements)
-    times = ["200.0", "300.0", "600.0"]
+    times = ["200.0", "300.0", "900.0", "600.0"]
     of = ["2x2, 1gbit", "broadcast", "2"]
-    ratios = ["1.50", "2.00", "3.00", "1.50", "4.00"]
+    ratios = ["1.50", "3.00", "2.00", "3.00", "1.50", "4.00"]
     shown = table(result)
     assert list(shown.rows[0]) == [*of, *times, *ratios, "0.200", "0.400"]
     assert NODES.table({"nodes-2x2": result, "nodes-2x4": result}).rows == [*shown.rows] * 2
     (panel,) = NODES.panels({"nodes-2x2": result})
-    assert panel.bars == {"hbm": [pytest.approx(1.5)], "gloo": [pytest.approx(3.0)]}
+    assert {name: bars[0] for name, bars in panel.bars.items()} == pytest.approx(
+        {"hbm": 1.5, WITHOUT: 4.5, "gloo": 3.0}
+    )
     heading, rule, line = shown.markdown()
     assert heading.count("|") == rule.count("|") == line.count("|")
-    assert line.startswith("| 2x2, 1gbit | broadcast | 2 | 200.0 | 300.0 |")
+    assert line.startswith("| 2x2, 1gbit | broadcast | 2 | 200.0 | 300.0 | 900.0 |")
+
+
+def all_reduces(**layouts: tuple[float, ...]) -> dict[str, Result]:
+    """Return results of all_reduce, by run. A layout has the times of hbm, and of hbm without
+    leaders if they were measured; the bound and Gloo take 1."""
+    found = {}
+    for layout, times in layouts.items():
+        text = layout.removeprefix("l")
+        of = {"layout": text, "rate": "1gbit", "collective": "all_reduce", "mib": 4}
+        contenders = {**dict(zip(("hbm", WITHOUT), times, strict=False)), LINK: 1.0, "gloo": 1.0}
+        measurements = [sampled(of, name, [time]) for name, time in contenders.items()]
+        found[f"nodes-{text}"] = Result("nodes", {}, {}, measurements=measurements)
+    return found
+
+
+def test_leaders_are_compared_with_hbm_without_leaders() -> None:
+    """Nodes of one rank do not count: the rank is the leader."""
+    (claim,) = NODES.claims
+    assert callable(claim.outcome)
+    here = claim.outcome(all_reduces(l2x2=(1.0, 1.5), l4x2=(1.0, 2.5), l3x1=(1.0, 9.0))).here
+    assert "Without leaders, hbm takes 2.00 times as long (1.50 to 2.50 over 2 cells)." in here
+
+
+def test_a_record_without_the_run_without_leaders_says_so() -> None:
+    (claim,) = NODES.claims
+    assert callable(claim.outcome)
+    for layouts in ({"l2x2": (1.0,)}, {"l2x2": (1.0,), "l3x1": (1.0, 9.0)}):
+        assert "hbm without leaders: not measured." in claim.outcome(all_reduces(**layouts)).here
 
 
 def test_the_least_bytes_of_layouts() -> None:
@@ -109,7 +139,7 @@ def test_a_quick_run_writes_its_record_and_its_table(tmp_path: Path) -> None:
     subprocess.run([*command, f"--json={record}", f"--markdown={page}"], check=True, timeout=800)
     found = json.loads(record.read_text())["measurements"]
     cells = {(one["layout"], one["collective"], one["contender"]) for one in found}
-    assert len(cells) == len(found) == 2 * len(COLLECTIVES) * 3
+    assert len(cells) == len(found) == 2 * len(COLLECTIVES) * (1 + len(BACKENDS))
     for one in found:
         if one["contender"] == "hbm":
             assert one["values"]["crossed_bytes"] > 0
