@@ -85,7 +85,9 @@ RECORDS: dict[str, Sequence[str]] = {
     "papers/records/connections-*.json": _BOX_BENCHMARK,
     "papers/records/containers.json": [*_COLLECTIVE_BENCHMARK, "papers/containers"],
     "papers/records/gather-*.json": _COLLECTIVE_BENCHMARK,
-    "papers/records/images.json": [*_COLLECTIVES, "papers/images"],
+    "papers/records/images.json": [
+        *(*_COLLECTIVES, "benchmarks/native", "benchmarks/collectives/native.py", "papers/images"),
+    ],
     "papers/records/layer-drop*.json": _DROPPING,
     "papers/records/memory-modes.json": _PLACEMENT,
     "papers/records/messages.json": [*_BOX, "benchmarks/native", "papers/connections"],

@@ -16,7 +16,7 @@ RESULTS = "results.json"
 """The name of the file that rank 0 writes, in the directory of the plan."""
 
 _ROOT = Path(__file__).resolve().parents[2]
-_LIMIT = 600  # seconds, for the ranks
+_LIMIT = 1800  # seconds, for the ranks
 
 
 def results_of(division: Division, ranks: int, module: str, plan: Mapping[str, Any]) -> Any:

@@ -1,1 +1,1 @@
-"""The images a second that a small convolutional net learns, by number of ranks: Panda 2019."""
+"""The images a second that AlexNet learns, by number of ranks: Panda 2019."""

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchmarks import programs
 from papers.connections.__main__ import THREADS, Thread, each_thread, summary
 from papers.connections.__main__ import app as connections
 from papers.images.__main__ import app as images
-from papers.images.__main__ import images_a_second
+from papers.images.alexnet import CLASSES, SHAPE, alexnet
+from papers.images.rank import ALONE, HBM, MPI
 from papers.report import page
 from papers.report.__main__ import EXPERIMENTS, contents
 from papers.report.dropping import TRAINING
@@ -24,6 +26,7 @@ from papers.report.memory_box import CLIENTS
 from papers.report.messages import MESSAGES_OVER_CONNECTIONS, crossover
 from papers.report.placement import MEMORY_SPEED
 from papers.report.processes import PROCESSES
+from papers.report.verdicts import Outcome, Verdict
 from torch_hbmcomm.bench.result import Measurement, Result, sampled
 
 PAPERS = Path(__file__).resolve().parents[3] / "papers" / "records"
@@ -261,28 +264,94 @@ def test_impossible_connections_are_refused(arguments: list[str]) -> None:
     assert CliRunner().invoke(connections, arguments).exit_code == 2
 
 
+def test_alexnet_has_its_parameters_and_classes() -> None:
+    with torch.device("meta"):
+        net = alexnet()
+        assert net(torch.empty(2, *SHAPE)).shape == (2, CLASSES)
+    assert sum(parameter.numel() for parameter in net.parameters()) == 61_100_840
+
+
 @pytest.mark.full
 def test_images_are_counted(tmp_path: Path) -> None:
     options = ["--ranks=2", "--rounds=1", "--steps=1", "--contained=0"]
     document = written(tmp_path / "out.json", images, *options)
     found = {one["contender"]: one for one in document["measurements"]}
-    assert set(found) == {"hbm", "gloo", "no communication"}
+    assert set(found) | set(document["unavailable"]) == {HBM, "gloo", ALONE, MPI}
     assert all(one["n"] == 1 for one in found.values())
+    if MPI in found:  # the buckets of the last layers come first
+        buckets = [16_388_000, 67_125_248, 151_011_328, 9_878_784]
+        assert found[MPI]["curves"] == {"buckets_bytes": buckets}
 
 
-def test_images_are_compared_with_gloo_and_the_bound() -> None:
-    steps = {"hbm": 8.0, "gloo": 16.0, "no communication": 4.0}
-    host = [sampled({"where": "host", "ranks": 4}, who, [ms], "ms") for who, ms in steps.items()]
-    inside = [sampled({"where": "1 container", "ranks": 4}, "hbm", [8.0], "ms")]
-    assert images_a_second(host[0]) == 4000
+def steps_of(ranks: int, where: str = "host", **times: float) -> list[Measurement]:
+    """Return measured steps in ms by contender; "alone" and "mpi" are ALONE and MPI."""
+    names = {"alone": ALONE, "mpi": MPI}
+    of = {"where": where, "ranks": ranks}
+    return [
+        sampled(of, names.get(who, who), [ms], "ms", curves={"buckets_bytes": [2e6, 16_388_000]})
+        for who, ms in times.items()
+    ]
+
+
+def test_images_are_compared_with_the_peers_and_the_bound() -> None:
+    host = steps_of(4, hbm=8.0, gloo=16.0, alone=4.0, mpi=12.0)
+    inside = steps_of(4, "1 container", hbm=8.0)
     found = {IMAGES.name: result("images", [*host, *inside])}
     assert [list(row) for row in IMAGES.table(found).rows] == [
-        ["host", "4", "4000", "2000", "8000", "2.00", "0.50"],
-        ["1 container", "4", "4000", "-", "-", "-", "-"],
-    ]
-    over_ranks, divided = IMAGES.panels(found)
-    assert over_ranks.lines["gloo"][1] == [2000.0]
+        ["host", "4", *("4000.0", "2000.0", "2000.0", "8000.0"), *("2.00", "2.00", "0.50"),
+         *("50 %", "75 %", "75 %")],
+        ["1 container", "4", "4000.0", *9 * ["-"]],
+    ]  # fmt: skip
+    over_ranks, shares, divided = IMAGES.panels(found)
+    assert over_ranks.lines["gloo"][1] == over_ranks.lines[MPI][1] == [2000.0]
+    assert shares.lines[MPI] == ([4], [0.75], "-") and ALONE not in shares.lines
     assert divided.bars == {"hbm": [4000.0]}
+
+
+def outcomes_of_images(measured: list[Measurement], **plan: Any) -> list[Outcome]:
+    found = {IMAGES.name: Result("images", MACHINE, plan, measurements=measured)}
+    return [IMAGES.outcome(claim, found, quick=False) for claim in IMAGES.claims]
+
+
+def test_images_are_judged_by_mpi() -> None:
+    few = steps_of(2, hbm=5.0, gloo=6.0, alone=4.0, mpi=1.0)
+    many = steps_of(8, hbm=5.0, gloo=5.0, alone=4.0, mpi=3.0)
+    against, over, _ = outcomes_of_images([*few, *many], net="AlexNet")
+    assert against.verdict is over.verdict is Verdict.HOLDS
+    assert against.here == (
+        "hbm changes the images a second by +0.0 % to +20.0 % compared with Gloo, and by +0.0 % to"
+        " +40.0 % compared with MPI in C. The share of communication in a step is 20 % to 20 % with"
+        " hbm, 20 % to 33 % with Gloo, 20 % to 43 % with MPI in C."
+    )
+    assert over.here == (
+        "The gain over Gloo is +20.0 % with 2 ranks and +0.0 % with 8, and the gain over MPI in C"
+        " is +0.0 % with 2 ranks and +40.0 % with 8."
+    )
+    assert against.reason.startswith("AlexNet learns") and "not measured" not in against.reason
+
+
+def test_a_record_without_mpi_says_so() -> None:
+    few = steps_of(2, hbm=5.0, gloo=6.0, alone=4.0)
+    many = steps_of(8, hbm=5.0, gloo=7.0, alone=4.0)
+    against, over, _ = outcomes_of_images([*few, *many])
+    assert against.verdict is over.verdict is Verdict.IN_PART
+    for found in (against, over):
+        assert "MPI in C" not in found.here
+        assert found.reason.endswith(" MPI in C: not measured.")
+
+
+def test_a_record_without_peers_has_no_verdict_on_them() -> None:
+    against, over, _ = outcomes_of_images(steps_of(2, hbm=5.0, alone=4.0))
+    assert against.verdict is over.verdict is Verdict.NOT_MEASURED
+
+
+def test_the_net_and_its_buckets_are_told() -> None:
+    found = Result(
+        "images", MACHINE, {"net": "AlexNet"}, measurements=steps_of(2, hbm=5.0, mpi=1.0)
+    )
+    assert IMAGES.answer({IMAGES.name: found}) == [
+        "AlexNet learns random images; DDP's buckets have 2.0, 16.4 MB."
+    ]
 
 
 def test_a_training_that_is_never_as_good_says_so() -> None:
