@@ -76,7 +76,8 @@ const std::map<std::string, Contents (ContentsOf::*)() const> kContents = {
 };
 
 Dtype dtype_of(const std::string& name) {
-  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64, Dtype::kFloat16, Dtype::kBFloat16}) {
+  for (const Dtype dtype :
+       {Dtype::kFloat32, Dtype::kFloat64, Dtype::kFloat16, Dtype::kBFloat16, Dtype::kInt32}) {
     if (name == dtype_name(dtype)) return dtype;
   }
   throw Error(ErrorKind::kInvalid, "no type \"" + name + "\"");
@@ -91,6 +92,9 @@ std::array<std::byte, sizeof(double)> element_of(int value, Dtype dtype) {
     std::memcpy(found.data(), &number, sizeof number);
   } else if (dtype == Dtype::kFloat32) {
     std::memcpy(found.data(), &single, sizeof single);
+  } else if (dtype == Dtype::kInt32) {
+    const int32_t number = value;
+    std::memcpy(found.data(), &number, sizeof number);
   } else {
     const auto bits = std::bit_cast<uint32_t>(single);
     // float16 has 10 bits of mantissa, and an exponent biased by 15 instead of 127.

@@ -62,7 +62,7 @@ size_t share_of(size_t count, int size);
 //
 // If a collective has a part for each rank, its number of elements must be a multiple of the number
 // of ranks.
-// Types: "float32", "float64", "float16", "bfloat16".
+// Types: "float32", "float64", "float16", "bfloat16", "int32".
 int serve_collectives(const std::function<std::unique_ptr<Collectives>()>& join);
 
 }  // namespace hbm::bench

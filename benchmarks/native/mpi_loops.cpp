@@ -19,8 +19,10 @@ using MpiCall = std::function<int()>;  // returns MPI's error code
 MPI_Datatype type_of(Dtype dtype) {
   if (dtype == Dtype::kFloat32) return MPI_FLOAT;
   if (dtype == Dtype::kFloat64) return MPI_DOUBLE;
-  throw Error(ErrorKind::kInvalid,
-              std::string("MPI is measured in float32 and float64, not ") + dtype_name(dtype));
+  if (dtype == Dtype::kInt32) return MPI_INT32_T;
+  throw Error(
+      ErrorKind::kInvalid,
+      std::string("MPI is measured in float32, float64 and int32, not ") + dtype_name(dtype));
 }
 
 // Makes functions that each call one collective on a rank's buffers.

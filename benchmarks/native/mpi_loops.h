@@ -15,7 +15,8 @@ struct MpiWorld {
   void* library;               // handle for dlsym()
 };
 
-// Serves the commands of collective_loops.h, in float32 and float64, and returns the exit status.
+// Serves the commands of collective_loops.h, in float32, float64 and int32. Returns the exit
+// status.
 int serve_mpi(const std::function<MpiWorld()>& join);
 
 }  // namespace hbm::bench

@@ -18,7 +18,7 @@ from torch_hbmcomm.bench.buffers import Buffers, check
 from torch_hbmcomm.bench.rounds import Timed, timed
 from torch_hbmcomm.sizes import KIB
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32")
 OVER_MPI = "mpi"  # a value of HBMCOMM_NODE
 
 Call = Callable[[], object]

@@ -19,7 +19,7 @@ from torch_hbmcomm.bench.contenders import OVER_MPI, Call, PythonContender, grou
 class Mpich(PythonContender):
     name = "mpich"
     about = "MPI itself (mpi4py), in place"
-    dtypes = ("float32", "float64")
+    dtypes = ("float32", "float64", "int32")
 
     def why_unavailable(self) -> str | None:
         if importlib.util.find_spec("mpi4py") is None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -82,12 +83,27 @@ def test_plain_loops_through_slots_are_measured(tmp_path: Path, processes: int) 
 @needs_programs
 def test_mpi_does_every_collective_without_python(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    found = measured_by("mpi-c", file, "--sizes", "48", "--dtype", "float32,bfloat16")
+    found = measured_by("mpi-c", file, "--sizes", "48", "--dtype", "float32,int32,bfloat16")
+    sized = [name for name in COLLECTIVES if name != "barrier"]
     assert found == sorted(
-        (name, "float32", 0 if name == "barrier" else 48) for name in COLLECTIVES
+        [("barrier", "float32", 0), *product(sized, ("float32", "int32"), (48,))]
     )
-    refused = {"mpi-c, bfloat16": "it takes float32, float64"}
+    refused = {"mpi-c, bfloat16": "it takes float32, float64, int32"}
     assert json.loads(file.read_text())["unavailable"] == refused
+
+
+@needs_programs
+def test_integers_are_measured_with_hbm_gloo_and_mpi(tmp_path: Path) -> None:
+    """Each contender checks its results."""
+    everywhere = ("broadcast", "gather", "allreduce")
+    contenders = ["hbm-zero-copy", "hbm-staged", "hbm-mpi", "hbm-c-staged", "gloo", "mpich"]
+    contenders += ["mpi-c-in-place", "mpi-objects"]
+    found = measured_by(
+        ",".join(contenders),
+        tmp_path / "out.json",
+        *("--collectives", ",".join(everywhere), "--sizes", "48", "--dtype", "int32"),
+    )
+    assert found == sorted((name, "int32", 48) for name in everywhere for _ in contenders)
 
 
 @pytest.mark.full
