@@ -83,7 +83,7 @@ RECORDS: dict[str, Sequence[str]] = {
     "papers/records/async-sgd.json": [*_BOX, "papers/async_sgd"],
     "papers/records/box-clients.json": _BOX_BENCHMARK,
     "papers/records/connections-*.json": _BOX_BENCHMARK,
-    "papers/records/containers.json": [*_COLLECTIVE_BENCHMARK, "papers/containers"],
+    "papers/records/containers*.json": [*_COLLECTIVE_BENCHMARK, "papers/containers"],
     "papers/records/gather-*.json": _COLLECTIVE_BENCHMARK,
     "papers/records/images.json": [
         *(*_COLLECTIVES, "benchmarks/native", "benchmarks/collectives/native.py", "papers/images"),

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from papers.containers.job import results_of
 from papers.containers.podman import Division, why_unavailable
-from papers.containers.rank import COLLECTIVES, HBM, MPI, SERIES
+from papers.containers.rank import COLLECTIVES, DTYPES, HBM, MPI, SERIES
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish
 from torch_hbmcomm.bench.result import (
@@ -58,9 +58,10 @@ def main(
     rounds: Annotated[int, typer.Option(help="Turns of each division.")] = 5,
     calls: Annotated[int, typer.Option(help="In each turn.")] = 5,
     series: Annotated[str, typer.Option(help=f"Of {', '.join(SERIES)}, or all.")] = HBM,
+    dtype: Annotated[str, typer.Option(help=f"Of {', '.join(DTYPES)}.")] = "float32",
     json: Json = None,
 ) -> None:
-    """Time collectives of float32 on the host and in containers.
+    """Time collectives on the host and in containers.
 
     The exit status never depends on a time.
     """
@@ -72,6 +73,7 @@ def main(
     chosen = list(SERIES) if series == "all" else report.names(series)
     try:
         check_names("series", chosen, SERIES)
+        check_names("dtype", [dtype], DTYPES)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     for name in chosen:
@@ -86,7 +88,7 @@ def main(
     for _ in range(rounds):
         for name, division in turns:
             report.say(f"{name}, {division}")
-            plan = {"series": name, "collectives": collectives, "calls": calls}
+            plan = {"series": name, "dtype": dtype, "collectives": collectives, "calls": calls}
             try:
                 found = results_of(division, ranks, "papers.containers.rank", plan)
             except RuntimeError as error:
@@ -101,7 +103,9 @@ def main(
         notes=[f"{name}: {SERIES[name]}" for name in chosen],
         measurements=[
             sampled(
-                {"collective": collective, "bytes": count, "series": name}, str(division), found
+                {"collective": collective, "dtype": dtype, "bytes": count, "series": name},
+                str(division),
+                found,
             )
             for (collective, count, name, division), found in samples.items()
         ],
@@ -111,7 +115,7 @@ def main(
         "bytes": report.size,
         "series": lambda one: str(one.of["series"]),
     }
-    table = report.compared("float32, over containers", result.measurements, headings, entry)
+    table = report.compared(f"{dtype}, over containers", result.measurements, headings, entry)
     finish(report.group([table], result), result, json)
 
 

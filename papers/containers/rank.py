@@ -1,8 +1,8 @@
 """A rank that times collectives: python -m papers.containers.rank PLAN.json
 
-PLAN.json has "series", a name in SERIES; "collectives", with their names and bytes; and "calls".
-Rank 0 writes the seconds of each call, on its slowest rank, to the file RESULTS in the same
-directory.
+PLAN.json has "series", a name in SERIES; "dtype", a name in DTYPES; "collectives", with their names
+and bytes; and "calls". Rank 0 writes the seconds of each call, on its slowest rank, to the file
+RESULTS in the same directory.
 """
 
 from __future__ import annotations
@@ -22,26 +22,31 @@ from benchmarks.collectives.mpi_objects import MpiObjects
 from benchmarks.collectives.native import MpiInPlace
 from papers.containers.job import RESULTS
 from torch_hbmcomm.bench.buffers import Buffers
+from torch_hbmcomm.bench.collectives import CONTENDERS
 from torch_hbmcomm.bench.contenders import Contender
 from torch_hbmcomm.bench.mpich import Mpich
 
 COLLECTIVES = ("broadcast", "gather", "allreduce")
 HBM = "hbm"
-MPI: dict[str, Contender] = {one.name: one for one in (MpiInPlace(), Mpich(), MpiObjects())}
+MPI: dict[str, Contender] = {
+    one.name: one for one in (CONTENDERS["hbm-mpi"], MpiInPlace(), Mpich(), MpiObjects())
+}
 SERIES = {HBM: "hbm, on plain tensors", **{name: one.about for name, one in MPI.items()}}
+DTYPES = Mpich.dtypes
 _WARM = 2  # uncounted calls
 
 
 class Call:
-    """A collective on plain tensors of float32, with a check of its result.
+    """A collective on plain tensors, with a check of its result.
 
     size: in bytes; in a gather, the size of each rank's part.
     """
 
-    def __init__(self, collective: str, size: int) -> None:
+    def __init__(self, collective: str, size: int, dtype: str) -> None:
         self._collective = collective
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self._mine = torch.empty(size // 4)
+        element: torch.dtype = getattr(torch, dtype)
+        self._mine = torch.empty(size // element.itemsize, dtype=element)
         self._parts: list[torch.Tensor] = []
         if collective == "gather" and self._rank == 0:
             self._parts = [torch.empty_like(self._mine) for _ in range(self._ranks)]
@@ -81,29 +86,31 @@ def seconds_of(call: Call) -> float:
     return slowest.item()
 
 
-def by_hbm(collective: str, size: int, calls: int) -> list[float]:
-    call = Call(collective, size)
+def by_hbm(collective: str, size: int, dtype: str, calls: int) -> list[float]:
+    call = Call(collective, size, dtype)
     return [seconds_of(call) for _ in range(_WARM + calls)][_WARM:]
 
 
-def by_mpi(contender: Contender, collective: str, size: int, calls: int) -> list[float]:
+def by_mpi(contender: Contender, collective: str, size: int, dtype: str, calls: int) -> list[float]:
     """Time calls that follow one another without a barrier, as benchmarks.collectives does."""
     ranks = dist.get_world_size()
     whole = size * ranks if collective == "gather" else size
-    loop = contender.prepare(collective, Buffers(torch.empty, whole, "float32", ranks))
+    loop = contender.prepare(collective, Buffers(torch.empty, whole, dtype, ranks))
     slowest = torch.tensor(loop(calls, 1), dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return [microseconds / 1e6 for microseconds in slowest.tolist()]
 
 
-def measured(series: str, collectives: list[tuple[str, int]], calls: int) -> Iterator[list[float]]:
+def measured(
+    series: str, dtype: str, collectives: list[tuple[str, int]], calls: int
+) -> Iterator[list[float]]:
     """Yield the seconds of each collective's calls, on their slowest rank."""
     if series == HBM:
-        yield from (by_hbm(collective, size, calls) for collective, size in collectives)
+        yield from (by_hbm(collective, size, dtype, calls) for collective, size in collectives)
         return
     contender = MPI[series]
     contender.open()
-    yield from (by_mpi(contender, collective, size, calls) for collective, size in collectives)
+    yield from (by_mpi(contender, *collective, dtype, calls) for collective in collectives)
 
 
 def main(file: Path) -> None:
