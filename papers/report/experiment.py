@@ -67,12 +67,16 @@ class Experiment:
         """The titles of the papers."""
         return "; ".join(dict.fromkeys(claim.paper.title for claim in self.claims))
 
+    def measured(self, claim: Claim, results: Mapping[str, Result]) -> bool:
+        """Return True if all runs that the claim needs have results."""
+        return set(claim.runs or (run.name for run in self.runs)) <= set(results)
+
     def outcome(self, claim: Claim, results: Mapping[str, Result], quick: bool) -> Outcome:
-        """Return the outcome of a claim. Without all full runs it is NOT_MEASURED, unless the claim
-        needs no run."""
+        """Return the outcome of a claim. Without the full runs that it needs it is NOT_MEASURED,
+        unless the outcome is constant."""
         if isinstance(claim.outcome, Outcome):
             return claim.outcome
-        if quick or any(run.name not in results for run in self.runs):
+        if quick or not self.measured(claim, results):
             command = f"python -m papers.report --full --only {self.name}"
             return Outcome("", Verdict.NOT_MEASURED, f"A verdict needs the full run: `{command}`.")
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -82,6 +82,7 @@ class Claim:
     outcome: the outcome, or the function that decides it by the results of all runs of an
         experiment, by the runs' names. The function raises Unmeasured if a figure is missing.
     rule: the rule of that function, in a sentence.
+    runs: the names of the runs that the claim needs; empty: all runs of the experiment.
     """
 
     paper: Paper
@@ -89,6 +90,7 @@ class Claim:
     finding: str
     outcome: Outcome | Callable[[Mapping[str, Result]], Outcome]
     rule: str = ""
+    runs: Collection[str] = ()
 
 
 class Unmeasured(LookupError):

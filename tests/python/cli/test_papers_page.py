@@ -121,7 +121,7 @@ def test_low_sizes_with_many_processes_have_own_panels() -> None:
 
     results = {"whole-2": run(2, 1 << 28), "small-64": run(64, 1 << 20), "small-2": run(2, 1 << 20)}
     panels = {panel.title: panel.lines["hbm-zero-copy"][0] for panel in PROCESSES.panels(results)}
-    assert panels == {"broadcast": [2], "broadcast of 1 MiB": [2, 64]}
+    assert panels == {"broadcast, float32": [2], "broadcast of 1 MiB, float32": [2, 64]}
     assert [row[1:3] for row in PROCESSES.table(results).rows] == [
         ["2", "1 MiB"], ["2", "256 MiB"], ["64", "1 MiB"],
     ]  # fmt: skip
@@ -144,6 +144,48 @@ def test_series_of_processes_are_relative_to_c() -> None:
         "In DDR, broadcast of buffers is slower than C: 2.50 times the time of C"
         " (2.00 to 3.00 over 2 cells)."
     )
+
+
+def test_both_types_of_processes_are_shown_and_judged() -> None:
+    def run(dtype: str, **times: float) -> Result:
+        of = {"collective": "allreduce", "dtype": dtype, "bytes": 1024}
+        found = [sampled(of, name.replace("_", "-"), [time]) for name, time in times.items()]
+        return Result("collectives", MACHINE, {"ranks": 2}, measurements=found)
+
+    results = {
+        "whole-2": run("float32", mpi_c_in_place=1.0, mpich=2.0),
+        "whole-2-int32": run("int32", mpi_c_in_place=1.0, mpich=4.0),
+    }
+    assert [row[:4] for row in PROCESSES.table(results).rows] == [
+        ["allreduce", "2", "1 KiB", dtype] for dtype in ("float32", "int32")
+    ]
+    assert [panel.title for panel in PROCESSES.panels(results)] == [
+        "allreduce, float32", "allreduce, int32",
+    ]  # fmt: skip
+    [buffers] = [one for one in PROCESSES.claims if one.item == "Fig. 10, host, DDR4"]
+    assert callable(buffers.outcome)
+    assert "3.00 times the time of C (2.00 to 4.00 over 2 cells)" in buffers.outcome(results).here
+
+
+def test_objects_of_another_size_have_a_line_without_ratios() -> None:
+    found = [
+        sampled({"collective": "broadcast", "dtype": "int32", "bytes": size}, name, [1000.0])
+        for name, size in (("hbm-zero-copy", 1 << 28), ("mpich", 1 << 28), ("mpi-objects", 1 << 26))
+    ]
+    results = {"alone-32-int32": Result("processes", MACHINE, {"ranks": 32}, measurements=found)}
+    objects, others = PROCESSES.table(results).rows
+    assert [objects[2], *objects[9:]] == ["64 MiB", "1", "-", "-", "-"]
+    assert [others[2], *others[9:]] == ["256 MiB", "-", "-", "1.0", "-"]
+
+
+def test_every_run_of_processes_is_repeated_with_integers() -> None:
+    runs = {run.name: run for run in PROCESSES.runs}
+    floats = {name: run for name, run in runs.items() if not name.endswith("-int32")}
+    assert len(runs) == 2 * len(floats)
+    for name, run in floats.items():
+        other = runs[f"{name}-int32"]
+        assert other.arguments == [*run.arguments, "--dtype=int32"]
+        assert other.quick == [*run.quick, "--dtype=int32"]
 
 
 def thread(operations: float, mean: float, maximum: float = 9.0) -> Thread:
