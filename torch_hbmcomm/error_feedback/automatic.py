@@ -31,7 +31,8 @@ STEPS_HELD = 1000
 """Steps between a choice and the next measurement."""
 
 _WARM = 2  # first steps: DDP arranges its buckets, and the ranks connect
-_STEPS = 5  # measured steps of a way
+_STEPS = 5  # measured steps of a way that sends evenly
+_UNEVEN_STEPS = round(1 / (1 - AUTO_RATIO))  # of another: the mean wait of a layer
 _CLEAR = 1.5  # a way whose step takes this many times as long as another's has lost
 _TELLING = 0.1  # the part of the bytes from which on an estimate for all bytes is made
 _HOPELESS = 3.0  # an estimate this many times above the allowance needs no second trial
@@ -96,7 +97,7 @@ def choose(steps: Mapping[Way, float]) -> Way:
     return chosen
 
 
-def trials(current: Way, warm: int = 0) -> Generator[Step, Times, Found]:
+def trials(current: Way, warm: int = 0, even: bool = True) -> Generator[Step, Times, Found]:
     """Yield each step, get its times, and return the measurements.
 
     A way is tried only if it may win. It saves at most the wait, and bfloat16 at most half of the
@@ -107,12 +108,13 @@ def trials(current: Way, warm: int = 0) -> Generator[Step, Times, Found]:
     Args:
         current: the way of the steps before
         warm: the number of first steps, which go whole and are not measured
+        even: False: the encoder's steps send unequal bytes
     """
     for _ in range(warm):
         yield Step(Way.OFF)
     steps: dict[Way, float] = {}
     if current is not Way.OFF:
-        steps[current] = yield from _measure(current, math.inf)
+        steps[current] = yield from _measure(current, math.inf, even)
         yield Step(Way.OFF)  # also sends the residuals
     limit = _CLEAR * steps.get(current, math.inf)
     plain = [(yield Step(Way.OFF))]
@@ -127,7 +129,7 @@ def trials(current: Way, warm: int = 0) -> Generator[Step, Times, Found]:
         if not (yield from _may_pay(Way.NARROW, most)):
             return Found(steps, wait)
         if (yield from _may_pay(Way.ENCODED, most)):
-            steps[Way.ENCODED] = yield from _measure(Way.ENCODED, off)
+            steps[Way.ENCODED] = yield from _measure(Way.ENCODED, off, even)
     best_narrow = off - min(wait, median(one.busy for one in plain) / 2)
     bounds = {Way.NARROW: best_narrow} | steps  # as if bfloat16 were as fast as it can be
     if Way.NARROW not in steps and choose(bounds) is Way.NARROW:
@@ -135,12 +137,18 @@ def trials(current: Way, warm: int = 0) -> Generator[Step, Times, Found]:
     return Found(steps, wait)
 
 
-def _measure(way: Way, off: float) -> Generator[Step, Times, float]:
-    """Return the time of a step. Ends early if two steps were longer than steps with OFF."""
+def _measure(way: Way, off: float, even: bool = True) -> Generator[Step, Times, float]:
+    """Return the time of a step. Ends early if two steps were longer than steps with OFF.
+
+    If the encoder's steps send unequal bytes, the median step may send nothing. So the result is
+    then the mean of more steps.
+    """
+    uneven = way is Way.ENCODED and not even
+    steps = _UNEVEN_STEPS if uneven else _STEPS
     found: list[float] = []
-    while len(found) < _STEPS and not (len(found) == 2 and min(found) > off):
+    while len(found) < steps and not (len(found) == 2 and min(found) > off):
         found.append((yield Step(way)).step)
-    return median(found)
+    return fmean(found) if uneven else median(found)
 
 
 def _may_pay(way: Way, allowance: float) -> Generator[Step, Times, bool]:
@@ -164,6 +172,7 @@ class Automatic:
 
     Args:
         warmup: the number of first steps that go whole
+        even: as of trials()
         logger: gets a line for the first choice and for each that differs from the one before, on
             rank 0
 
@@ -172,8 +181,15 @@ class Automatic:
     """
 
     def __init__(
-        self, averager: Averager, rank: int, ranks: int, warmup: int, logger: logging.Logger
+        self,
+        averager: Averager,
+        rank: int,
+        ranks: int,
+        warmup: int,
+        even: bool,
+        logger: logging.Logger,
     ) -> None:
+        self._even = even
         self._averager = averager
         self._rank, self._ranks = rank, ranks
         self._logger = logger
@@ -182,7 +198,7 @@ class Automatic:
         self._held = 0  # steps for which the choice still holds; 0: measuring
         self._began: float | None = None  # the begin of the measured step
         self._step_bytes = 0  # the gradients' bytes in the last measured step
-        self._trials = trials(Way.OFF, max(_WARM, warmup))
+        self._trials = trials(Way.OFF, max(_WARM, warmup), self._even)
         self._step = next(self._trials)
         self._clear()
 
@@ -210,7 +226,7 @@ class Automatic:
             return
         if self._held == 1:
             self._held = 0
-            self._trials = trials(self._step.way)
+            self._trials = trials(self._step.way, even=self._even)
             self._step = next(self._trials)
         elif self._began is not None:
             self._go_on(self._times(_clock() - self._began))

@@ -36,8 +36,6 @@ class EncoderConfig:
     sent_whole: ClassVar[str]
     """Text for a warning: the parameters that are always sent whole, besides those below
     min_numel."""
-    takes_auto: ClassVar[bool] = False
-    """True if the ratio may be "auto"."""
 
     def check(self) -> None:
         """Raise ValueError or TypeError for a setting out of its range or of another type."""
@@ -66,6 +64,11 @@ class EncoderConfig:
         return max(_LEAST_AGE, round(_AGE_FACTOR / (1 - self.unsent)))
 
     @property
+    def sends_evenly(self) -> bool:
+        """Return True if the steps of the encoder send about equal bytes."""
+        return True
+
+    @property
     def skips_updates(self) -> bool:
         """Return True if parameters of which nothing was sent skip the optimizer's step."""
         return bool(self.skip_update)
@@ -76,11 +79,10 @@ class EncoderConfig:
         return not isinstance(self.ratio, str) and self.ratio > 0
 
     def _check_ratio(self) -> None:
-        if self.takes_auto and self.ratio == AUTO:
+        if self.ratio == AUTO:
             return
-        auto = f' or "{AUTO}"' if self.takes_auto else ""
         if isinstance(self.ratio, str):
-            raise ValueError(f"ratio is a number in [0, 1){auto}, not {self.ratio!r}")
+            raise ValueError(f'ratio is a number in [0, 1) or "{AUTO}", not {self.ratio!r}')
         self._check_real("ratio")
         if not 0 <= self.ratio < 1:
             raise ValueError(f"ratio is in [0, 1), not {self.ratio}: with 1 nothing would be sent")

@@ -127,7 +127,8 @@ class Encoder(Protocol):
         """Forget everything since the last end_step()."""
 
     def forget_waiting(self) -> None:
-        """Forget the parameters that wait. Called by drain(), which has applied all residuals."""
+        """Forget the parameters that wait. Called by drain(), which has applied all residuals, and
+        with ratio="auto" before steps that send all residuals whole."""
 
     def summary(self) -> dict[str, float]:
         """Return the numbers that this encoder adds to the state's summary()."""

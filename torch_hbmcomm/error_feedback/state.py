@@ -95,6 +95,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         self._finite = self._direct = True
         # True: automatic, and gradients of different steps are not added up.
         self._all_direct = self._automatic is not None
+        self._may_wait = False  # automatic: the encoder's last step, or a checkpoint, let some wait
         warn_if_little_can_wait(self._config, self._buckets.layers_of_model())
 
     def _prepare(
@@ -133,7 +134,8 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
             return None
         rank, ranks = self._group.rank(), self._group.size()
         warmup = self._warmup - self._statistics.steps
-        return Automatic(self._averager, rank, ranks, warmup, self.logger)
+        even = self._config.sends_evenly
+        return Automatic(self._averager, rank, ranks, warmup, even, self.logger)
 
     # -- what the state of a sharded model does in another way -----------------------------------
 
@@ -216,10 +218,11 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         self._direct = whole and self._residuals.empty
 
     def _begin_automatic_step(self, automatic: Automatic) -> None:
-        before = automatic.way
         automatic.begin_step()
-        if before is Way.ENCODED and automatic.way is not Way.ENCODED:
+        encodes = automatic.way is Way.ENCODED
+        if self._may_wait and not encodes:
             self._encoder.forget_waiting()  # everything that waits is sent whole
+        self._may_wait = encodes
         self._all_direct = automatic.way is Way.OFF and self._residuals.empty
         if self._all_direct:
             self._residuals.free()
@@ -447,6 +450,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         self._encoder, self._statistics = encoder, statistics
         self._automatic = self._new_automatic()
         self._all_direct = False
+        self._may_wait = True
 
     def summary(self) -> dict[str, float]:
         """Return this rank's counters.

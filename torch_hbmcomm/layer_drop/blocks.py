@@ -123,7 +123,7 @@ class BlockRule:
         all bytes, as low_rank_hook does. Each step sends 1 / max_age of the blocks at least,
         even if that exceeds the budget. So no block waits longer than twice max_age.
         """
-        ratio, warmup = self._config.ratio, self._config.warmup
+        ratio, warmup = self._config.unsent, self._config.warmup
         steady = ((1 - ratio) * self._whole - self._fixed) / self._cut_bytes
         early = round(1 / (1 - ratio))
         begun = min(step, early) / early if warmup == 0 else 0.0
@@ -195,7 +195,7 @@ class BlockRule:
         self._begin_step()
 
     def forget_waiting(self) -> None:
-        """Forget the blocks that wait. Called by drain(), which has applied all residuals."""
+        """Forget the blocks that wait."""
         self._ages.clear()
         self._begin_step()
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
-from torch_hbmcomm.error_feedback.config import EncoderConfig
+from torch_hbmcomm.error_feedback.config import AUTO, EncoderConfig
 
 Representative = Literal["mean", "l1", "l2"]
 Granularity = Literal["parameter", "module"]
@@ -46,7 +46,9 @@ class LayerDrop(EncoderConfig):
 
     Args:
         ratio: R, the part of all gradients that is not sent, in [0, 1). With 0 all is sent, unless
-            there is a fixed_threshold
+            there is a fixed_threshold. "auto", only for layer_drop_hook: the state measures steps,
+            and chooses. It sends everything whole as DDP does, everything as bfloat16, or a tenth
+            (R = 0.9). It measures and chooses again every 1,000 steps
         every: steps between two searches for the threshold (Algorithm 1)
         warmup: the number of first steps that send everything; the first step always does if a
             threshold is searched for
@@ -61,7 +63,8 @@ class LayerDrop(EncoderConfig):
             times the mean wait, 4 / (1 - ratio), and at least 8
         cache_dtype: the residuals' dtype; None: float32, or float64 for gradients of float64. With
             bfloat16, each step loses the residuals' rounding errors
-        fixed_threshold: the threshold of every step; None: the threshold is searched for
+        fixed_threshold: the threshold of every step; None: the threshold is searched for. Not with
+            ratio="auto"
         target: "bytes": between two searches the threshold follows the bytes that were sent, so
             that on average 1 - ratio of all bytes is sent. It also falls with a layer's age, so
             that few layers wait until max_age. "paper": the threshold does not change between two
@@ -88,7 +91,6 @@ class LayerDrop(EncoderConfig):
     the argument.
     """
 
-    ratio: float = 0.9
     every: int = 100
     representative: Representative = "mean"
     granularity: Granularity = "parameter"
@@ -115,6 +117,10 @@ class LayerDrop(EncoderConfig):
             self._check_real("fixed_threshold")
             if not (threshold >= 0 and math.isfinite(threshold)):
                 raise ValueError(f"fixed_threshold is a finite number from 0 up, not {threshold}")
+            if self.ratio == AUTO:
+                raise ValueError(
+                    'ratio="auto" chooses how much is sent, and so does fixed_threshold: give one'
+                )
         for name in ("block", "levels"):
             if getattr(self, name) is not None:
                 self._check_integer(name, 1)
@@ -142,7 +148,7 @@ class LayerDrop(EncoderConfig):
     @property
     def block_size(self) -> int:
         """The elements of a block: `block`, or its default."""
-        least = math.ceil(_BLOCK_PART / (1 - self.ratio))
+        least = math.ceil(_BLOCK_PART / (1 - self.unsent))
         return 1 << (least - 1).bit_length() if self.block is None else self.block
 
     @property
@@ -157,6 +163,10 @@ class LayerDrop(EncoderConfig):
     @property
     def skips_updates(self) -> bool:
         return self.target == "bytes" if self.skip_update is None else self.skip_update
+
+    @property
+    def sends_evenly(self) -> bool:
+        return self.target == "blocks"
 
     @property
     def saves_bytes(self) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch_hbmcomm import native
+from torch_hbmcomm.error_feedback.config import AUTO
 from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.layer_drop.config import LayerDrop
 
@@ -63,7 +64,10 @@ class DropRule:
 
     def __init__(self, config: LayerDrop) -> None:
         self._config = config
-        fixed = config.fixed_threshold
+        self._restart()
+
+    def _restart(self) -> None:
+        fixed = self._config.fixed_threshold
         self.threshold = NO_THRESHOLD if fixed is None else fixed
         self._steps = 0
         self._debt = 0.0  # bytes sent beyond the budgets so far, in budgets of a step
@@ -151,7 +155,7 @@ class DropRule:
         """
         excess = 0.0
         if self._follows_bytes and self._bytes:
-            excess = (self._sent_bytes + overhead) / ((1 - self._config.ratio) * self._bytes) - 1
+            excess = (self._sent_bytes + overhead) / ((1 - self._config.unsent) * self._bytes) - 1
             self._debt = min(max(self._debt + excess, -_MOST_DEBT), _MOST_DEBT)
         if self._searches:
             self._search()
@@ -174,7 +178,7 @@ class DropRule:
         Layers are dropped in ascending order of their scores, as in the paper's text.
         """
         scores, sizes = zip(*self._found, strict=True) if self._found else ((), ())
-        found = native.load().layerdrop_threshold(list(scores), list(sizes), self._config.ratio)
+        found = native.load().layerdrop_threshold(list(scores), list(sizes), self._config.unsent)
         if found != NO_THRESHOLD and math.isfinite(found):
             self.threshold = found
 
@@ -204,7 +208,10 @@ class DropRule:
         self._begin_step()
 
     def forget_waiting(self) -> None:
-        """Forget the parameters that wait. Called by drain(), which has applied all residuals."""
+        """Forget the parameters that wait. With ratio="auto" also forget the threshold: when the
+        encoder's steps continue, gradients may be much smaller, and nothing waits."""
+        if self._config.ratio == AUTO:
+            self._restart()
         self._waited.clear()
         self._begin_step()
 

@@ -49,6 +49,9 @@ class LayerDropState(ErrorFeedbackState[LayerDrop]):
     buckets exist. So, every `every` steps, it is found from the scores of one step, and used from
     the next step on. Until the first threshold is found, everything is sent.
 
+    With LayerDrop(ratio="auto") the state measures and chooses as LowRankState does. A step's time
+    is then a mean of 10 steps, because layers are sent unevenly; except with target="blocks".
+
     Clipping after backward() clips sums of gradients: a layer that waited is as large as the
     gradients of several steps together.
 

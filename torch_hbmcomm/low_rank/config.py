@@ -55,7 +55,6 @@ class LowRank(EncoderConfig):
     damping: float | None = None
 
     sent_whole: ClassVar[str] = "one dimension, one row"
-    takes_auto: ClassVar[bool] = True
 
     def check(self) -> None:
         super().check()

@@ -339,7 +339,7 @@ class LowRankRule:
         self._step = _Step()
 
     def forget_waiting(self) -> None:
-        """Forget the parameters that wait. Called by drain(), which has applied all residuals."""
+        """Forget the parameters that wait."""
         self.waited, self.overdue = {}, {}
         self.cancel_step()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_hbmcomm.error_feedback.config import AUTO
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.rules import Rule
 
@@ -138,6 +139,11 @@ def _check_common(buffers: str, push_every: int, drop: LayerDrop | None) -> None
     if not isinstance(drop, LayerDrop):
         raise TypeError(f"drop is a LayerDrop or None, not {drop!r}")
     drop.check()
+    if drop.ratio == AUTO:
+        raise ValueError(
+            'drop.ratio="auto" is for layer_drop_hook: a parameter server does not measure; give a '
+            "number"
+        )
     if drop.target == "blocks":
         raise ValueError(
             'drop.target="blocks" is for layer_drop_hook: a parameter server sends whole layers, '

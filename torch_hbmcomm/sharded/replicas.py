@@ -84,8 +84,8 @@ class _ShardState(ErrorFeedbackState[Config]):
         settings, name = super()._prepare(model, optimizer, scaler)
         if self._config.ratio == AUTO:
             raise ValueError(
-                'ratio="auto" is for low_rank_hook: under FSDP2 the hook waits for its averages, '
-                "so it cannot measure what computation hides; give a number"
+                'ratio="auto" is for DistributedDataParallel: under FSDP2 the hook waits for its '
+                "averages, so it cannot measure what computation hides; give a number"
             )
         if isinstance(self._config, LayerDrop) and self._config.target == "blocks":
             raise ValueError(

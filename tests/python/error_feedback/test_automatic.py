@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool
-from harness.automatic import scripted, turning
+from harness.automatic import EXACT, KINDS, choosing, scripted, turning
 from harness.data import assert_same
-from harness.hooks import low_rank
+from harness.hooks import hooked, low_rank
 from harness.layer_drop_ddp import SHAPES, Weighted, residuals_of, wrapped
 from harness.low_rank import backward, normal
 from torch.nn.parallel import DistributedDataParallel
@@ -35,8 +35,11 @@ SCRIPTS = {
     "on and off": [OFF, ENCODED, ENCODED, OFF],
     "on at once": [ENCODED, ENCODED, ENCODED],
     "bfloat16 between": [OFF, NARROW, ENCODED, NARROW, OFF, ENCODED],
+    "bfloat16 after waiting": [OFF, ENCODED, ENCODED, NARROW, ENCODED, ENCODED, OFF],
     "given up": [OFF, GIVEN_UP, GIVEN_UP, ENCODED, NARROW_GIVEN_UP],
 }
+WAITING = ("on and off", "on at once", "bfloat16 after waiting")
+"""Scripts in which gradients wait, also with layers, whose first step sends everything."""
 
 
 def small(context: Context, rank: int, step: int) -> list[torch.Tensor]:
@@ -76,19 +79,23 @@ class Ledger:
             assert_same(self._applied[index] + both[0], both[1], f"parameter {index}")
 
 
-def switch(context: Context, script: str, options: Any) -> None:
+def switch(context: Context, kind: str, script: str, options: Any) -> None:
     with scripted(SCRIPTS[script]):
-        ddp, state = turning(Weighted(), ddp_options=options)
+        ddp, state = choosing(Weighted(), kind, ddp_options=options)
     ledger = Ledger(context)
+    waited = 0.0
     for step in range(len(SCRIPTS[script])):
         ledger.step(ddp, small(context, context.rank, step))
         ledger.check(state)
+        waited = max(waited, state.summary()["cache_norm"])
+    assert waited > 0 or script not in WAITING
     assert state.summary()["chosen_ratio"] == -1
     ledger.step(ddp, small(context, context.rank, 100))
     ledger.check(state)
     counts = state.summary()
     assert counts["chosen_ratio"] == 0 and counts["plain_step_seconds"] == 1
     assert counts["cache_norm"] == 0, "the first step that is off sends what waits"
+    assert counts["waiting"] == 0
     before = counts["sent_bytes"]
     ledger.step(ddp, small(context, context.rank, 101))
     assert state.summary()["sent_bytes"] - before == 4 * sum(map(math.prod, SHAPES))
@@ -97,8 +104,11 @@ def switch(context: Context, script: str, options: Any) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 25}])
-def test_nothing_is_lost_when_the_way_changes(pool: Pool, script: str, options: Any) -> None:
-    pool.run(switch, script, options)
+@pytest.mark.parametrize("kind", EXACT)
+def test_nothing_is_lost_when_the_way_changes(
+    pool: Pool, kind: str, script: str, options: Any
+) -> None:
+    pool.run(switch, kind, script, options)
 
 
 def leave_unused(context: Context) -> None:
@@ -149,16 +159,15 @@ def test_low_rank_switches_without_loss(pool: Pool) -> None:
     pool.run(approximate)
 
 
-def train_plainly(context: Context, options: Any) -> None:
+def train_plainly(context: Context, kind: str, options: Any) -> None:
     """Check that a hook that is off computes the same bits as plain DDP."""
     with scripted([OFF, OFF]):
-        hooked = wrapped(Weighted(), **options)
-        state = low_rank(hooked, ratio="auto")
+        off, state = choosing(Weighted(), kind, ddp_options=options)
     plain = wrapped(Weighted(), **options)
     for step in range(5):
         own = normal(context, context.rank, step)
         for index, (ours, theirs) in enumerate(
-            zip(backward(hooked, own), backward(plain, own), strict=True)
+            zip(backward(off, own), backward(plain, own), strict=True)
         ):
             assert_same(ours, theirs, f"step {step}, parameter {index}")
     counts = state.summary()
@@ -166,11 +175,12 @@ def train_plainly(context: Context, options: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
-def test_a_hook_that_is_off_does_what_ddp_does(pool: Pool, options: Any) -> None:
-    pool.run(train_plainly, options)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_that_is_off_does_what_ddp_does(pool: Pool, kind: str, options: Any) -> None:
+    pool.run(train_plainly, kind, options)
 
 
-def choose_together(context: Context) -> None:
+def choose_together(context: Context, kind: str) -> None:
     """Give each rank a clock of its own, whose steps are random."""
     draw = random.Random(context.seed + context.rank)
     now = 1e6 * context.rank
@@ -185,8 +195,7 @@ def choose_together(context: Context) -> None:
         mock.patch.object(automatic, "_clock", clock),
         mock.patch.object(automatic, "STEPS_HELD", 3),
     ):
-        ddp = wrapped(Weighted())
-        state = low_rank(ddp, ratio="auto")
+        ddp, state = choosing(Weighted(), kind)
         for step in range(60):
             for gradient in backward(ddp, normal(context, context.rank, step)):
                 of_all = [torch.empty_like(gradient) for _ in range(context.size)]
@@ -201,14 +210,14 @@ def choose_together(context: Context) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the loss is at risk:RuntimeWarning")
-def test_ranks_choose_together_by_different_clocks(pool: Pool) -> None:
-    pool.run(choose_together)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_choose_together_by_different_clocks(pool: Pool, kind: str) -> None:
+    pool.run(choose_together, kind)
 
 
-def measure(context: Context) -> None:
+def measure(context: Context, kind: str) -> None:
     """Let real times decide. All ranks choose the same, within 40 steps."""
-    ddp = wrapped(Weighted())
-    state = low_rank(ddp, ratio="auto", warmup=3)
+    ddp, state = choosing(Weighted(), kind, warmup=3)
     for step in range(40):
         backward(ddp, normal(context, context.rank, step))
         if step < 3:
@@ -224,22 +233,22 @@ def measure(context: Context) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the loss is at risk:RuntimeWarning")
-def test_a_choice_by_real_times(pool: Pool) -> None:
-    pool.run(measure)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_choice_by_real_times(pool: Pool, kind: str) -> None:
+    pool.run(measure, kind)
 
 
-def log_choice(context: Context) -> None:
+def log_choice(context: Context, kind: str) -> None:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = hbmcomm.LowRankState.logger
+    logger = (hbmcomm.LowRankState if kind == "low_rank" else hbmcomm.LayerDropState).logger
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         with mock.patch.object(automatic, "STEPS_HELD", 2), scripted([OFF], Way.NARROW):
-            ddp = wrapped(Weighted())
-            low_rank(ddp, ratio="auto")
+            ddp, _ = choosing(Weighted(), kind)
             for step in range(9):
                 backward(ddp, normal(context, context.rank, step))
     finally:
@@ -250,32 +259,39 @@ def log_choice(context: Context) -> None:
         assert "sends everything as bfloat16" in line and "plain 1000.0 ms" in line
 
 
-def test_rank_0_reports_the_choice_once(pool: Pool) -> None:
-    pool.run(log_choice)
+@pytest.mark.parametrize("kind", ["low_rank", "bytes"])
+def test_rank_0_reports_the_choice_once(pool: Pool, kind: str) -> None:
+    pool.run(log_choice, kind)
 
 
-def resume(context: Context) -> None:
+def resume(context: Context, kind: str) -> None:
     """A checkpoint has the residuals. The state that loads it measures again."""
     with scripted([ENCODED, ENCODED], Way.ENCODED):
-        ddp, state = turning(Weighted())
+        ddp, state = choosing(Weighted(), kind)
     ledger = Ledger(context)
     for step in range(4):
         ledger.step(ddp, small(context, context.rank, step))
     saved = copy.deepcopy(state.state_dict())
     assert state.summary()["chosen_ratio"] == 0.9 and saved["caches"]
     with scripted([OFF, ENCODED]):
-        other, resumed = turning(Weighted())
+        other, resumed = choosing(Weighted(), kind)
         resumed.load_state_dict(saved)
     assert resumed.summary()["chosen_ratio"] == -1
+    again = resumed.state_dict()
+    assert again["statistics"] == saved["statistics"]
+    assert again["caches"].keys() == saved["caches"].keys()
     ledger.check(resumed)
     for step in range(4, 8):
         ledger.step(other, small(context, context.rank, step))
         ledger.check(resumed)
+        if step == 4:
+            assert resumed.summary()["waiting"] == 0, "a step that is off sends what waited"
     assert resumed.summary()["chosen_ratio"] == 0
 
 
-def test_a_resumed_state_measures_again(pool: Pool) -> None:
-    pool.run(resume)
+@pytest.mark.parametrize("kind", EXACT)
+def test_a_resumed_state_measures_again(pool: Pool, kind: str) -> None:
+    pool.run(resume, kind)
 
 
 def resume_on_more_ranks(context: Context) -> None:
@@ -310,12 +326,12 @@ def test_a_checkpoint_of_fewer_ranks_that_turns_off(pool: Pool) -> None:
     pool.run(resume_on_more_ranks)
 
 
-def scale_losses(context: Context) -> None:
+def scale_losses(context: Context, kind: str) -> None:
     """Steps that the scaler skips change nothing, in whichever way they go."""
     script = [OFF, ENCODED, ENCODED, GIVEN_UP, OFF, NARROW, OFF, ENCODED, OFF, OFF]
     scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=100)
     with scripted(script):
-        ddp, state = turning(Weighted(), scaler=scaler)
+        ddp, state = choosing(Weighted(), kind, scaler=scaler)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
     computed = [torch.zeros(shape) for shape in SHAPES]
     broken = {2: 3, 3: 7, 4: 5, 5: 0, 8: 1}  # by step: the parameter whose gradient is infinite
@@ -337,8 +353,9 @@ def scale_losses(context: Context) -> None:
         assert_same(parameter.detach() * context.size, 0 - own_sum, f"parameter {index}")
 
 
-def test_a_scaler_that_skips_steps(pool: Pool) -> None:
-    pool.run(scale_losses)
+@pytest.mark.parametrize("kind", ["turns", "bytes", "paper"])
+def test_a_scaler_that_skips_steps(pool: Pool, kind: str) -> None:
+    pool.run(scale_losses, kind)
 
 
 def break_one(context: Context, script: list[Step]) -> None:
@@ -367,23 +384,28 @@ def test_a_gradient_that_is_not_finite(pool: Pool, script: list[Step]) -> None:
     pool.run(break_one, script)
 
 
-def differ(context: Context) -> None:
+def differ(context: Context, kind: str) -> None:
     ddp = wrapped(Weighted())
     ratio: Any = 0.9 if context.rank else "auto"
     with pytest.raises(ValueError, match=r"ratio='auto' on rank 0 and ratio=0.9 on rank 1"):
-        hbmcomm.LowRankState(ddp, hbmcomm.LowRank(ratio=ratio))
+        hooked(ddp, kind, ratio=ratio)
     last = context.size - 1
     wrong: Any = "fast" if context.rank == last else "auto"
     error = ValueError if context.rank == last else RuntimeError
     with pytest.raises(error, match=r'ratio is a number in \[0, 1\) or "auto", not \'fast\''):
-        hbmcomm.LowRankState(ddp, hbmcomm.LowRank(ratio=wrong))
-    low_rank(ddp, ratio="auto")  # the group is still usable
+        hooked(ddp, kind, ratio=wrong)
+    if kind == "bytes":
+        both = {"fixed_threshold": 1.0} if context.rank == last else {}
+        with pytest.raises(error, match='ratio="auto" chooses how much is sent, and so does fixed'):
+            hooked(ddp, kind, ratio="auto", **both)
+    hooked(ddp, kind, ratio="auto")  # the group is still usable
     backward(ddp, normal(context, context.rank, 0))
 
 
 @pytest.mark.ranks(2, 4)
-def test_a_ratio_that_differs_between_ranks(pool: Pool) -> None:
-    pool.run(differ)
+@pytest.mark.parametrize("kind", ["low_rank", "bytes", "blocks"])
+def test_a_ratio_that_differs_between_ranks(pool: Pool, kind: str) -> None:
+    pool.run(differ, kind)
 
 
 def drain(context: Context) -> None:

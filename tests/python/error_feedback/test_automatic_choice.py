@@ -1,13 +1,30 @@
-"""ratio="auto": the choice that follows from given times. No clock is read here."""
+"""ratio="auto": the choice that follows from given times, and how long it holds."""
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+from harness.automatic import scripted
 
-from torch_hbmcomm.error_feedback.automatic import MARGIN, Found, Step, Times, Way, choose, trials
+from torch_hbmcomm.error_feedback import automatic
+from torch_hbmcomm.error_feedback.automatic import (
+    MARGIN,
+    STEPS_HELD,
+    Automatic,
+    Found,
+    Step,
+    Times,
+    Way,
+    choose,
+    trials,
+)
 
 OFF, NARROW, ENCODED = Way
 
@@ -17,23 +34,31 @@ class Link:
     """The times of a training, in seconds.
 
     steps: the time of a step, by way. own: the time of the hook itself in a step, by way.
+    bursts: factors of the time of the encoder's steps, in turn.
     """
 
     steps: dict[Way, float]
     wait: float
     busy: float
     own: dict[Way, float]
+    bursts: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        self._factors = cycle(self.bursts)
 
     def times(self, step: Step) -> Times:
         own = self.own.get(step.way, 0.0)
         estimate = own if own > step.allowance else None
-        return Times(self.steps[step.way], self.wait, self.busy, estimate)
+        factor = next(self._factors) if step == Step(ENCODED) else 1.0
+        return Times(factor * self.steps[step.way], self.wait, self.busy, estimate)
 
 
-def play(link: Link, current: Way = OFF, warm: int = 0) -> tuple[Found, list[Step]]:
+def play(
+    link: Link, current: Way = OFF, warm: int = 0, even: bool = True
+) -> tuple[Found, list[Step]]:
     """Return the result of trials(), and the steps that it takes."""
     taken = []
-    running = trials(current, warm)
+    running = trials(current, warm, even)
     step = next(running)
     while True:
         taken.append(step)
@@ -136,3 +161,67 @@ def test_a_warm_up_is_not_measured(warm: int) -> None:
     taken = play(SLOW, warm=warm)[1]
     assert taken[:warm] == [Step(OFF)] * warm
     assert len(taken) - warm == len(play(SLOW)[1])
+
+
+# Six steps that send nothing, and four that send what waited.
+BURSTS = (0.1, 0.1, 3.1, 0.1, 2.1, 0.1, 2.1, 0.1, 2.1, 0.1)
+
+
+@pytest.mark.parametrize("current", list(Way))
+def test_bursts_are_judged_by_their_mean(current: Way) -> None:
+    link = Link({OFF: 1.0, NARROW: 0.7, ENCODED: 0.9}, 0.8, 0.8, {}, BURSTS)
+    found, _ = play(link, current, even=False)
+    assert found.steps[ENCODED] == pytest.approx(0.9)
+    assert choose(found.steps) is NARROW, "the median step sends nothing, and would win"
+
+
+def test_bursts_that_pay() -> None:
+    link = Link({OFF: 1.0, NARROW: 0.7, ENCODED: 0.3}, 0.8, 0.8, {}, BURSTS)
+    found, _ = play(link, even=False)
+    assert found.steps[ENCODED] == pytest.approx(0.3)
+    assert choose(found.steps) is ENCODED
+
+
+def test_slow_bursts_end_early() -> None:
+    link = Link({OFF: 1.0, NARROW: 1.5, ENCODED: 1.5}, 0.8, 0.8, {NARROW: 0.01, ENCODED: 0.1})
+    found, taken = play(link, even=False)
+    assert choose(found.steps) is OFF
+    assert sum(step == Step(ENCODED) for step in taken) == 2
+
+
+class Alone:
+    """The averages of one rank."""
+
+    def agree(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+@pytest.mark.parametrize("chosen", list(Way))
+def test_a_choice_holds_for_a_thousand_steps(chosen: Way) -> None:
+    assert STEPS_HELD == 1000
+    reads = 0
+
+    def clock() -> float:
+        nonlocal reads
+        reads += 1
+        return float(reads)
+
+    averager: Any = Alone()
+    ways: list[Way] = []
+    reading: list[int] = []  # steps that read the clock
+    script = [Step(OFF), Step(NARROW)]
+    with mock.patch.object(automatic, "_clock", clock), scripted(script, chosen):
+        choosing = Automatic(averager, 0, 1, 0, True, logging.getLogger("alone"))
+        for step in range(2 * (len(script) + STEPS_HELD)):
+            before = reads
+            choosing.begin_step()
+            assert choosing.now() >= 0
+            ways.append(choosing.way)
+            if reads > before:
+                reading.append(step)
+    period = [OFF, NARROW, *[chosen] * STEPS_HELD]
+    assert ways == period * 2
+    begins = [0, len(period)]
+    assert reading == [one for begin in begins for one in range(begin, begin + len(script) + 1)], (
+        "the step after the last measured one reads its end"
+    )

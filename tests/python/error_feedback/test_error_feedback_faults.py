@@ -37,6 +37,8 @@ OF_BOTH: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"ratio": 1.0}, ValueError, r"ratio is in \[0, 1\), not 1.0"),
     ({"ratio": -0.1}, ValueError, "ratio is in"),
     ({"ratio": float("nan")}, ValueError, "ratio is in"),
+    ({"ratio": "fast"}, ValueError, r"ratio is a number in \[0, 1\) or \"auto\", not 'fast'"),
+    ({"ratio": "0.9"}, ValueError, "or \"auto\", not '0.9'"),
     ({"ratio": None}, TypeError, "ratio is a number, not None"),
     ({"warmup": -1}, ValueError, "warmup is at least 0"),
     ({"min_numel": -1}, ValueError, "min_numel is at least 0"),
@@ -51,7 +53,11 @@ OF_BOTH: list[tuple[dict[str, Any], type[Exception], str]] = [
     ("options", "error", "complaint"),
     [
         *OF_BOTH,
-        ({"ratio": "auto"}, ValueError, r"ratio is a number in \[0, 1\), not 'auto'"),
+        (
+            {"ratio": "auto", "fixed_threshold": 1.0},
+            ValueError,
+            'ratio="auto" chooses how much is sent, and so does fixed_threshold: give one',
+        ),
         ({"levels": 1}, ValueError, 'levels is for target="blocks", and target is "bytes"'),
         ({"target": "blocks", "levels": 1.5}, TypeError, "levels is a whole number, not 1.5"),
         ({"every": 0}, ValueError, "every is at least 1, not 0"),
@@ -75,8 +81,6 @@ def test_settings_of_layer_drop(options: Any, error: type[Exception], complaint:
     ("options", "error", "complaint"),
     [
         *OF_BOTH,
-        ({"ratio": "fast"}, ValueError, r"ratio is a number in \[0, 1\) or \"auto\", not 'fast'"),
-        ({"ratio": "0.9"}, ValueError, "or \"auto\", not '0.9'"),
         ({"relaxation": 2}, ValueError, r"relaxation is in \(0, 2\), not 2"),
         ({"relaxation": 0}, ValueError, r"relaxation is in \(0, 2\), not 0"),
         ({"relaxation": "1"}, TypeError, "relaxation is a number, not '1'"),

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.hooks import Hooked, hooked
 from harness.layer_drop_ddp import wrapped
 from torch_hbmcomm.error_feedback import automatic
 from torch_hbmcomm.error_feedback.automatic import Found, Step, Times, Way
@@ -32,7 +33,6 @@ class Turns(EncoderConfig):
     min_numel: int = 0
 
     sent_whole: ClassVar[str] = "no element"
-    takes_auto: ClassVar[bool] = True
 
 
 class TurnsEncoder:
@@ -108,12 +108,36 @@ def turning(
     return ddp, state
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "low_rank": {},
+    "bytes": {},
+    "paper": {"always_send": False},
+    "blocks": {},
+    "levels": {"levels": 1},
+}
+"""Settings of hooks with ratio="auto". "levels" is target="blocks" with whole numbers."""
+
+EXACT = ("turns", "bytes", "paper", "blocks", "levels")
+"""Encoders that lose no bit of whole numbers."""
+
+
+def choosing(
+    model: torch.nn.Module, kind: str, *, ddp_options: Any = None, **options: Any
+) -> tuple[DistributedDataParallel, Hooked | TurnsState]:
+    """Wrap a model with a hook that has ratio="auto". kind: "turns", or one of KINDS."""
+    if kind == "turns":
+        return turning(model, ddp_options=ddp_options, **options)
+    ddp = wrapped(model, **(ddp_options or {}))
+    target = "blocks" if kind == "levels" else kind
+    return ddp, hooked(ddp, target, **({"ratio": "auto"} | KINDS[kind] | options))
+
+
 @contextmanager
 def scripted(steps: Collection[Step], chosen: Way = Way.OFF) -> Iterator[None]:
     """Let every state with ratio="auto" that is made or loaded in the block take these steps, and
     then choose `chosen`."""
 
-    def trials(current: Way, warm: int = 0) -> Generator[Step, Times, Found]:
+    def trials(current: Way, warm: int = 0, even: bool = True) -> Generator[Step, Times, Found]:
         yield from (step for step in steps)  # a list would not take the times
         return Found({Way.OFF: 1.0, chosen: 0.5} if chosen is not Way.OFF else {chosen: 1.0}, 0.1)
 

@@ -75,11 +75,11 @@ class Worker:
         """Return the threshold.
 
         It is the least score at which the layers of `fresh` with this score or less have more than
-        drop.ratio of the elements of `fresh`.
+        drop.unsent of the elements of `fresh`.
         """
         found = sorted((self.value(index), self.residuals[index].numel()) for index in fresh)
         reached = itertools.accumulate(size for _, size in found)
-        budget = self.drop.ratio * sum(size for _, size in found)
+        budget = self.drop.unsent * sum(size for _, size in found)
         return next(value for (value, _), size in zip(found, reached, strict=True) if size > budget)
 
     def step(self, gradients: Gradients) -> Gradients:

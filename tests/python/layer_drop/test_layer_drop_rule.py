@@ -157,6 +157,34 @@ def test_a_saved_rule_continues_alike() -> None:
     assert rule.state_dict() == other.state_dict()
 
 
+def test_a_pause_of_the_encoder_ends_with_a_new_threshold() -> None:
+    """After the pause, gradients are a thousandth. The old threshold would send none of them."""
+    of = layers(*[5000] * 10)
+    large = [float(value) for value in range(1, 11)]
+    small = [value / 1000 for value in large]
+    rule = DropRule(LayerDrop(ratio="auto"))
+    for _ in range(5):
+        decide(rule, of, large)
+    assert rule.threshold > max(small) and rule.waited
+    rule.forget_waiting()
+    assert rule.threshold == NO_THRESHOLD and not rule.waited
+    assert all(decide(rule, of, small)), "the step that searches sends everything"
+    assert min(small) < rule.threshold <= max(small)
+    fresh = DropRule(LayerDrop(ratio="auto"))
+    decide(fresh, of, small)
+    assert rule.state_dict() == fresh.state_dict()
+
+
+def test_draining_keeps_the_threshold_of_a_given_ratio() -> None:
+    of = layers(*[5000] * 10)
+    rule = DropRule(LayerDrop(ratio=0.9))
+    for _ in range(5):
+        decide(rule, of, [float(value) for value in range(1, 11)])
+    before = rule.threshold
+    rule.forget_waiting()
+    assert rule.threshold == before > NO_THRESHOLD and not rule.waited
+
+
 def test_a_budget_that_cannot_be_kept() -> None:
     """Nine tenths of all elements are always sent. The threshold still stays near the scores."""
     rule = DropRule(LayerDrop(ratio=0.9))

@@ -42,6 +42,7 @@ SYNC: list[Bad] = [
     ({"server": "first"}, TypeError, "server is a whole number"),
     ({"server": -1}, ValueError, "server=-1 is no rank of the group"),
     ({"drop": LayerDrop(ratio=1)}, ValueError, r"ratio is in \[0, 1\), not 1"),
+    ({"drop": LayerDrop(ratio="auto")}, ValueError, r'drop\.ratio="auto" is for layer_drop_hook'),
 ]
 DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"staleness": 2}, "staleness is None here, and 2 there"),

@@ -100,7 +100,13 @@ def refuse(context: Context) -> None:
             lambda: sharded(mesh),
             {"config": hbmcomm.LowRank(ratio="auto")},
             ValueError,
-            'ratio="auto" is for low_rank_hook',
+            'ratio="auto" is for DistributedDataParallel',
+        ),
+        (
+            lambda: sharded(mesh),
+            {"config": hbmcomm.LayerDrop(ratio="auto")},
+            ValueError,
+            'ratio="auto" is for DistributedDataParallel',
         ),
         (
             lambda: sharded(mesh),
