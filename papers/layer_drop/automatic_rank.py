@@ -36,13 +36,15 @@ class Runner:
         self._inputs = torch.randn(batch, width, generator=draw)
         self._classes = torch.randint(width, (batch,), generator=draw)
 
-    def train(self, automatic: bool, steps: int) -> tuple[float, float]:
-        """Train a new model. Returns the seconds of all steps, and the chosen ratio."""
+    def train(self, hook: str | None, steps: int) -> tuple[float, float]:
+        """Train a new model. Returns the seconds of all steps, and the chosen ratio.
+
+        hook: "low_rank" or "layer_drop", with ratio="auto"; None: plain DDP
+        """
         torch.manual_seed(0)
         layers = [(nn.Linear(self._width, self._width), nn.ReLU()) for _ in range(_HIDDEN)]
         replica = DistributedDataParallel(nn.Sequential(*(one for pair in layers for one in pair)))
-        hook = "low_rank" if automatic else "none"
-        state = register(replica, hook, {"ratio": "auto"})
+        state = register(replica, hook or "none", {"ratio": "auto"})
         optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
         dist.barrier()
         start = time.perf_counter()

@@ -1,19 +1,56 @@
-"""papers.layer_drop.automatic: its table, on a machine without hosts."""
+"""papers.layer_drop.automatic: its table and record, on a machine without hosts."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from papers.layer_drop import automatic
+from torch_hbmcomm.bench.result import Result
+
+_SMALL = ["--pairs", "2", "--steps", "3", "--width", "16", "--batch", "4"]
 
 
 def test_auto_is_compared_with_plain_ddp(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    options = ["--pairs", "2", "--steps", "3", "--width", "16", "--batch", "4"]
-    monkeypatch.setattr("sys.argv", ["automatic", *options, "--megabits", "shared memory"])
+    record = tmp_path / "record.json"
+    options = [*_SMALL, "--megabits", "shared memory", "--json", str(record)]
+    monkeypatch.setattr("sys.argv", ["automatic", *options])
     automatic.main()
     shown = capsys.readouterr().out
     assert "2 pairs of 3 steps" in shown
-    assert "shared memory" in shown
-    assert "none yet (2)" in shown, "three steps are too few for a choice"
+    assert shown.count("shared memory") == 2
+    assert shown.count("none yet (2)") == 2, "three steps are too few for a choice"
+    found = Result.from_json(record.read_text())
+    assert found.plan["pairs"] == 2
+    plain, *hooks = found.measurements
+    assert (plain.contender, plain.summary.n) == ("plain", 2)
+    assert [one.contender for one in hooks] == ["low_rank", "layer_drop"]
+    for one in hooks:
+        assert one.curves["chosen_ratio"] == [-1, -1]
+        ratios = [
+            ours / theirs
+            for ours, theirs in zip(one.curves["seconds"], plain.curves["seconds"], strict=True)
+        ]
+        assert one.values["paired_share"] == pytest.approx(sum(ratios) / 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--hooks", "bf16"], "no hook 'bf16'; there are: low_rank, layer_drop"),
+        (["--json", "/nowhere/record.json"], "/nowhere/record.json: there is no such directory"),
+    ],
+)
+def test_refusals(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    complaint: str,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["automatic", *options])
+    with pytest.raises(SystemExit):
+        automatic.main()
+    assert complaint in capsys.readouterr().err
