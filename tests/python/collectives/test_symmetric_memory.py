@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from harness.data import assert_same, gathered, random_bits
 from harness.nodes import on_nodes
 from harness.segments import in_segment, in_use
 from harness.windows import COUNT, neighbours, refusal
+from torch._C._distributed_c10d import FileStore
 from torch.distributed import _symmetric_memory
 
 from torch_hbmcomm import Options
@@ -254,7 +254,7 @@ def check_group_end(context: Context) -> None:
     first = rendezvous(tensor)
     first.barrier()
     dist.destroy_process_group()
-    store = dist.FileStore(str(Path(context.folder) / "again"), context.size)
+    store = FileStore(str(context.folder / f"again{context.seed}"), context.size)
     dist.init_process_group("hbm", store=store, rank=context.rank, world_size=context.size)
     second = rendezvous(tensor)
     second.barrier()
