@@ -128,6 +128,8 @@ def trials(current: Way, warm: int = 0, even: bool = True) -> Generator[Step, Ti
     if Way.ENCODED not in steps:
         if not (yield from _may_pay(Way.NARROW, most)):
             return Found(steps, wait)
+        if not even:
+            yield Step(Way.ENCODED)  # finds a threshold, behind gradients that all go whole
         if (yield from _may_pay(Way.ENCODED, most)):
             steps[Way.ENCODED] = yield from _measure(Way.ENCODED, off, even)
     best_narrow = off - min(wait, median(one.busy for one in plain) / 2)

@@ -186,7 +186,24 @@ def test_slow_bursts_end_early() -> None:
     link = Link({OFF: 1.0, NARROW: 1.5, ENCODED: 1.5}, 0.8, 0.8, {NARROW: 0.01, ENCODED: 0.1})
     found, taken = play(link, even=False)
     assert choose(found.steps) is OFF
-    assert sum(step == Step(ENCODED) for step in taken) == 2
+    assert taken.count(Step(ENCODED)) == 3, "one finds a threshold, and two are measured"
+
+
+def test_the_search_for_a_threshold_has_no_allowance() -> None:
+    """In the first step of the encoder each decision waits for gradients that go whole."""
+    link = Link({OFF: 1.0, NARROW: 0.7, ENCODED: 0.3}, 0.2, 0.8, {NARROW: 0.01})
+    searched = False
+
+    def times(step: Step) -> Times:
+        nonlocal searched
+        own = 0.0 if step.way is not ENCODED or searched else 0.8
+        searched = searched or step.way is ENCODED
+        return Times(link.steps[step.way], 0.2, 0.8, own if own > step.allowance else None)
+
+    with mock.patch.object(link, "times", times):
+        found, taken = play(link, even=False)
+    assert taken[[step.way for step in taken].index(ENCODED)] == Step(ENCODED)
+    assert choose(found.steps) is ENCODED
 
 
 class Alone:
