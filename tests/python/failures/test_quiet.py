@@ -26,11 +26,25 @@ BOX = """
 import time
 from torch_hbmcomm import smb
 server = smb.Server(memory="1MiB", token="token")
-client = smb.connect(server.url, "token", transport="{transport}", reconnect_timeout=0.5)
+client = smb.connect(server.url, "token", transport="{transport}")
 segment = client.alloc(4096)
 segment.write(source=bytes(4096))
 server.close()
 time.sleep(0.5)
+"""
+# Reads, and closes the client after the warning.
+USE = """
+import os, pathlib, sys, tempfile
+with tempfile.NamedTemporaryFile("a") as log:
+    os.dup2(log.fileno(), sys.stderr.fileno())
+    written = pathlib.Path(log.name).read_text
+    reading = segment.read_async()
+    while "warn:" not in written():
+        time.sleep(0.01)
+    client.close()
+    try: reading.result()
+    except smb.BoxError: print("no box")
+    print(written())
 """
 TRAINING = """
 import torch, torch_hbmcomm as hbmcomm
@@ -153,8 +167,7 @@ def test_a_server_may_close_before_its_client(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_use_of_the_box_warns(transport: str) -> None:
-    use = "try: segment.read()\nexcept smb.BoxError: print('no box')\n"
-    finished = run_code(BOX.format(transport=transport) + use + "client.close()\n")
+    finished = run_code(BOX.format(transport=transport) + USE)
     assert finished.code == 0, finished.output
     assert finished.output.count(f"warn: {LOST}") == 1
     assert "no box" in finished.output
