@@ -67,9 +67,13 @@ RECORDS: dict[str, Sequence[str]] = {
     "benchmarks/headline-*.json": _COLLECTIVE_BENCHMARK,
     "benchmarks/mpi-*.json": _COLLECTIVE_BENCHMARK,
     "benchmarks/native-*.json": _COLLECTIVE_BENCHMARK,
+    "benchmarks/profile-cases-*.json": [
+        *(*_COLLECTIVES, "csrc/bindings/profile_bindings.cpp", "torch_hbmcomm/profiling"),
+        *("benchmarks/pairs.py", "benchmarks/profile_cases.py"),
+    ],
     "benchmarks/profile-cost-*.json": [
         *(*_COLLECTIVES, "csrc/bindings/profile_bindings.cpp", "torch_hbmcomm/profiling"),
-        *("torch_hbmcomm/bench/ddp.py", "benchmarks/profile_cost.py"),
+        *("torch_hbmcomm/bench/ddp.py", "benchmarks/pairs.py", "benchmarks/profile_cost.py"),
     ],
     "benchmarks/scaling-*.json": _SCALING,
     "papers/async-sgd-*.json": [*_BOX, "torch_hbmcomm/parameter_server", "papers/async_sgd"],
