@@ -87,8 +87,9 @@ class SharedWindow {
   virtual void reopen() = 0;
 
   // Closes the window to further operations, and tells all ranks that this rank no longer uses it.
-  // Returns false while operations of this rank have not ended. No rank is told then: call
-  // release() again. REQUIRES: connect() was called; this rank accesses no rank's data any more.
+  // Returns false while operations of this rank have not ended: call release() again. After a call
+  // that returned true, another has no effect. REQUIRES: connect() was called; this rank accesses
+  // no rank's data any more.
   virtual bool release() = 0;
 
   // Returns true if all ranks have released the window. All their accesses to this rank's data

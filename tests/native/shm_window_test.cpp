@@ -332,6 +332,24 @@ TEST(NodeWindow, IsReleasedWhenAllRanksHaveReleasedIt) {
   EXPECT_EQ(all.node.segments[0]->blocks(), blocks - 1);
 }
 
+// A rank may use the memory of its counts again while the other ranks still wait for one another.
+TEST(NodeWindow, WritesNothingAfterItsRelease) {
+  WindowedRanks all(2);
+  const uint64_t place = all.windows[0]->part().signals;
+  EXPECT_TRUE(all.windows[1]->release());
+  EXPECT_TRUE(all.windows[0]->release());
+  ASSERT_TRUE(all.windows[0]->released());
+  all.windows[0]->close();
+  const size_t count = 1000;
+  const float* const again = allocate_zeros(*all.ranks[0], count);
+  const auto* const counts = reinterpret_cast<const float*>(all.ranks[0]->shm_group->at(0, place));
+  ASSERT_LE(again, counts);
+  ASSERT_LT(counts, again + count);
+  EXPECT_TRUE(all.windows[1]->release());
+  EXPECT_TRUE(all.windows[1]->released());
+  EXPECT_TRUE(std::all_of(again, again + count, [](float value) { return value == 0; }));
+}
+
 TEST(NodeWindow, KeepsItsCountsUnlessItIsClosed) {
   TestNode node({.size = 2});
   NodeRank rank(node, 0), other(node, 1);

@@ -198,6 +198,7 @@ class ShmWindow final : public SharedWindow, public std::enable_shared_from_this
   SignalCounts* received_;  // the block of this rank; null after close()
   size_t waits_ = 0;
   bool closed_ = false;
+  bool released_ = false;
 };
 
 void ShmWindow::connect(const std::vector<WindowPart>& parts) {
@@ -239,16 +240,16 @@ std::vector<uint64_t> ShmWindow::shut() {
 }
 
 bool ShmWindow::release() {
-  {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-    const bool busy = std::ranges::any_of(
-        targets_, [](const Target& target) { return target.next < target.entered; });
-    if (busy || waits_ > 0) return false;
-  }
+  const std::lock_guard lock(mutex_);
+  if (released_) return true;  // a rank may have freed its counts since
+  closed_ = true;
+  const bool busy = std::ranges::any_of(
+      targets_, [](const Target& target) { return target.next < target.entered; });
+  if (busy || waits_ > 0) return false;
   for (size_t i = 0; i < parts_.size(); ++i) {
     counts_at(i).released.store(true, std::memory_order_release);
   }
+  released_ = true;
   return true;
 }
 
