@@ -137,7 +137,7 @@ struct Blocks {
   void reclaim();
 };
 
-// A forked child has no blocks: those of its parent stay the parent's.
+// A forked child has no blocks. The parent's blocks stay the parent's.
 Blocks& blocks() { return per_process<Blocks>(); }
 
 void Blocks::reclaim() {
