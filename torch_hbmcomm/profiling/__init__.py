@@ -82,18 +82,22 @@ def _record_into(folder: Path) -> None:
 
     def write() -> None:
         try:
-            _write(folder)
+            _write(folder, from_first_operation=True)
         except OSError as error:
             _native().warn(f"HBMCOMM_PROFILE={folder}: the profile cannot be written: {error}")
 
     at_process_end(write)
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, from_first_operation: bool = False) -> None:
+    """Write the file of this rank. Its time begins with the record, or with the first operation:
+    before that, a program imports modules and reads data."""
     records = _native().profile_stop()
     rank = records["rank"]
     if rank < 0:
         return  # this process has formed no group, so nothing is recorded
+    if from_first_operation and records["operations"]:
+        records["begin"] = records["operations"][0]["begin"]
     text = json.dumps(
         {
             "version": VERSION,

@@ -256,6 +256,7 @@ def test_a_program_that_is_not_changed_is_recorded(nodes: list[str], tmp_path: P
         assert (one.kind, one.size, one.data) == ("all_reduce", 40, "staged")
         assert one.path == ("shm" if together else "MPI")
         assert one.group.nodes == ((0, 0) if together else (0, 1))
+        assert profile.begin == one.begin  # without the imports
         assert profile.lost == profile.unfinished == 0
     assert files.nodes(loaded(folder)) == (1 if together else 2)
 
