@@ -1,7 +1,6 @@
 """`hbmcomm profile`: shows what communication costs, and writes a trace for Perfetto."""
 
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import typer
@@ -36,7 +35,7 @@ def profile(
     _print_rows(console, found, len(profiles))
     _print_ranks(console, found)
     file = folder / "trace.json"
-    trace.write(file, profiles, aligned)
+    trace.write(file, profiles, aligned, found)
     console.print(f"\nTrace for https://ui.perfetto.dev: {file}", soft_wrap=True)
 
 
@@ -111,17 +110,21 @@ def _print_rows(console: Console, found: costs.Costs, size: int) -> None:
 
 
 def _print_ranks(console: Console, found: costs.Costs) -> None:
-    table = Table(title="\nRanks (%: of the rank's time)", title_justify="left")
-    for heading in ("rank", "late in", "late by, median", "at most", "others wait",
+    title = "\nRanks (times: ms; %: of the rank's time)"
+    table = Table(title=title, title_justify="left", padding=0)
+    for heading in ("rank", "late in", "half in", "late by at least", "at most", "others wait",
                     "waits for ranks", "waits for data"):  # fmt: skip
         table.add_column(heading, justify="right")
     for rank, late in found.late.items():
         whole = found.duration[rank] or 1
+        count, least = late.half
+        bounds = (least, max(late.late)) if late.late else ()
         table.add_row(
             str(rank),
-            f"{late.times} of {late.collectives}",
-            *(f"{one(late.late) / 1e6:.2f} ms" if late.late else "-" for one in (median, max)),
-            f"{late.waiting / 1e6:,.1f} ms",
+            f"{late.times:,} of {late.collectives:,}",
+            f"{count:,}",
+            *((f"{one / 1e6:,.2f}" for one in bounds) if bounds else "--"),
+            f"{late.waiting / 1e6:,.1f}",
             f"{found.waiting[rank] / whole:.1%}",
             f"{found.unhidden[rank] / whole:.1%}",
         )

@@ -18,6 +18,7 @@ from torch_hbmcomm.profiling.ranks import RankProfile
 Intervals = list[tuple[int, int]]
 _OfRank = tuple[int, int]  # a rank, and the id() of its operation
 _Where = tuple[str, str, str, str, str]  # the first fields of a Row
+_Kind = tuple[str, str, str]  # the first of these fields, up to the path
 
 _CLASSES = ((4 << 10, "to 4 KiB"), (64 << 10, "to 64 KiB"), (1 << 20, "to 1 MiB"),
             (16 << 20, "to 16 MiB"))  # fmt: skip
@@ -26,6 +27,7 @@ _SMALL, _MEDIUM = _CLASSES[0][1], _CLASSES[1][1]
 # min(_MUCH_MORE / number of ranks, _MOST_OF_ALL).
 _MUCH_MORE = 2
 _MOST_OF_ALL = 0.75  # with 2 ranks, where twice an equal share would be all of the waiting
+_MOST_NAMES = 8  # of ranks, in a line
 # Kinds that copy their tensors, wherever these are.
 _ALWAYS_STAGED = ("all_reduce_coalesced", "all_reduce_sparse")
 
@@ -65,6 +67,29 @@ class Late:
     late: list[int] = field(default_factory=list)  # the longest of these waits, for each collective
     waiting: int = 0  # of all other ranks for this one, that no computation hid
 
+    @property
+    def half(self) -> tuple[int, int]:
+        """The number of the longest of `late` that make up half of their sum, and the shortest of
+        these. Many short delays, which all ranks have, hardly change it."""
+        whole = sum(self.late)
+        reached = count = least = 0
+        for least in sorted(self.late, reverse=True):
+            count, reached = count + 1, reached + least
+            if 2 * reached >= whole:
+                break
+        return count, least
+
+
+@dataclass
+class Staged:
+    """The operations of all ranks of one kind, size class and path whose data were staged because
+    a tensor of some rank was outside of the segment. Times: ns, sums over all ranks."""
+
+    ranks: set[int] = field(default_factory=set)  # that had such a tensor
+    calls: int = 0
+    transfers: list[int] = field(default_factory=list)  # of each call, once all ranks were ready
+    unhidden: int = 0  # of these transfers
+
 
 @dataclass
 class Costs:
@@ -75,18 +100,23 @@ class Costs:
     duration: dict[int, int]  # of the profile of each rank
     waiting: dict[int, int]  # of each rank for late ranks, that no computation hid
     unhidden: dict[int, int]  # of each rank: in transit, neither hidden nor waiting
+    staged: dict[_Kind, Staged]
+    waited: dict[_OfRank, tuple[int, int]]  # in an operation: for which late rank, and how long
 
 
 def costs(profiles: Sequence[RankProfile], clocks: dict[int, Clock]) -> Costs:
     late = {one.rank: Late() for one in profiles}
     ready = {key: time for one in profiles for key, time in _ready(one)}
     waits = _waits(profiles, clocks, ready, late)
+    outside = _outside(profiles)
     rows: dict[_Where, Row] = {}
-    waiting, unhidden = {}, {}
+    staged: dict[_Kind, Staged] = defaultdict(Staged)
+    waiting, unhidden, waited_in = {}, {}, {}
     for profile in profiles:
         bare: Intervals = []
         waited: dict[int, Intervals] = defaultdict(list)
         of_row: dict[_Where, Intervals] = defaultdict(list)
+        of_staged: dict[_Kind, Intervals] = defaultdict(list)
         for one in profile.operations:
             begin = ready[profile.rank, id(one)]
             last, until = waits.get((profile.rank, id(one)), (-1, begin))
@@ -101,18 +131,46 @@ def costs(profiles: Sequence[RankProfile], clocks: dict[int, Clock]) -> Costs:
             seen = max(begin, one.begin + one.hidden)  # computation hides the operation until here
             bare.append((seen, one.end))
             of_row[where].append((max(seen, until), one.end))
+            if by := outside.get((profile.rank, id(one))):
+                kind = where[:3]
+                staged[kind].ranks |= by
+                staged[kind].calls += 1
+                staged[kind].transfers.append(one.end - until)
+                of_staged[kind].append((max(seen, until), one.end))
             if last >= 0:
+                waited_in[profile.rank, id(one)] = (last, until - begin)
                 row.last[last] += until - begin
                 waited[last].append((seen, until))
         for where, intervals in of_row.items():
             rows[where].unhidden += _length(intervals)
+        for kind, intervals in of_staged.items():
+            staged[kind].unhidden += _length(intervals)
         for last, intervals in waited.items():
             late[last].waiting += _length(intervals)
         waiting[profile.rank] = _length(each for one in waited.values() for each in one)
         unhidden[profile.rank] = _length(bare) - waiting[profile.rank]
     ordered = sorted(rows.values(), key=lambda row: -row.transit)
     duration = {one.rank: one.end - one.begin for one in profiles}
-    return Costs(ordered, late, duration, waiting, unhidden)
+    return Costs(ordered, late, duration, waiting, unhidden, staged, waited_in)
+
+
+def _outside(profiles: Sequence[RankProfile]) -> dict[_OfRank, set[int]]:
+    """Return the operations that could be zero-copy and are not, each with the ranks whose tensors
+    are outside of the segment. Such a tensor also stages the data of the other ranks."""
+    ordinary: dict[_OfRank, set[int]] = {}
+    for by_rank in collectives(profiles):
+        ranks = {rank for rank, one in by_rank.items() if one.place == "ordinary"}
+        ordinary.update(((rank, id(one)), ranks) for rank, one in by_rank.items())
+    found = {}
+    for profile in profiles:
+        for one in profile.operations:
+            own = {profile.rank} if one.place == "ordinary" else set()
+            by = ordinary.get((profile.rank, id(one)), own)
+            could = one.path == "shm" and one.place != "device" and one.kind not in _ALWAYS_STAGED
+            large = size_class(one.size) not in (_SMALL, _MEDIUM)
+            if by and could and large and "staged" in one.data:
+                found[profile.rank, id(one)] = by
+    return found
 
 
 def _ready(profile: RankProfile) -> Iterable[tuple[_OfRank, int]]:
@@ -178,7 +236,7 @@ def _length(intervals: Iterable[tuple[int, int]]) -> int:
 
 @dataclass(frozen=True)
 class Advice:
-    share: float  # of the time of the ranks
+    share: float  # of the time of the ranks, that the change can save at most
     text: str
     unhidden: int = 0  # ns of the operations that it names
 
@@ -209,13 +267,15 @@ def _late_ranks(found: Costs, whole: int) -> Iterable[Advice]:
             "same work in each step, and look for other programs on their processors.",
         )
         return
+    count, least = worst.half
     yield Advice(
         worst.waiting / whole,
         f"{share:.0%} of the waiting for late ranks is for rank {rank} "
         f"({worst.waiting / whole:.0%} of the time). Others waited for it in {worst.times} of "
-        f"{worst.collectives} collectives, for {_milliseconds(median(worst.late))} (median; at "
-        f"most {_milliseconds(max(worst.late))}). Look for what slows this rank: its share of the "
-        "data, its machine, other programs on its processors.",
+        f"{worst.collectives} collectives. Half of its delay is in {count} of them, by "
+        f"{_milliseconds(least)} or more (at most {_milliseconds(max(worst.late))}). Look for what "
+        "slows this rank: its share of the data, its machine, other programs on its processors, or "
+        "work that it does in some steps only, such as evaluating.",
     )
 
 
@@ -233,7 +293,7 @@ def _bare(found: Costs, named: Sequence[Advice], whole: int) -> Iterable[Advice]
         f"{'Other communication' if named else 'Communication'} that no computation hides takes "
         f"{share:.0%} of the time, without the waiting for late ranks. Issue operations earlier "
         "and wait for them later (async_op=True), let DDP overlap them with the backward pass, or "
-        'send less (the guides\' table "Which way to train").',
+        'send less ("Which way to train" in docs/README.md).',
     )
 
 
@@ -242,27 +302,32 @@ def _staged(found: Costs, whole: int) -> Iterable[Advice]:
     for row in found.rows:
         if row.data == "zero-copy" and row.place != "device":
             zero_copy[row.kind, row.size, row.path] += row.transfers
-    for row in found.rows:
-        large = row.size not in (_SMALL, _MEDIUM)
-        ours = row.place == "ordinary" and row.path == "shm" and row.kind not in _ALWAYS_STAGED
-        if not (large and ours and "staged" in row.data):
-            continue
-        share = row.unhidden / whole
-        text = f"{row.kind}, {row.size}, of tensors outside of the segment takes {share:.0%} of"
-        text += f" the time ({row.calls} calls, whose data is staged)"
-        better = zero_copy.get((row.kind, row.size, row.path))
+    for (kind, size, path), each in found.staged.items():
+        share = each.unhidden / whole
+        text = f"{kind}, {size}, of tensors outside of the segment"
+        if len(each.ranks) < len(found.duration):
+            text += f" on {_names(each.ranks)}"
+        text += f" takes {share:.0%} of the time ({each.calls} calls, whose data is staged)"
+        better = zero_copy.get((kind, size, path))
         if better:
-            ratio = median(row.transfers) / max(median(better), 1)
+            ratio = median(each.transfers) / max(median(better), 1)
             if ratio <= 1:
                 continue
             share *= 1 - 1 / ratio
             text += f", {ratio:.1f} times as long for each call as zero-copy"
+            text += f", which saves {share:.0%}"
         yield Advice(
             share,
             f"{text}. If the tensors live for many operations, allocate them with "
             "hbmcomm.memory.empty on all ranks, or set HBMCOMM_ALLOCATOR=segment.",
-            row.unhidden,
+            each.unhidden,
         )
+
+
+def _names(ranks: set[int]) -> str:
+    if len(ranks) > _MOST_NAMES:
+        return f"{len(ranks)} ranks"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
 
 
 def _small(found: Costs, whole: int) -> Iterable[Advice]:

@@ -78,6 +78,8 @@ def load(folder: Path) -> tuple[list[RankProfile], list[str]]:
 
     Raises ValueError for a wrong or missing file.
     """
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file: name the folder of the files rank-N.json")
     files = sorted(folder.glob("rank-*.json"))
     if not files:
         raise ValueError(

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from torch_hbmcomm.profiling.clocks import Clock
+from torch_hbmcomm.profiling.costs import Costs
 from torch_hbmcomm.profiling.ranks import RankProfile
 
 
-def write(file: Path, profiles: Sequence[RankProfile], clocks: dict[int, Clock]) -> None:
+def write(
+    file: Path, profiles: Sequence[RankProfile], clocks: dict[int, Clock], found: Costs
+) -> None:
     """Write one process for each rank, and in it one track for each group.
 
     Operations overlap, so they are asynchronous events. Their time is in µs from the start of the
@@ -34,6 +37,7 @@ def write(file: Path, profiles: Sequence[RankProfile], clocks: dict[int, Clock])
                 "pid": profile.rank,
                 "tid": one.group.name,
             }
+            last, waited = found.waited.get((profile.rank, id(one)), (-1, 0))
             arguments = {
                 "bytes": one.size,
                 "sequence": one.sequence,
@@ -42,6 +46,8 @@ def write(file: Path, profiles: Sequence[RankProfile], clocks: dict[int, Clock])
                 "place": one.place,
                 "data": one.data,
                 "hidden_us": one.hidden / 1e3,
+                "waiting_us": waited / 1e3,
+                "last_rank": last,  # -1: waited for no rank
             }
             begin = (clock.shared(one.begin) - zero) / 1e3
             end = (clock.shared(one.end) - zero) / 1e3

@@ -95,14 +95,35 @@ def test_a_late_rank_is_named(tmp_path: Path) -> None:
     assert found.unhidden == {0: 10 * MS, 1: 10 * MS, 2: 10 * MS}
     shown = page(tmp_path)
     assert "1. 97% of the waiting for late ranks is for rank 2 (24% of the time). Others" in shown
-    assert "waited for it in 9 of 10 collectives, for 4 ms (median; at most 4 ms)" in shown
+    assert (
+        "waited for it in 9 of 10 collectives. Half of its delay is in 5 of them, by 4 ms" in shown
+    )
+    assert "or more (at most 4 ms)." in shown
+
+
+def test_short_delays_do_not_hide_a_rank_that_evaluates(tmp_path: Path) -> None:
+    """Rank 1 is 0.1 ms late in 46 collectives, and evaluates for 20 ms before four more."""
+    for rank in range(2):
+        ops = []
+        for n in range(50):
+            delay = (20 if n % 12 == 11 else 0.1) * rank
+            ops.append(operation(n + 1, 30 * n + delay, 30 * n + 21))
+        write(tmp_path, rank, ops, end=1500 * MS)
+    shown = page(tmp_path)
+    assert (
+        "Others waited for it in 50 of 50 collectives. Half of its delay is in 3 of them, by"
+        in shown
+    )
+    assert "20 ms or more (at most 20 ms)" in shown
+    assert "work that it does in some steps only, such as evaluating" in shown
+    assert "│1│50 of 50│3│20.00│20.00│" in shown.replace(" │", "│").replace("│ ", "│")
 
 
 def test_a_long_wait_has_no_exponent(tmp_path: Path) -> None:
     for rank in range(2):
         late = [operation(1, 123 * rank, 200), operation(2, 300 + 1234 * rank, 2000)]
         write(tmp_path, rank, late, end=2000 * MS)
-    assert "for 678 ms (median; at most 1,234 ms)" in page(tmp_path)
+    assert "by 1,234 ms or more (at most 1,234 ms)" in page(tmp_path)
 
 
 def test_a_staged_operation_is_compared_with_zero_copy(tmp_path: Path) -> None:
@@ -116,10 +137,34 @@ def test_a_staged_operation_is_compared_with_zero_copy(tmp_path: Path) -> None:
     assert (
         "all_reduce, to 1 MiB, of tensors outside of the segment takes 30% of the time (10" in shown
     )
-    assert "calls, whose data is staged), 3.0 times as long for each call as zero-copy." in shown
+    assert (
+        "calls, whose data is staged), 3.0 times as long for each call as zero-copy, which" in shown
+    )
+    assert "zero-copy, which saves 20%." in shown
     assert "Other communication that no computation hides takes 10% of the time" in shown
     profiles, _ = load(tmp_path)
     assert [one.share for one in advice(costs(profiles, align(profiles)))] == [0.2, 0.1]
+
+
+def test_a_rank_whose_tensor_stages_the_data_of_all_is_named(tmp_path: Path) -> None:
+    """The tensors of ranks 0 and 1 are in the segment. That of rank 2 is not."""
+    for rank in range(3):
+        place = "ordinary" if rank == 2 else "segment"
+        ops = [operation(n + 1, 10 * n, 10 * n + 6, place=place, data="staged") for n in range(5)]
+        write(tmp_path, rank, [*ops, operation(6, 50, 52)], size=3)
+    shown = page(tmp_path)
+    assert (
+        "1. all_reduce, to 1 MiB, of tensors outside of the segment on rank 2 takes 30% of the "
+        "time (15 calls, whose data is staged), 3.0 times as long for each call as zero-copy"
+    ) in shown
+    assert "2. Other communication that no computation hides takes 2% of the time" in shown
+
+
+def test_many_ranks_whose_tensors_stage_data_are_counted(tmp_path: Path) -> None:
+    for rank in range(10):
+        place = "ordinary" if rank else "segment"
+        write(tmp_path, rank, [operation(1, 0, 9, place=place, data="staged")], size=10)
+    assert "of tensors outside of the segment on 9 ranks takes 9% of the time" in page(tmp_path)
 
 
 def test_operations_that_a_line_names_count_in_no_other_line(tmp_path: Path) -> None:
@@ -458,6 +503,24 @@ def test_the_trace_has_every_operation_on_one_axis(tmp_path: Path) -> None:
     drift = MOST_DRIFT * 2000  # within the 2 ms of the collective
     assert begins == {0: 10_000, 1: pytest.approx(10_000, abs=drift)}
     assert ends == {0: 12_000, 1: pytest.approx(12_000, abs=drift)}
+
+
+def test_the_trace_has_the_waiting_and_the_last_rank(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path, rank, [operation(1, 10 + 4 * rank, 15)])
+    page(tmp_path)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    found = {one["pid"]: one["args"] for one in events if one["ph"] == "b"}
+    assert (found[0]["waiting_us"], found[0]["last_rank"]) == (4000, 1)
+    assert (found[1]["waiting_us"], found[1]["last_rank"]) == (0, -1)
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, 0, [operation(1, 10, 15)])
+    file = str(tmp_path / "rank-0.json")
+    result = CliRunner().invoke(app, ["profile", file], env={"COLUMNS": "200"})
+    assert result.exit_code == 1
+    assert "is a file: name the folder of the files" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
