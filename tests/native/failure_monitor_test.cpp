@@ -6,13 +6,13 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <future>
 
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -429,9 +429,9 @@ const std::vector<GroupState> kStates = {
     GroupState::kMeeting, GroupState::kJoining, GroupState::kLocal,  GroupState::kMonitored,
     GroupState::kLeaving, GroupState::kLeft,    GroupState::kStopped};
 
-// Returns a group in `state`. This process is its rank 0. Except in kLocal, the group also has a
-// rank on another node.
-std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
+// Returns a group in `state`. This process is its rank 0. Its rank 1 is `peer`. Without a peer,
+// rank 1 is on another node, except in kLocal, where the group has one rank.
+std::shared_ptr<MonitoredGroup> group_in(GroupState state, const LocalPeer* peer = nullptr) {
   FailureMonitor& monitor = FailureMonitor::here();
   const auto store = std::make_shared<FakeStore>();
   const auto group = std::make_shared<MonitoredGroup>(
@@ -444,7 +444,9 @@ std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
                  .server = bootstrap::StoreServer::kThisProcess});  // so this rank leaves last
   monitor.add(group);
   monitor.meet(*group, 0, bootstrap::introduce("1", 0));
-  if (state != GroupState::kLocal) {
+  if (peer != nullptr) {
+    monitor.meet(*group, 1, peer->member());
+  } else if (state != GroupState::kLocal) {
     bootstrap::Member elsewhere = bootstrap::introduce("1", 0);
     elsewhere.process = "elsewhere";
     elsewhere.boot_id = "another";
@@ -453,7 +455,7 @@ std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
   if (state == GroupState::kMeeting) return group;
   monitor.all_met(*group);
   if (state == GroupState::kJoining) return group;
-  monitor.formed(*group, "p/", state != GroupState::kLocal);
+  monitor.formed(*group, "p/", state != GroupState::kLocal, nullptr);
   if (state == GroupState::kLeft) store->add(kLeftCount, 1, {});
   if (state == GroupState::kLeaving) {
     EXPECT_FALSE(monitor.leave(*group, milliseconds(0)));
@@ -486,7 +488,7 @@ TEST(FailureMonitor, RefusesCallsThatTheStateForbids) {
       {"all_met()", forming, [](auto& monitor, auto& group) { monitor.all_met(group); }},
       {"formed()",
        {GroupState::kJoining},
-       [](auto& monitor, auto& group) { monitor.formed(group, "p/", true); }},
+       [](auto& monitor, auto& group) { monitor.formed(group, "p/", true, nullptr); }},
       {"await_connections()",
        {GroupState::kLocal, GroupState::kMonitored},
        [&](auto& monitor, auto& group) { monitor.await_connections(group, now); }},
@@ -518,6 +520,21 @@ TEST(FailureMonitor, RefusesCallsThatTheStateForbids) {
       monitor.remove(group);  // idempotent
     }
   }
+}
+
+// A sleeping operation need not wait for its next check.
+TEST(FailureMonitor, WakesTheGroupOfAnEndedProcess) {
+  FailureMonitor& monitor = FailureMonitor::here();
+  const LocalPeer peer;
+  const auto group = group_in(GroupState::kMeeting, &peer);
+  monitor.prepare(*group);
+  monitor.all_met(*group);
+  std::promise<void> woken;
+  monitor.formed(*group, "p/", false, [&] { woken.set_value(); });
+  peer.kill();
+  EXPECT_EQ(woken.get_future().wait_for(kTimeout), std::future_status::ready);
+  monitor.remove(group);
+  EXPECT_FALSE(group->wake_sleepers);
 }
 
 TEST(FailureDetector, RefusesQuestionsBeforeTheGroupIsFormed) {

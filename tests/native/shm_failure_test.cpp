@@ -187,6 +187,28 @@ TEST(NodeDeath, IsReportedToAllWaitersPromptly) {
   }
 }
 
+// The failure monitor wakes the group when a process ends. The operation need not wait for its next
+// check.
+TEST(NodeDeath, IsFoundAfterAWake) {
+  TestNode node({.size = 2});
+  NodeRank own(node, 0), other(node, 1);
+  float value = 0;
+  const auto sum =
+      own.collectives->allreduce(1, &value, &value, 1, Dtype::kFloat32, ReduceOp::kSum);
+  const auto message =
+      own.collectives->receive({&value, 1}, Dtype::kFloat32, 1, 0, std::make_shared<int>(kAnyRank));
+  for (progress::Operation* const operation : {sum.get(), message.get()}) {
+    operation->begin();
+    EXPECT_EQ(operation->poll(), progress::Progress::kIdle);
+  }
+  other.die();
+  const auto sleep = [&] { return sum->sleep(Clock::now(), /*polled=*/true); };
+  EXPECT_EQ(sleep(), progress::Slept::kTimedOut);
+  own.shm_group->wake();
+  expect_error(ErrorKind::kDeath, {"rank 1 has died"}, sleep);
+  expect_error(ErrorKind::kDeath, {"rank 1 has died"}, [&] { message->poll(); });
+}
+
 TEST(NodeDeath, AfterItsPartIsHarmless) {
   for (const size_t count : {size_t{0}, size_t{100}}) {
     run_node({.size = 4}, [count](NodeRank& rank) {

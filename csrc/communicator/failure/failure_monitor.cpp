@@ -24,11 +24,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-bool has_ended(const Descriptor& pidfd) {
-  pollfd ended{pidfd.get(), POLLIN, 0};
-  return pidfd && poll(&ended, 1, 0) == 1;
-}
-
 // Returns a pidfd of the process; none if unavailable. Sets `ended` if the process has ended.
 Descriptor open_process(const bootstrap::Member& member, bool* ended) {
   Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, member.pid, 0)));
@@ -62,6 +57,7 @@ void FailureMonitor::remove(const std::shared_ptr<MonitoredGroup>& group) {
   const std::lock_guard lock(mutex_);
   groups_.erase(group);
   group->state = GroupState::kStopped;
+  group->wake_sleepers = nullptr;  // a store may keep the group for longer (JobStore::to_remove)
   std::set<std::string> used;
   std::set<bootstrap::KeyValue*> stores;
   for (const auto& other : groups_) {
@@ -158,6 +154,7 @@ void FailureMonitor::mark_ended(const std::string& process) {
   for (const auto& group : groups_) {
     for (size_t rank = 0; rank < group->processes.size(); ++rank) {
       if (group->processes[rank] != process) continue;
+      if (group->wake_sleepers) group->wake_sleepers();
       if (group->is_monitored()) {
         group->undecided.emplace(static_cast<int>(rank), Clock::now());
         reports_until_ = Clock::now() + kReportsTime;
@@ -176,8 +173,12 @@ void FailureMonitor::mark_ended(const std::string& process) {
 }
 
 void FailureMonitor::check_processes() {
+  std::vector<pollfd> ends;
+  for (const auto& [id, process] : processes_) ends.push_back({process.pidfd.get(), POLLIN, 0});
+  if (poll(ends.data(), ends.size(), 0) <= 0) return;
+  auto end = ends.begin();
   for (const auto& [id, process] : processes_) {
-    if (has_ended(process.pidfd)) mark_ended(id);
+    if ((end++)->revents != 0) mark_ended(id);
   }
 }
 
@@ -270,9 +271,11 @@ void FailureMonitor::await_connections(const MonitoredGroup& group,
   });
 }
 
-void FailureMonitor::formed(MonitoredGroup& group, const std::string& prefix, bool is_monitored) {
+void FailureMonitor::formed(MonitoredGroup& group, const std::string& prefix, bool is_monitored,
+                            std::function<void()> wake_sleepers) {
   const std::lock_guard lock(mutex_);
   group.require({GroupState::kJoining}, "formed()");
+  group.wake_sleepers = std::move(wake_sleepers);
   if (is_monitored) {
     group.left_prefix = prefix + "left/";
     group.state = GroupState::kMonitored;

@@ -21,6 +21,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -107,7 +108,10 @@ class FailureMonitor {
   // Declares that the group is formed, under the key prefix `prefix`. From this call on, the
   // monitor sets `claimed_twice` of the group when another process comes as one of its ranks. If
   // `is_monitored`, the monitor also does rounds at the group's store, for deaths and failures.
-  void formed(MonitoredGroup& group, const std::string& prefix, bool is_monitored);
+  // The monitor calls `wake_sleepers` after a process of the group has ended, until remove(). It
+  // calls it with its mutex held, so it must not wait.
+  void formed(MonitoredGroup& group, const std::string& prefix, bool is_monitored,
+              std::function<void()> wake_sleepers);
 
   // Reports a second claim to the processes of a group: this process has come as one of that
   // group's ranks. `key`: the log_key() of that group. `mailboxes`: the mailboxes of that group's

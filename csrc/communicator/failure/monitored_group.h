@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -81,6 +82,8 @@ struct MonitoredGroup : GroupFacts {
   // number. The key that ends in "count" has the number of ranks that ask the store no more about
   // this group.
   std::string left_prefix;
+  // Wakes the threads of this process that sleep in an operation; empty: none share memory.
+  std::function<void()> wake_sleepers;
   bool spans_nodes = false;
   bool listens = false;       // the group needs this process's listener for liveness connections
   bool store_closes = false;  // the rank that serves the store has published that it leaves

@@ -18,7 +18,9 @@ progress::Slept DoorbellOperation::sleep(Clock::time_point until, bool polled) {
 // calls poll() of every operation, but sleep() of only one.
 void DoorbellOperation::check_peers() {
   const Clock::time_point now = Clock::now();
-  if (!shm_group_->failed() && now < check_due_) return;
+  const uint32_t wakes = shm_group_->wakes();
+  if (!shm_group_->failed() && now < check_due_ && wakes == wakes_seen_) return;
+  wakes_seen_ = wakes;
   // If the count of rings has changed, data that the dead rank sent before its death may have
   // arrived. The next poll() finds them.
   shm_group_->require_alive(missing(), *this,

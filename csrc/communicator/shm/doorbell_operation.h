@@ -37,6 +37,7 @@ class DoorbellOperation : public progress::Operation {
 
   const std::shared_ptr<ShmGroup> shm_group_;
   uint32_t seen_ = 0;
+  uint32_t wakes_seen_ = shm_group_->wakes();
   Clock::time_point check_due_ = Clock::now() + kPeerCheckPeriod;
 };
 

@@ -21,13 +21,17 @@ progress::Progress PhasedOperation::poll() {
   return meanwhile() ? progress::Progress::kActive : progress::Progress::kIdle;
 }
 
+void PhasedOperation::require_alive() {
+  shm_group_->require_alive(missing(), *this, [this] { return shm_group_->all_here(); });
+}
+
 progress::Slept PhasedOperation::sleep(Clock::time_point until, bool polled) {
+  const uint32_t wakes = shm_group_->wakes();
+  if (std::exchange(wakes_seen_, wakes) != wakes) require_alive();
   if (shm_group_->sleep(until, polled)) return progress::Slept::kWoken;
   if (polled) return progress::Slept::kTimedOut;
   const bool woken = Clock::now() < until;  // most likely by a rank that has published
-  if (!woken || shm_group_->failed()) {
-    shm_group_->require_alive(missing(), *this, [this] { return shm_group_->all_here(); });
-  }
+  if (!woken || shm_group_->failed()) require_alive();
   return woken ? progress::Slept::kWoken : progress::Slept::kTimedOut;
 }
 

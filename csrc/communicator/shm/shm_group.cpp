@@ -173,6 +173,7 @@ void ShmGroup::ring(Doorbell& doorbell) noexcept {
 }
 
 void ShmGroup::wake() noexcept {
+  wakes_.fetch_add(1, std::memory_order_release);
   ring(control(self_).collectives);
   ring_messages(self_);
 }
