@@ -5,8 +5,11 @@
 namespace hbm {
 
 std::string boot_id() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  static const std::string id = [] {
+    std::string read;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> read;
+    return read;
+  }();
   return id;
 }
 

@@ -9,9 +9,9 @@
 #include <cstdlib>
 #include <iomanip>
 #include <sstream>
+#include <utility>
 
 #include "base/boot_id.h"
-#include "base/descriptor.h"
 #include "bootstrap/rendezvous.h"
 #include "bootstrap/tuning.h"
 
@@ -73,13 +73,21 @@ bool is_predecessor(const Claim& claim) {
 
 // A process that has ended stays visible until its parent has waited for it. A pidfd shows its end
 // before.
-bool has_ended(const Claim& claim) {
-  if (!is_visible(claim)) return false;
-  const Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, claim.pid, 0)));
+Descriptor open_process(const Claim& claim, bool* ended) {
+  *ended = false;
+  if (!is_visible(claim)) return {};
+  Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, claim.pid, 0)));
   pollfd end{pidfd.get(), POLLIN, 0};
-  const bool gone =
+  *ended =
       pidfd ? poll(&end, 1, 0) == 1 : kill(static_cast<pid_t>(claim.pid), 0) != 0 && errno == ESRCH;
-  return gone || is_restarted(claim.started, start_of(claim.pid));
+  *ended = *ended || is_restarted(claim.started, start_of(claim.pid));
+  return *ended ? Descriptor() : std::move(pidfd);
+}
+
+bool has_ended(const Claim& claim) {
+  bool ended = false;
+  open_process(claim, &ended);
+  return ended;
 }
 
 std::string process_name(const Claim& claim) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/descriptor.h"
+
 namespace hbm::bootstrap {
 
 struct Claim {
@@ -43,6 +45,10 @@ bool is_predecessor(const Claim& claim);
 // Returns true if the process has provably ended. Only the end of a process on this machine, in
 // this PID namespace, can be proved.
 bool has_ended(const Claim& claim);
+
+// Sets `ended` to has_ended(). Returns a descriptor that becomes readable when the process ends;
+// none if it has ended, if its end cannot be proved, or if this process has no descriptor left.
+Descriptor open_process(const Claim& claim, bool* ended);
 
 // Returns the process for an error's text: "pid 4711 on host".
 std::string process_name(const Claim& claim);

@@ -1,8 +1,11 @@
 #include "bootstrap/meeting.h"
 
+#include <poll.h>
+
 #include <utility>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "bootstrap/rank_watch.h"
@@ -20,15 +23,27 @@ std::string member_name(const Roster& roster, int rank) {
 class HandleWatch final : public RankWatch {
  public:
   HandleWatch(const Roster& roster, std::string group)
-      : roster_(roster), group_(std::move(group)) {}
+      : roster_(roster), group_(std::move(group)), processes_(roster.handles.size()) {}
 
   void met(int /*rank*/, const Member& /*member*/) override {}
   void await_sight(KeyValue::Deadline /*deadline*/) override {}
 
   void check(const std::vector<int>& ranks) override {
-    std::string dead;
+    std::vector<pollfd> ends;
+    std::vector<bool> ended;
     for (const int rank : ranks) {
-      if (!has_ended(roster_.handles[static_cast<size_t>(rank)].process)) continue;
+      Descriptor& process = processes_[static_cast<size_t>(rank)];
+      bool now = false;
+      if (!process)
+        process = open_process(roster_.handles[static_cast<size_t>(rank)].process, &now);
+      ends.push_back({process.get(), POLLIN, 0});  // without a descriptor poll() skips it
+      ended.push_back(now);
+    }
+    poll(ends.data(), ends.size(), 0);
+    std::string dead;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      const int rank = ranks[i];
+      if (!ended[i] && ends[i].revents == 0) continue;
       dead += (dead.empty() ? "rank " : ", rank ") + member_name(roster_, rank) + " has died";
     }
     if (!dead.empty()) throw Error(ErrorKind::kDeath, group_ + " cannot be formed: " + dead);
@@ -39,6 +54,7 @@ class HandleWatch final : public RankWatch {
  private:
   const Roster& roster_;
   const std::string group_;
+  std::vector<Descriptor> processes_;  // by rank; of those that check() could open
 };
 
 }  // namespace
