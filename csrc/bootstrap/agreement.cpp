@@ -101,7 +101,9 @@ unsigned held_by_all(const Participant& participant, const std::string& step) {
     common = read_common_facts(participant, step, answer_by);
     return common.has_value();
   };
-  if (!await_answer(found, participant.deadline, check)) {
+  const Awaited arrival_of_all{{count_key(participant, step)},
+                               static_cast<long>(participant.size) << (kFieldBits * kMostFacts)};
+  if (!await_answer(*participant.store, arrival_of_all, found, participant.deadline, check)) {
     const bool all_came = await_counted_ranks(participant, step);
     if (!all_came || !found(steady_clock::now() + kStoreAnswerTimeout)) {
       throw_missing(participant, step, all);

@@ -26,9 +26,15 @@ std::vector<std::string> KeyValue::get_all(const std::vector<std::string>& keys,
   return values;
 }
 
+void KeyValue::await_change(const Awaited& /*awaited*/, microseconds pause,
+                            microseconds /*longest*/) {
+  std::this_thread::sleep_for(pause);
+}
+
 namespace {
 
-bool await_with_pauses(const std::function<bool(KeyValue::Deadline answer_by)>& found,
+bool await_with_pauses(KeyValue& store, const Awaited& awaited,
+                       const std::function<bool(KeyValue::Deadline answer_by)>& found,
                        microseconds longest, KeyValue::Deadline deadline,
                        const std::function<void()>& check, KeyValue::Deadline answer) {
   for (microseconds pause = kFirstQuestionPause;; pause = std::min(pause * 3 / 2, longest)) {
@@ -46,16 +52,18 @@ bool await_with_pauses(const std::function<bool(KeyValue::Deadline answer_by)>& 
     if (pause == longest) {  // a long wait: check for Ctrl-C too
       if (const std::exception_ptr why = interruption()) std::rethrow_exception(why);
     }
-    std::this_thread::sleep_until(std::min(now + pause, deadline));
+    const auto left = std::chrono::ceil<microseconds>(deadline - now);
+    store.await_change(awaited, std::min(pause, left), std::min(longest, left));
   }
 }
 
 }  // namespace
 
-bool await_answer(const std::function<bool(KeyValue::Deadline answer_by)>& found,
+bool await_answer(KeyValue& store, const Awaited& awaited,
+                  const std::function<bool(KeyValue::Deadline answer_by)>& found,
                   KeyValue::Deadline deadline, const std::function<void()>& check,
                   KeyValue::Deadline answer) {
-  return await_with_pauses(found, kLongestQuestionPause, deadline, check, answer);
+  return await_with_pauses(store, awaited, found, kLongestQuestionPause, deadline, check, answer);
 }
 
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
@@ -63,7 +71,7 @@ bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue:
   const microseconds longest =
       std::max(kLongestQuestionPause, kPausePerKey * static_cast<int64_t>(keys.size()));
   const auto found = [&](KeyValue::Deadline answer_by) { return store.has(keys, answer_by); };
-  return await_with_pauses(found, longest, deadline, check, answer);
+  return await_with_pauses(store, {keys}, found, longest, deadline, check, answer);
 }
 
 std::optional<std::string> await_value(KeyValue& store, const std::string& key,
@@ -75,7 +83,7 @@ std::optional<std::string> await_value(KeyValue& store, const std::string& key,
     value = store.get(key, answer_by);
     return value.has_value();
   };
-  await_answer(found, deadline, check, answer);
+  await_answer(store, {{key}}, found, deadline, check, answer);
   return value;
 }
 
@@ -110,6 +118,11 @@ std::string PrefixedKeyValue::claim(const std::string& key, const std::string& v
 
 void PrefixedKeyValue::remove(const std::vector<std::string>& keys) noexcept {
   store_->remove(prefixed(keys));
+}
+
+void PrefixedKeyValue::await_change(const Awaited& awaited, microseconds pause,
+                                    microseconds longest) {
+  store_->await_change({prefixed(awaited.keys), awaited.least}, pause, longest);
 }
 
 std::vector<std::string> PrefixedKeyValue::prefixed(const std::vector<std::string>& keys) const {
@@ -156,6 +169,11 @@ std::string WatchedKeyValue::claim(const std::string& key, const std::string& va
 
 void WatchedKeyValue::remove(const std::vector<std::string>& keys) noexcept {
   store_->remove(keys);
+}
+
+void WatchedKeyValue::await_change(const Awaited& awaited, microseconds pause,
+                                   microseconds longest) {
+  store_->await_change(awaited, pause, longest);
 }
 
 }  // namespace hbm::bootstrap

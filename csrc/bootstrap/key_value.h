@@ -31,6 +31,13 @@ enum class StoreServer {
   kNoRank,       // torchrun's agent or a file, which outlives the ranks
 };
 
+// A state of the store that a caller waits for: all keys are present and, with `least`, their
+// values are numbers of at least that size.
+struct Awaited {
+  std::vector<std::string> keys;
+  std::optional<long> least = {};
+};
+
 // Each question has a deadline for its answer. StoreError(kTimeout) says that the store did not
 // answer, StoreError(kNetwork) that the store is gone.
 class KeyValue {
@@ -62,14 +69,21 @@ class KeyValue {
   // removes the keys later. If the store cannot remove keys, they stay, and a line of the log says
   // so at level debug.
   virtual void remove(const std::vector<std::string>& keys) noexcept = 0;
+
+  // Called between two questions of a wait. Returns after `pause`. A store that notices changes
+  // itself returns when it has what is awaited, after `longest` at most.
+  virtual void await_change(const Awaited& awaited, std::chrono::microseconds pause,
+                            std::chrono::microseconds longest);
 };
 
-// Calls `found` repeatedly until it returns true; returns false at the deadline. `found` asks a
+// Calls `found` repeatedly until it returns true; returns false at the deadline. `found` asks the
 // store, and throws if the store does not answer by `answer_by`: the latest of `deadline`, `answer`
-// and a second after the question. Runs `check` between the calls. If `check` throws an Error,
-// calls `found` once more: returns true if `found` does, else rethrows the Error. Any other
-// exception of `check` ends the wait immediately. Ctrl-C also ends a long wait.
-bool await_answer(const std::function<bool(KeyValue::Deadline answer_by)>& found,
+// and a second after the question. It returns true only if the store has what is awaited. Runs
+// `check` between the calls. If `check` throws an Error, calls `found` once more: returns true if
+// `found` does, else rethrows the Error. Any other exception of `check` ends the wait immediately.
+// Ctrl-C also ends a long wait.
+bool await_answer(KeyValue& store, const Awaited& awaited,
+                  const std::function<bool(KeyValue::Deadline answer_by)>& found,
                   KeyValue::Deadline deadline, const std::function<void()>& check = {},
                   KeyValue::Deadline answer = {});
 
@@ -97,6 +111,8 @@ class PrefixedKeyValue final : public KeyValue {
   long add(const std::string& key, long amount, Deadline deadline) override;
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override;
   void remove(const std::vector<std::string>& keys) noexcept override;
+  void await_change(const Awaited& awaited, std::chrono::microseconds pause,
+                    std::chrono::microseconds longest) override;
 
  private:
   std::vector<std::string> prefixed(const std::vector<std::string>& keys) const;
@@ -119,6 +135,8 @@ class WatchedKeyValue final : public KeyValue {
   long add(const std::string& key, long amount, Deadline deadline) override;
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override;
   void remove(const std::vector<std::string>& keys) noexcept override;
+  void await_change(const Awaited& awaited, std::chrono::microseconds pause,
+                    std::chrono::microseconds longest) override;
 
  private:
   template <typename Question>

@@ -12,9 +12,11 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -144,6 +146,31 @@ void send_at_once(int socket) {
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
+// -- The question that waits: "await", the longest wait in microseconds, the least number or an
+// empty text, and the keys.
+
+class Wait {
+ public:
+  using Values = std::map<std::string, std::string>;
+
+  // Returns nothing if `question` is another question.
+  static std::optional<Wait> of(const Message& question);
+
+  Deadline until() const { return until_; }
+
+  // Returns true if `values` have what is awaited, or can never have it, because a value is no
+  // number. Does not look again for keys that it has found.
+  bool is_over(const Values& values);
+
+ private:
+  Message question_;
+  Deadline until_;
+  std::optional<int64_t> least_;
+  size_t next_ = kFirstKey;  // in question_; the keys before it are present
+
+  static constexpr size_t kFirstKey = 3;
+};
+
 int milliseconds_until(Deadline deadline) {
   const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
   return static_cast<int>(std::clamp(left, milliseconds(0), kMemberStoreCheckPeriod).count());
@@ -153,7 +180,37 @@ int milliseconds_until(Deadline deadline) {
 
 class Table {
  public:
-  Message answer(const Message& question) {
+  // Returns the answer to a question that does not wait. Sets `changes` if the question changes the
+  // table.
+  Message answer(const Message& question, bool* changes) {
+    Message found = answer_unnotified(question);
+    *changes = question[0] != "get" && question[0] != "has" && question[0] != "count";
+    if (*changes) changed_.notify_all();
+    return found;
+  }
+
+  bool is_over(Wait& wait) {
+    const std::lock_guard lock(mutex_);
+    return wait.is_over(values_);
+  }
+
+  // Waits until the wait is over, or its time is. Returns true if it is over.
+  bool await(Wait& wait) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_until(lock, wait.until(), [&] { return wait.is_over(values_); });
+  }
+
+  // Returns the number; `otherwise` if the text is none. Without `otherwise` throws then.
+  static int64_t number(const std::string& text, std::optional<int64_t> otherwise = {}) {
+    int64_t found = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
+    if (error == std::errc() && end == text.data() + text.size()) return found;
+    if (otherwise) return *otherwise;
+    throw Error(ErrorKind::kInvalid, "a store cannot add to \"" + text + "\"");
+  }
+
+ private:
+  Message answer_unnotified(const Message& question) {
     if (question.empty()) throw Error(ErrorKind::kInvalid, "an empty question");
     const std::lock_guard lock(mutex_);
     const std::string& wanted = question.front();
@@ -193,7 +250,9 @@ class Table {
         answer.push_back(absent ? question[2] : found->second);
       }
     } else if (wanted == "remove" && with_key) {
-      answer.push_back(std::to_string(values_.erase(question[1])));
+      size_t removed = 0;
+      std::for_each(keys_begin, question.end(), [&](auto& key) { removed += values_.erase(key); });
+      answer.push_back(std::to_string(removed));
     } else if (wanted == "count") {
       answer.push_back(std::to_string(values_.size()));
     } else {
@@ -202,23 +261,34 @@ class Table {
     return answer;
   }
 
-  static int64_t number(const std::string& text) {
-    int64_t found = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      throw Error(ErrorKind::kInvalid, "a store cannot add to \"" + text + "\"");
-    }
-    return found;
-  }
-
- private:
   std::mutex mutex_;  // guards values_
-  std::map<std::string, std::string> values_;
+  std::condition_variable changed_;
+  Wait::Values values_;
 };
 
-Message answer_of(Table& table, const Message& question) {
+std::optional<Wait> Wait::of(const Message& question) {
+  if (question.empty() || question.front() != "await" || question.size() <= kFirstKey) return {};
+  Wait wait;
+  wait.question_ = question;
+  wait.until_ = steady_clock::now() + std::chrono::microseconds(Table::number(question[1]));
+  if (!question[2].empty()) wait.least_ = Table::number(question[2]);
+  return wait;
+}
+
+bool Wait::is_over(const Values& values) {
+  for (; next_ < question_.size(); ++next_) {
+    const auto found = values.find(question_[next_]);
+    if (found == values.end()) return false;
+    if (least_ && Table::number(found->second, *least_) < *least_) return false;
+  }
+  return true;
+}
+
+Message answer_of_wait(bool is_over) { return {"", is_over ? "1" : "0"}; }
+
+Message answer_of(Table& table, const Message& question, bool* changes) {
   try {
-    Message answer = table.answer(question);
+    Message answer = table.answer(question, changes);
     if (is_too_long(answer)) throw Error(ErrorKind::kInvalid, kTooLong);
     return answer;
   } catch (const Error& error) {
@@ -240,11 +310,15 @@ class Server {
 
   Table& table() { return table_; }
 
+  // Called after this process has changed the table.
+  void notify() {
+    if (waiting_) wake();
+  }
+
   // Wakes serve(), which then returns.
   void stop() {
     stopping_ = true;
-    const uint64_t one = 1;
-    if (write(wake_.get(), &one, sizeof one) < 0) return;  // the counter is full: it is awake
+    wake();
   }
 
   void serve() noexcept {
@@ -263,8 +337,14 @@ class Server {
     UnsharedSocket socket;
     bool known = false;  // the client has sent the password
     Inbox in;
-    Outbox out;  // answers that the socket has not taken yet
+    Outbox out;                     // answers that the socket has not taken yet
+    std::optional<Wait> wait = {};  // of the question that the store answers next
   };
+
+  void wake() {
+    const uint64_t one = 1;
+    if (write(wake_.get(), &one, sizeof one) < 0) return;  // the counter is full: it is awake
+  }
 
   // Waits until clients need attention, and serves them.
   void take_turn() {
@@ -275,15 +355,42 @@ class Server {
     }
     const bool full = std::exchange(full_, false);
     if (full) waits[1].fd = -1;  // the listener is still ready
-    if (poll(waits.data(), waits.size(), full ? static_cast<int>(kFullPause.count()) : -1) < 0) {
+    if (poll_until(waits, next_turn(full)) < 0) {
       std::this_thread::sleep_for(kFullPause);  // the kernel has no memory
       return;
     }
+    eventfd_t count = 0;
+    if (waits[0].revents != 0) eventfd_read(wake_.get(), &count);
+    waiting_ = false;
     for (size_t i = 0; i < clients_.size(); ++i) {
-      if (waits[i + 2].revents != 0 && !converse_safely(clients_[i])) clients_[i].socket.reset();
+      if (waits[i + 2].revents != 0) converse(clients_[i], /*readable=*/true);
+    }
+    // After that, because the answers above may have changed the table.
+    for (Client& client : clients_) {
+      if (client.wait) converse(client, /*readable=*/false);
     }
     std::erase_if(clients_, [](const Client& client) { return !client.socket; });
     if (waits[1].revents != 0) accept_all();
+  }
+
+  // Returns the time at which the first wait ends; none: there is no wait.
+  std::optional<Deadline> next_turn(bool full) const {
+    std::optional<Deadline> next;
+    if (full) next = steady_clock::now() + kFullPause;
+    for (const Client& client : clients_) {
+      if (client.wait) next = std::min(next.value_or(Deadline::max()), client.wait->until());
+    }
+    return next;
+  }
+
+  static int poll_until(std::vector<pollfd>& waits, std::optional<Deadline> deadline) {
+    timespec time{};
+    if (deadline) {
+      const auto left = std::max(*deadline - steady_clock::now(), steady_clock::duration(0));
+      const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
+      time = {seconds.count(), std::chrono::nanoseconds(left - seconds).count()};
+    }
+    return ppoll(waits.data(), waits.size(), deadline ? &time : nullptr, nullptr);
   }
 
   void accept_all() {
@@ -292,29 +399,44 @@ class Server {
       full_ = !made && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED;
       if (!made) return;
       send_at_once(made.get());
-      clients_.push_back({UnsharedSocket(std::move(made)), false, {}, {}});
+      clients_.push_back({UnsharedSocket(std::move(made)), false, {}, {}, {}});
     }
   }
 
-  // Answers the client's questions. Returns false if the connection must be closed.
-  bool converse_safely(Client& client) {
+  // Answers the client's questions. Closes the connection if it has ended, or must end.
+  void converse(Client& client, bool readable) {
+    bool lasts = false;
     try {
-      return converse(client);
+      lasts = answer_all(client, readable);
     } catch (const std::exception&) {  // no memory for its question or for the answer
-      return false;
     }
+    if (lasts) return;
+    client.wait.reset();
+    client.socket.reset();
   }
 
-  bool converse(Client& client) {
-    const Received received = receive(client.socket.get(), client.in);
+  // Returns false if the connection must be closed.
+  bool answer_all(Client& client, bool readable) {
+    const Received received =
+        readable ? receive(client.socket.get(), client.in) : Received::kNothing;
     Message message;
     while (true) {
+      if (client.wait) {
+        waiting_ = true;  // before the table is read, so a later change wakes this thread
+        const bool is_over = table_.is_over(*client.wait);
+        if (!is_over && steady_clock::now() < client.wait->until()) break;
+        client.out.append(encode(answer_of_wait(is_over)));
+        client.wait.reset();
+      }
       const auto found = client.in.take(message, client.known ? kLongestMessage : kLongestGreeting);
       if (found == Inbox::Found::kWrong) return false;
       if (found == Inbox::Found::kNothing) break;
       if (!client.known && message != Message{password_}) return false;
       const bool greets = !std::exchange(client.known, true);
-      client.out.append(encode(greets ? Message{""} : answer_of(table_, message)));
+      if (!greets) client.wait = Wait::of(message);
+      if (client.wait) continue;
+      bool changes = false;
+      client.out.append(encode(greets ? Message{""} : answer_of(table_, message, &changes)));
     }
     if (received == Received::kEnd) return false;
     return client.out.empty() || client.out.send_some(client.socket.get());
@@ -324,6 +446,7 @@ class Server {
   const UnsharedSocket listener_;
   const Descriptor wake_;
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> waiting_{false};  // some client may wait for a change of the table
   Table table_;
   std::vector<Client> clients_;  // used by serve() alone
   bool full_ = false;            // this process has no descriptor for another client
@@ -339,7 +462,11 @@ class ServedStore final : public MemberStore {
  private:
   Message answer(const Message& question, Deadline /*deadline*/) override {
     fork_.require_owner("use its parent's store");
-    return answer_of(server_->table(), question);
+    if (auto wait = Wait::of(question)) return answer_of_wait(server_->table().await(*wait));
+    bool changes = false;
+    Message found = answer_of(server_->table(), question, &changes);
+    if (changes) server_->notify();
+    return found;
   }
 
   const ForkGuard fork_;
@@ -362,8 +489,14 @@ class RemoteStore final : public MemberStore {
   // questions, so later questions skip the late one.
   Message answer(const Message& question, Deadline deadline) override {
     fork_.require_owner("use its parent's connection to a store");
+    ++wanting_;
     std::unique_lock lock(mutex_, deadline);
-    if (!lock) throw Error(ErrorKind::kTimeout, "another thread's question has no answer yet");
+    --wanting_;
+    if (!lock) {
+      StoreError late(ErrorKind::kTimeout, "another thread's question has no answer yet");
+      late.never_asked = true;
+      throw late;
+    }
     if (!socket_) throw Error(ErrorKind::kNetwork, "the connection was lost before");
     out_.append(encode(question));
     const uint64_t own = ++asked_;
@@ -378,7 +511,7 @@ class RemoteStore final : public MemberStore {
       if (received == Received::kEnd) lose("the connection was lost");
       if (received == Received::kBytes) continue;
       if (steady_clock::now() >= deadline) {
-        throw Error(ErrorKind::kTimeout, "it did not answer before the timeout");
+        throw StoreError(ErrorKind::kTimeout, "it did not answer before the timeout");
       }
       if (must_park()) {
         lock.unlock();
@@ -389,13 +522,16 @@ class RemoteStore final : public MemberStore {
     }
   }
 
+  bool is_wanted() const override { return wanting_ != 0; }
+
   [[noreturn]] void lose(const char* why) {
     socket_.reset();
     throw Error(ErrorKind::kNetwork, why);
   }
 
   const ForkGuard fork_;
-  std::timed_mutex mutex_;  // held during a question; guards the members below
+  std::atomic<int> wanting_{0};  // threads that wait for the mutex
+  std::timed_mutex mutex_;       // held during a question; guards the members below
   UnsharedSocket socket_;
   Outbox out_;
   Inbox in_;
@@ -489,12 +625,23 @@ std::string MemberStore::replace(const std::string& key, const std::string& expe
   return ask({"replace", key, expected, desired}, deadline).at(0);
 }
 
-bool MemberStore::remove(const std::string& key, Deadline deadline) {
-  return ask({"remove", key}, deadline).at(0) == "1";
+int64_t MemberStore::remove(const std::vector<std::string>& keys, Deadline deadline) {
+  Message question{"remove"};
+  question.insert(question.end(), keys.begin(), keys.end());
+  return Table::number(ask(question, deadline).at(0));
 }
 
 int64_t MemberStore::count(Deadline deadline) {
   return Table::number(ask({"count"}, deadline).at(0));
+}
+
+bool MemberStore::await(const Awaited& awaited, std::chrono::microseconds longest,
+                        Deadline deadline) {
+  if (is_wanted()) return false;
+  Message question{"await", std::to_string(longest.count()),
+                   awaited.least ? std::to_string(*awaited.least) : std::string()};
+  question.insert(question.end(), awaited.keys.begin(), awaited.keys.end());
+  return ask(question, deadline).at(0) == "1";
 }
 
 std::shared_ptr<MemberStore> serve_member_store(const std::string& password, uint16_t& port) {

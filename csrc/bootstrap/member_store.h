@@ -15,12 +15,15 @@
 #include <string>
 #include <vector>
 
+#include "bootstrap/key_value.h"
+
 namespace hbm::bootstrap {
 
 // A process' access to a store. Each function throws
 //
 // - Error(kNetwork) if the process that serves the store has ended, also later;
-// - Error(kTimeout) without an answer before the deadline; the store may still do what was asked;
+// - StoreError(kTimeout) without an answer before the deadline; the store may still do what was
+//   asked, unless never_asked is true;
 // - Error(kInvalid) if the question is wrong, or if it or its answer has more than 64 MiB;
 // - Error(kUnavailable) in a forked child.
 class MemberStore {
@@ -50,17 +53,24 @@ class MemberStore {
   std::string replace(const std::string& key, const std::string& expected,
                       const std::string& desired, Deadline deadline);
 
-  // Returns true if the key was present.
-  bool remove(const std::string& key, Deadline deadline);
+  // Returns the number of keys that were present.
+  int64_t remove(const std::vector<std::string>& keys, Deadline deadline);
 
   // Returns the number of keys.
   int64_t count(Deadline deadline);
+
+  // Waits until the store has what is awaited, at most `longest`. Returns immediately, without an
+  // answer, if another thread waits to ask. Returns true if the store has it.
+  bool await(const Awaited& awaited, std::chrono::microseconds longest, Deadline deadline);
 
   using Message = std::vector<std::string>;
 
  private:
   // Returns the answer to a question: its error, empty if there is none, and the results.
   virtual Message answer(const Message& question, Deadline deadline) = 0;
+
+  // Returns true if another thread has a question that waits for the connection.
+  virtual bool is_wanted() const { return false; }
 
   Message ask(const Message& question, Deadline deadline);
 };

@@ -148,6 +148,12 @@ inline constexpr std::chrono::milliseconds kCountedRankTimeout{1000};
 // Measure: `agreement_test --gtest_filter=Agreement.DoesNotNameARankThatJustArrived`
 inline constexpr std::chrono::milliseconds kCountedRankCheckPeriod{10};
 
+// The time that the store has to delete the keys of a destroyed group.
+// Below: destroying the group waits.
+// Above: the destruction continues; the keys are deleted late or stay.
+// Measure: `pytest tests/python/failures/test_store_keys.py`
+inline constexpr std::chrono::milliseconds kKeyRemovalTimeout{200};
+
 // -- The store that a member serves
 
 // The longest sleep of a client that waits for its connection or for an answer.

@@ -106,10 +106,6 @@ std::vector<std::vector<uint8_t>> C10dMemberStore::multiGet(const std::vector<st
   return values;
 }
 
-std::optional<std::string> C10dMemberStore::find(const std::string& key) {
-  return ask([&](auto deadline) { return store_->get({key}, deadline).at(0); });
-}
-
 void C10dMemberStore::append(const std::string& key, const std::vector<uint8_t>& value) {
   ask([&](auto deadline) { store_->append(key, text_of(value), deadline); });
 }
@@ -119,7 +115,7 @@ int64_t C10dMemberStore::add(const std::string& key, int64_t value) {
 }
 
 bool C10dMemberStore::deleteKey(const std::string& key) {
-  return ask([&](auto deadline) { return store_->remove(key, deadline); });
+  return ask([&](auto deadline) { return store_->remove({key}, deadline) == 1; });
 }
 
 bool C10dMemberStore::check(const std::vector<std::string>& keys) {

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -29,6 +28,7 @@ class C10dMemberStore final : public c10d::Store {
   C10dMemberStore(std::shared_ptr<bootstrap::MemberStore> store, std::string name, bool served_here)
       : store_(std::move(store)), name_(std::move(name)), served_here_(served_here) {}
 
+  const std::shared_ptr<bootstrap::MemberStore>& store() const noexcept { return store_; }
   const std::string& name() const noexcept { return name_; }
   bool served_here() const noexcept { return served_here_; }
 
@@ -39,8 +39,6 @@ class C10dMemberStore final : public c10d::Store {
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                   const std::vector<uint8_t>& desired) override;
   std::vector<uint8_t> get(const std::string& key) override { return multiGet({key}).front(); }
-  // Returns the value, or nothing if the key is absent now.
-  std::optional<std::string> find(const std::string& key);
   void append(const std::string& key, const std::vector<uint8_t>& value) override;
   bool hasExtendedApi() const override { return true; }
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;

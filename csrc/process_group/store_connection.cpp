@@ -24,6 +24,8 @@
 #include "base/log.h"
 #include "base/process_end.h"
 #include "base/threads.h"
+#include "bootstrap/member_key_value.h"
+#include "bootstrap/tuning.h"
 #include "process_group/handle_store.h"
 #include "process_group/tuning.h"
 
@@ -105,9 +107,6 @@ StoreName name_of(c10d::Store& store) {
             "a process was killed while it wrote to the file, another one holds the file's lock, "
             "or the file system is stuck"};
   }
-  if (const auto* const member = dynamic_cast<C10dMemberStore*>(&store)) {
-    return {member->name(), "that process has ended", "that process is stopped, or unreachable"};
-  }
   return {"the c10d store", "it raised an error", "it is stuck"};
 }
 
@@ -131,10 +130,6 @@ bool is_served_by_agent(const c10d::TCPStore& store) {
 }
 
 bootstrap::StoreServer server_of(c10d::Store& store) {
-  if (const auto* const member = dynamic_cast<C10dMemberStore*>(&store)) {
-    return member->served_here() ? bootstrap::StoreServer::kThisProcess
-                                 : bootstrap::StoreServer::kAnotherRank;
-  }
   const auto* const tcp = dynamic_cast<c10d::TCPStore*>(&store);
   if (tcp == nullptr) return bootstrap::StoreServer::kNoRank;
   if (has_server(*tcp)) return bootstrap::StoreServer::kThisProcess;
@@ -181,12 +176,6 @@ class StoreConnection final : public bootstrap::KeyValue {
       return store.get_to_str(key);
     };
     using Value = std::optional<std::string>;
-    if (state_->is_of_member) {
-      return ask<Value>(
-          "get",
-          [key](c10d::Store& store) { return dynamic_cast<C10dMemberStore&>(store).find(key); },
-          deadline);
-    }
     return state_->is_tcp ? ask<Value>("get", in_one_question, deadline)
                           : ask<Value>("get", in_several, deadline);
   }
@@ -230,7 +219,7 @@ class StoreConnection final : public bootstrap::KeyValue {
           [keys](c10d::Store& store) {
             for (const std::string& key : keys) store.deleteKey(key);
           },
-          steady_clock::now() + kKeyRemovalTimeout, /*even_late=*/true);
+          steady_clock::now() + bootstrap::kKeyRemovalTimeout, /*even_late=*/true);
     } catch (const std::exception& error) {
       log::debug(std::string("keys stay in the store: ") + error.what());
     }
@@ -260,7 +249,6 @@ class StoreConnection final : public bootstrap::KeyValue {
     const StorePointer original;
     const StoreName name;
     const bool is_tcp = dynamic_cast<c10d::TCPStore*>(original.get()) != nullptr;
-    const bool is_of_member = dynamic_cast<C10dMemberStore*>(original.get()) != nullptr;
     const std::optional<WatchedFile> file = file_of(*original);
 
     std::mutex mutex;  // guards the members below; never held while the store is asked
@@ -377,8 +365,8 @@ class StoreConnection final : public bootstrap::KeyValue {
         } catch (const std::exception& other) {
           error = std::make_exception_ptr(bootstrap::StoreError(
               ErrorKind::kNetwork, name.store + " is gone: " + name.gone +
-                                       (is_tcp || is_of_member ? shortage_of_descriptors() : "") +
-                                       " (" + request->name + ": " + cause_of(other) + ")"));
+                                       (is_tcp ? shortage_of_descriptors() : "") + " (" +
+                                       request->name + ": " + cause_of(other) + ")"));
         }
         lock.lock();
         request->error = error;
@@ -495,15 +483,31 @@ class DirectStore final : public bootstrap::KeyValue {
 
 // The connections of this process.
 struct Connections {
-  std::mutex mutex;  // guards by_store; held during the lookup, not while a connection opens
-  std::map<const c10d::Store*, std::weak_ptr<StoreConnection>> by_store;
+  template <typename Connection>
+  using Known = std::map<const void*, std::weak_ptr<Connection>>;  // by the address of the store
+
+  std::mutex mutex;  // guards the maps; held during a lookup, not while a connection opens
+  Known<StoreConnection> by_store;
+  Known<bootstrap::MemberKeyValue> by_member;
 
   std::shared_ptr<StoreConnection> find(const StorePointer& store) {
+    return find_in(by_store, store.get(), store);
+  }
+
+  std::shared_ptr<bootstrap::MemberKeyValue> find(const C10dMemberStore& store) {
+    return find_in(by_member, store.store().get(), store.store(), store.name());
+  }
+
+ private:
+  // Makes the connection with `arguments` if it is not there.
+  template <typename Connection, typename... Arguments>
+  std::shared_ptr<Connection> find_in(Known<Connection>& known, const void* key,
+                                      const Arguments&... arguments) {
     const std::lock_guard lock(mutex);
-    std::erase_if(by_store, [](const auto& entry) { return entry.second.expired(); });
-    auto& known = by_store[store.get()];
-    std::shared_ptr<StoreConnection> found = known.lock();
-    if (!found) known = found = std::make_shared<StoreConnection>(store);
+    std::erase_if(known, [](const auto& entry) { return entry.second.expired(); });
+    auto& entry = known[key];
+    std::shared_ptr<Connection> found = entry.lock();
+    if (!found) entry = found = std::make_shared<Connection>(arguments...);
     return found;
   }
 };
@@ -513,6 +517,14 @@ struct Connections {
 GroupStore connect_store(const StorePointer& store) {
   StorePointer below = store;
   const std::string prefix = strip_prefixes(below);
+  if (const auto* const member = dynamic_cast<C10dMemberStore*>(below.get())) {
+    const auto keys = per_process<Connections>().find(*member);
+    return {.group = std::make_shared<bootstrap::PrefixedKeyValue>(keys, prefix),
+            .job = keys,
+            .forming = nullptr,
+            .server = member->served_here() ? bootstrap::StoreServer::kThisProcess
+                                            : bootstrap::StoreServer::kAnotherRank};
+  }
   const auto connection = per_process<Connections>().find(below);
   connection->begin_forming();
   return {

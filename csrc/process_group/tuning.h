@@ -122,12 +122,6 @@ inline constexpr std::chrono::milliseconds kStoreOpenTimeout{200};
 // Measure: `pytest tests/python/failures/test_store_connection.py`
 inline constexpr std::chrono::milliseconds kStoreReopenDelay{10'000};
 
-// The time that the store has to delete the keys of a destroyed group.
-// Below: destroying the group waits.
-// Above: the destruction continues; the keys are deleted late or stay.
-// Measure: `pytest tests/python/failures/test_store_keys.py`
-inline constexpr std::chrono::milliseconds kKeyRemovalTimeout{200};
-
 // The time that other ranks give the rank that has claimed the decision on a monitored barrier to
 // publish its verdict. A rank that runs publishes the verdict immediately.
 // Below: the other ranks wait for the verdict.

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -20,6 +21,7 @@
 
 #include "base/descriptor.h"
 #include "base/tcp.h"
+#include "bootstrap/member_key_value.h"
 #include "expect_error.h"
 #include "forked_ranks.h"
 #include "seeds.h"
@@ -58,9 +60,9 @@ TEST_P(MemberStoreFunctions, KeysHaveValues) {
   EXPECT_TRUE(store_->has({"a", "b"}, late()));
   EXPECT_FALSE(store_->has({"a", "c"}, late()));
   EXPECT_EQ(store_->count(late()), 3);
-  EXPECT_TRUE(store_->remove("a", late()));
-  EXPECT_FALSE(store_->remove("a", late()));
-  EXPECT_EQ(served_->count(late()), 2);
+  EXPECT_EQ(store_->remove({"a", "c", "b"}, late()), 2);
+  EXPECT_EQ(store_->remove({"a"}, late()), 0);
+  EXPECT_EQ(served_->count(late()), 1);
 }
 
 TEST_P(MemberStoreFunctions, NumbersAreAdded) {
@@ -89,6 +91,33 @@ TEST_P(MemberStoreFunctions, ValuesGrow) {
   store_->append("list", "a", late());
   store_->append("list", "bc", late());
   EXPECT_EQ(served_->get({"list"}, late()), Values{"abc"});
+}
+
+TEST_P(MemberStoreFunctions, AWaitEndsWithTheLastKey) {
+  constexpr std::chrono::microseconds kLong = std::chrono::seconds(60);
+  const auto other = open_here(port_);
+  std::thread waiter([&] {
+    EXPECT_TRUE(store_->await({{"a", "b", "c"}}, kLong, late()));
+    EXPECT_TRUE(store_->has({"a", "b", "c"}, late()));
+  });
+  served_->set("c", "", late());
+  other->set("a", "", late());
+  EXPECT_EQ(other->add("b", 1, late()), 1);
+  waiter.join();
+  EXPECT_FALSE(store_->await({{"a", "d"}}, milliseconds(1), late()));
+}
+
+TEST_P(MemberStoreFunctions, AWaitEndsWithTheNumber) {
+  constexpr std::chrono::microseconds kLong = std::chrono::seconds(60);
+  const auto other = open_here(port_);
+  other->add("n", 2, late());
+  EXPECT_FALSE(store_->await({{"n"}, 5}, milliseconds(1), late()));
+  std::thread waiter([&] { EXPECT_TRUE(store_->await({{"n"}, 5}, kLong, late())); });
+  other->add("n", 2, late());
+  served_->add("n", 1, late());
+  waiter.join();
+  other->set("n", "many", late());  // will never be a number
+  EXPECT_TRUE(store_->await({{"n"}, 5}, kLong, late()));
 }
 
 TEST_P(MemberStoreFunctions, TooMuchIsRefused) {
@@ -135,6 +164,40 @@ TEST(MemberStore, QuestionsOfManyClientsAreAnsweredOneByOne) {
   }
   for (std::thread& client : clients) client.join();
   EXPECT_EQ(served->add("sum", 0, late()), kClients * kQuestions);
+}
+
+// Each client waits for the number that the client before it has written.
+TEST(MemberStore, ManyClientsWait) {
+  constexpr int kClients = 8;
+  constexpr int kRounds = 100;
+  uint16_t port = 0;
+  const auto served = serve_member_store(kPassword, port);
+  std::vector<std::thread> clients;
+  for (int client = 0; client < kClients; ++client) {
+    clients.emplace_back([&, client] {
+      const auto own = client == 0 ? served : open_here(port);
+      for (int turn = client; turn < kClients * kRounds; turn += kClients) {
+        const std::vector<std::string> before{"turn " + std::to_string(turn - 1)};
+        while (turn > 0 && !own->await({before}, std::chrono::seconds(1), late())) {
+        }
+        EXPECT_TRUE(turn == 0 || own->has(before, late()));
+        own->set("turn " + std::to_string(turn), "", late());
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(served->count(late()), kClients * kRounds);
+}
+
+TEST(MemberStore, AClientEndsDuringItsWait) {
+  uint16_t port = 0;
+  const auto served = serve_member_store(kPassword, port);
+  std::optional<std::shared_ptr<MemberStore>> store = open_here(port);
+  expect_error(ErrorKind::kTimeout, {"did not answer"},
+               [&] { (*store)->await({{"key"}}, std::chrono::seconds(60), in(milliseconds(20))); });
+  store.reset();
+  served->set("key", "value", late());
+  EXPECT_EQ(open_here(port)->count(late()), 1);
 }
 
 TEST(MemberStore, StrangersAreTurnedAway) {
@@ -274,6 +337,67 @@ TEST(MemberStore, ASilentServerIsNoticed) {
   process.resume();
   // The late answer is not taken for the answer to the next question.
   EXPECT_EQ(store->add("number", 5, late()), 5);
+}
+
+// Returns the StoreError of `ask`.
+StoreError error_of(const std::function<void()>& ask) {
+  try {
+    ask();
+  } catch (const StoreError& error) {
+    return error;
+  }
+  ADD_FAILURE() << "no StoreError";
+  return StoreError(ErrorKind::kInvalid, "none");
+}
+
+TEST_P(MemberStoreFunctions, AreThoseOfAKeyValueStore) {
+  MemberKeyValue keys(store_, "the store of rank 0");
+  EXPECT_EQ(keys.get("a", late()), std::nullopt);
+  EXPECT_EQ(keys.claim("a", "first", late()), "first");
+  EXPECT_EQ(keys.claim("a", "second", late()), "first");
+  keys.set("b", "", late());
+  EXPECT_EQ(keys.get("b", late()), "");
+  EXPECT_TRUE(keys.has({"a", "b"}, late()));
+  EXPECT_FALSE(keys.has({"a", "c"}, late()));
+  EXPECT_EQ(keys.get_all({"b", "a"}, late()), (std::vector<std::string>{"", "first"}));
+  EXPECT_EQ(keys.add("n", 3, late()), 3);
+  EXPECT_EQ(keys.add("n", 4, late()), 7);
+  keys.remove({"a", "c", "b"});
+  keys.remove({});
+  EXPECT_EQ(served_->count(late()), 1);
+}
+
+TEST(MemberKeyValue, ADeathIsNoticed) {
+  ServingProcess process;
+  MemberKeyValue keys(open_here(process.port()), "the store of rank 0");
+  process.kill();
+  const StoreError error = error_of([&] { keys.get("key", late()); });
+  EXPECT_EQ(error.kind(), ErrorKind::kNetwork);
+  EXPECT_EQ(std::string(error.what()),
+            "the store of rank 0 is gone: that process has ended (get: the connection was lost)");
+  keys.remove({"key"});
+}
+
+// Only a question that was never sent may be repeated.
+TEST(MemberKeyValue, ALateAnswerIsToldFromAQuestionThatWasNotAsked) {
+  ServingProcess process;
+  const auto store = open_here(process.port());
+  MemberKeyValue keys(store, "the store of rank 0");
+  process.stop();
+  const StoreError late_answer = error_of([&] { keys.add("n", 1, in(milliseconds(50))); });
+  EXPECT_EQ(late_answer.kind(), ErrorKind::kTimeout);
+  EXPECT_FALSE(late_answer.never_asked);
+  EXPECT_NE(std::string(late_answer.what()).find("did not answer before the timeout"),
+            std::string::npos);
+  std::thread other([&] { EXPECT_EQ(store->add("n", 2, late()), 3); });
+  StoreError error = late_answer;
+  while (!error.never_asked) {  // until the other thread asks
+    error = error_of([&] { keys.get("n", in(milliseconds(50))); });
+  }
+  EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+  process.resume();
+  other.join();
+  EXPECT_EQ(keys.add("n", 4, late()), 7);
 }
 
 TEST(MemberStore, AChildCannotUseIt) {
