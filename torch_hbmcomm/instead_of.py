@@ -76,13 +76,15 @@ def take_the_place_of(backends: str) -> None:
 
 def _make_available(names: Sequence[str]) -> None:
     """Have is_mpi_available() and is_ucc_available() return True if their backends are named.
-    Provide the name "ccl" if it is named and PyTorch does not know it, and the modules that
-    programs of these backends import."""
+    Provide the name "ccl" and the class ProcessGroupUCC if their backends are named and PyTorch
+    lacks them, and the modules that programs of these backends import."""
     distributed_c10d._MPI_AVAILABLE |= "mpi" in names
     distributed_c10d._UCC_AVAILABLE |= "ucc" in names
     if "ccl" in names and not _replaced["ccl"]:
         create = functools.partial(_create, name="ccl")
         dist.Backend.register_backend("ccl", create, extended_api=True, devices=["cpu", "xpu"])
+    if "ucc" in names and not hasattr(dist, "ProcessGroupUCC"):
+        dist.ProcessGroupUCC = process_group_ucc  # type: ignore[assignment, misc]
     stand_in_modules.install(names)
 
 
@@ -233,15 +235,20 @@ def _in_place_of(gloo: Any, store: Store) -> Any:
     return _create(options, None, _GLOO)
 
 
-def process_group_ccl(
-    store: Store, rank: int, size: int, timeout: timedelta = dist.default_pg_timeout
+def _by_hand(
+    name: str, store: Store, rank: int, size: int, timeout: timedelta = dist.default_pg_timeout
 ) -> Any:
-    """Make a backend of hbm with the name "ccl" and the arguments of torch-ccl's ProcessGroupCCL.
+    """Make a backend of hbm with this name for a program that calls the backend's class.
     Raises the errors of torch_hbmcomm.backend.create."""
     options = _DistributedBackendOptions()
     options.store, options.group_rank, options.group_size = store, rank, size
     options.timeout = timeout
-    return _create(options, None, "ccl")
+    return _create(options, None, name)
+
+
+# With the arguments of torch-ccl's and of PyTorch's class.
+process_group_ccl = functools.partial(_by_hand, "ccl")
+process_group_ucc = functools.partial(_by_hand, "ucc")
 
 
 def _stands_for(group: dist.ProcessGroup) -> str:

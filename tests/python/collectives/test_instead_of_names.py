@@ -89,6 +89,13 @@ pair.allreduce([data]).wait()
 print(type(pair).__name__, pair.name(), pair.size(), data.tolist())
 print(oneccl_bindings_for_pytorch.is_available([data]))
 """
+UCC = """
+import datetime, torch, torch.distributed as dist
+pair = dist.ProcessGroupUCC(dist.HashStore(), 0, 1, timeout=datetime.timedelta(seconds=60))
+data = torch.ones(4)
+pair.allreduce([data]).wait()
+print(type(pair).__name__, pair.name(), pair.size(), data.tolist())
+"""
 ONE_OF_MPI = """
 import warnings
 import torch, torch.distributed as dist
@@ -264,6 +271,10 @@ def test_torch_ccls_class_makes_a_backend_of_hbm() -> None:
         "ProcessGroupHbm ccl 1 [1.0, 1.0, 1.0, 1.0]",
         "True",
     ]
+
+
+def test_the_class_of_ucc_makes_a_backend_of_hbm() -> None:
+    assert lines(UCC, HBMCOMM_INSTEAD_OF="ucc") == ["ProcessGroupHbm ucc 1 [1.0, 1.0, 1.0, 1.0]"]
 
 
 @pytest.mark.parametrize(
