@@ -125,9 +125,11 @@ test-torch: bench  ## run the Python tests on another PyTorch or PYTHON, as TORC
 	scripts/test_torch.sh $(TORCH) -n $(JOBS) --dist worksteal
 
 .PHONY: torch-suite
-torch-suite: build  ## run PyTorch's own distributed suite over hbm, by name and instead of Gloo
+torch-suite: build  ## run PyTorch's own distributed suite over hbm, by name and instead of others
 	$(VENV)/bin/python tests/python/harness/run_torch_suite.py
-	$(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-gloo
+	for name in gloo mpi ucc ccl; do \
+	  $(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-$$name || exit; \
+	done
 	$(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-gloo --suite rpc
 
 # Adds the native tests and the benchmarks' programs to the build of setup.py.

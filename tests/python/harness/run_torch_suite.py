@@ -1,14 +1,14 @@
 """Runs PyTorch's own distributed test suite (it ships in the wheel) over a backend.
 
 The suite is not patched. The backend's name is added to its tables of features, and its tests run
-as they are, with forked ranks and a FileStore. Over "instead-of-gloo" they ask for Gloo, and
-HBMCOMM_INSTEAD_OF=gloo gives them hbm.
+as they are, with forked ranks and a FileStore. Over "instead-of-NAME" they ask for NAME, which is
+gloo, mpi, ucc or ccl, and HBMCOMM_INSTEAD_OF=NAME gives them hbm.
 
     python tests/python/harness/run_torch_suite.py                # score of hbm at 4 ranks
     python tests/python/harness/run_torch_suite.py -k send_recv   # tests whose name has a word
     python tests/python/harness/run_torch_suite.py --compare gloo # tests that only gloo passes
     python tests/python/harness/run_torch_suite.py --backend gloo --record FILE
-    python tests/python/harness/run_torch_suite.py --backend instead-of-gloo # HBMCOMM_INSTEAD_OF
+    python tests/python/harness/run_torch_suite.py --backend instead-of-mpi # HBMCOMM_INSTEAD_OF
     python tests/python/harness/run_torch_suite.py --backend instead-of-gloo --suite rpc
 """
 
@@ -32,7 +32,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-INSTEAD = "instead-of-gloo"
+INSTEAD_OF = "instead-of-"  # and a name of HBMCOMM_INSTEAD_OF
 
 Case = tuple[type[unittest.TestCase], Callable[[unittest.TestCase], bool]]  # selects tests
 
@@ -92,8 +92,8 @@ def run_in_this_process(
     suite: str, backend: str, ranks: int, keywords: list[str]
 ) -> dict[str, Outcome]:
     """Run a suite in this process, once, because a suite reads its environment when imported."""
-    if backend == INSTEAD:
-        backend = os.environ["HBMCOMM_INSTEAD_OF"] = "gloo"
+    if backend.startswith(INSTEAD_OF):
+        backend = os.environ["HBMCOMM_INSTEAD_OF"] = backend.removeprefix(INSTEAD_OF)
     os.environ.update(
         BACKEND=backend,
         WORLD_SIZE=str(ranks),
@@ -125,6 +125,7 @@ def distributed_suite(backend: str) -> Iterator[Case]:
     """
     import torch.multiprocessing
     from torch.testing._internal.common_distributed import DistTestCases
+    from torch.testing._internal.common_utils import find_free_port
 
     for feature in FEATURES:
         DistTestCases.backend_feature[feature].add(backend)
@@ -133,7 +134,14 @@ def distributed_suite(backend: str) -> Iterator[Case]:
     class TorchSuite(upstream.TestDistBackend, upstream.DistributedTest._DistTestBase):
         def setUp(self) -> None:
             super().setUp()  # type: ignore[no-untyped-call]
+            os.environ["MASTER_PORT"] = str(find_free_port())
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+        @classmethod
+        def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
+            if backend == "mpi":  # takes its ranks from the launcher's variables
+                os.environ["RANK"] = str(rank)
+            super()._run(rank, *args, **kwargs)  # type: ignore[no-untyped-call]
 
         def _check_return_codes(self, fn: Any, elapsed_time: float) -> None:
             super()._check_return_codes(fn, elapsed_time)  # looks at rank 0 only
