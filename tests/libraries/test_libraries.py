@@ -48,6 +48,7 @@ INTERPRETERS = {name: Path(sys.prefix, name, "bin", "python") for name in ("ccl"
 # Ways in which a program selects hbm.
 UNMODIFIED = "HBMCOMM_INSTEAD_OF=gloo"
 LIKE_MPI = "HBMCOMM_INSTEAD_OF=mpi"  # for a library that takes MPI if PyTorch has it
+NAMED_UCC = "HBMCOMM_INSTEAD_OF=ucc --backend=ucc"
 NAMED = "--backend=hbm"  # the library gets the name of the backend
 FORMED = "--group=hbm"  # the program forms the group: the library takes any group, but not the name
 
@@ -55,7 +56,7 @@ WAYS = {
     "accelerate": (UNMODIFIED, LIKE_MPI, FORMED),
     "deepspeed": (UNMODIFIED, NAMED),
     "deepspeedinference": (UNMODIFIED, NAMED),
-    "fabric": (UNMODIFIED, NAMED),
+    "fabric": (UNMODIFIED, NAMED_UCC, NAMED),
     "fairscale": (UNMODIFIED, NAMED),
     "geometric": (UNMODIFIED, NAMED),
     "ignite": (UNMODIFIED, FORMED),
@@ -179,7 +180,7 @@ def test_same_numbers_as_over_gloo(training: str, ranks: int, way: str, tmp_path
     expected = over_gloo(training, ranks)
     finished = train(training, ranks, way, tmp_path)
     found = evidence(finished, ranks, tmp_path)
-    names = {UNMODIFIED: "gloo", LIKE_MPI: "mpi"}
+    names = {UNMODIFIED: "gloo", LIKE_MPI: "mpi", NAMED_UCC: "ucc"}
     assert {shown["reported"] for shown in found} == {names.get(way, "hbm")}
     # A sum of two numbers is rounded once, so both backends get the same bits. With more ranks sums
     # may differ: hbm adds in the order of the ranks, Gloo in another order.
