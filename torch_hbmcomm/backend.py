@@ -32,11 +32,7 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
     rank = distributed_options.group_rank
     first_use(ranks[rank] if ranks else rank)
     start_if_asked()
-    if group_options is not None and not isinstance(group_options, Options):
-        raise ValueError(
-            "pg_options for the backend hbm must be torch_hbmcomm.Options, not "
-            f"{type(group_options).__module__}.{type(group_options).__qualname__}"
-        )
+    check_options(group_options)
     # With "0", DDP asks the group for its buckets' memory, which other ranks of the node can read.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     clear_after_errors()
@@ -58,6 +54,16 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
 
         provide(backend, timeout)
     return backend
+
+
+def check_options(group_options: Any) -> None:
+    """Raise ValueError if a program passes something else for `pg_options`."""
+    if group_options is None or isinstance(group_options, Options):
+        return
+    raise ValueError(
+        "pg_options for the backend hbm must be torch_hbmcomm.Options, not "
+        f"{type(group_options).__module__}.{type(group_options).__qualname__}"
+    )
 
 
 def _milliseconds(timeout: timedelta) -> timedelta:

@@ -8,6 +8,8 @@ keeps the ProcessGroup object; docs/when-processes-die.md compares the two.
 
 from __future__ import annotations
 
+import operator
+import threading
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
@@ -18,7 +20,32 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
+from torch_hbmcomm.backend import check_options
 from torch_hbmcomm.native import load
+
+_one_call = threading.Lock()  # held by the thread that reconfigures
+
+
+class _GroupCount(int):
+    """PyTorch's count of groups, which names them. The text of this one has the uuid too.
+
+    So no group has the name of a group before the reconfiguration. A DeviceMesh keeps only the
+    names of its groups, and would communicate over later groups of the same names.
+    """
+
+    uuid = 0
+
+    def __str__(self) -> str:
+        return f"{self.uuid}:{int(self)}"
+
+    def __add__(self, more: int) -> _GroupCount:
+        return _group_count(self.uuid, int(self) + more)
+
+
+def _group_count(uuid: int, count: int) -> _GroupCount:
+    made = _GroupCount(count)
+    made.uuid = uuid
+    return made
 
 
 @cache
@@ -57,7 +84,8 @@ def reconfigure(
     another call with another uuid may form it.
 
     Args:
-        uuid: the number of this attempt, equal on all members. A process uses each number once.
+        uuid: the number of this attempt, equal on all members. A process uses each number once. The
+            names of the new groups begin with it: attempt 2 forms the group "2:0".
         handles: the members' handles, one of them this process' present one (reconfigure_handle).
             In a list each member's rank is its index. In a set hbm chooses the order: the ranks of
             one machine have consecutive numbers.
@@ -65,24 +93,59 @@ def reconfigure(
         pg_options: torch_hbmcomm.Options for the new group. None: as the environment variables say
 
     Raises:
-        TypeError: one text in the place of a list or a set
-        ValueError: a text that is no handle, a handle that is named twice, or handles without this
-            process' present one
+        TypeError: an argument of another type, for example one text in the place of a list or a set
+        ValueError: a text that is no handle, a handle that is named twice, handles without this
+            process' present one, or a uuid of more than 64 bits
+        RuntimeError: another thread of this process is reconfiguring
         DistBackendError: a member has used the uuid before, has died, has failed, or has not come
             before the timeout; or the members came with different handles. The error names that
             member.
         DistNetworkError: the first member cannot be reached
     """
-    if isinstance(handles, str):
+    if isinstance(handles, str | bytes):
         raise TypeError("reconfigure: handles must be a list or a set of texts, not one text")
+    if not isinstance(handles, Sequence | AbstractSet):  # an iterator, for example, has no order
+        raise TypeError(f"reconfigure: handles must be a list or a set, not {_type_name(handles)}")
+    for handle in handles:
+        if not isinstance(handle, str | bytes):  # TCPStore.get returns bytes
+            raise TypeError(f"reconfigure: each handle must be a text, not {_type_name(handle)}")
+    try:
+        uuid = operator.index(uuid)
+    except TypeError:
+        raise TypeError(f"reconfigure: uuid must be an integer, not {_type_name(uuid)}") from None
+    if not -(2**63) <= uuid < 2**63:
+        raise ValueError(f"reconfigure: uuid {uuid} does not fit into 64 bits")
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"reconfigure: timeout must be a timedelta, not {_type_name(timeout)}")
+    check_options(pg_options)
+    if not _one_call.acquire(blocking=False):
+        raise RuntimeError(
+            "reconfigure: another thread of this process is reconfiguring; let one thread call it"
+        )
+    try:
+        _form(uuid, handles, timeout, pg_options)
+    finally:
+        _one_call.release()
+
+
+def _type_name(value: object) -> str:
+    return type(value).__qualname__
+
+
+def _form(
+    uuid: int,
+    handles: Sequence[str] | AbstractSet[str],
+    timeout: timedelta,
+    pg_options: Any,
+) -> None:
     reconfiguration = _reconfiguration()
     following = reconfiguration.meet(list(handles), isinstance(handles, Sequence), uuid, timeout)
     try:
         if dist.is_initialized():
             distributed_c10d._abort_process_group()
-        # PyTorch names groups by this count, and the name is part of the keys in the store. A call
-        # that has failed leaves the count above that of a newcomer.
-        distributed_c10d._world.group_count = 0
+        # The names of groups are part of the keys in the store. A call that has failed leaves the
+        # count above that of a newcomer.
+        distributed_c10d._world.group_count = _group_count(uuid, 0)
         dist.init_process_group(
             "hbm",
             store=following.store,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import operator
 import os
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +33,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+
+import torch_hbmcomm
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
@@ -145,6 +150,94 @@ def test_a_refused_attempt_leaves_the_group_as_it_was(way: str) -> None:
         first[1].begin(reconfigure, 10, [*handles, stranger])
         check_left_as_it_was(first, [member.end() for member in first], "different handles")
         assert_joined(first, 11)
+
+
+def reconfigure_with(arguments: dict[str, Any]) -> None:
+    chosen: dict[str, Any] = {"uuid": 2, "handles": [handle()], "timeout": timedelta(seconds=LIMIT)}
+    torch_hbmcomm.reconfigure(**chosen | arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"uuid": "a"}, "TypeError: reconfigure: uuid must be an integer, not str"),
+        ({"uuid": 2**63}, "ValueError: reconfigure: uuid 9223372036854775808 does not fit"),
+        ({"timeout": 5}, "TypeError: reconfigure: timeout must be a timedelta, not int"),
+        ({"handles": {}}, "TypeError: reconfigure: handles must be a list or a set, not dict"),
+        ({"handles": [None]}, "TypeError: reconfigure: each handle must be a text, not NoneType"),
+        ({"pg_options": "x"}, "ValueError: pg_options for the backend hbm must be"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(arguments: dict[str, Any], text: str) -> None:
+    """The group stays as it was."""
+    with Members("again") as members:
+        alone = members.start("a")
+        assert_joined(alone, 1)
+        assert text in str(alone[0].call(reconfigure_with, arguments))
+        assert_right(alone)
+
+
+def begin_in_a_thread(uuid: int, handles: list[str]) -> None:
+    _Pending.work = threading.Thread(target=reconfigure, args=(uuid, handles))
+    _Pending.work.start()
+
+
+def reconfigure_meanwhile() -> None:
+    while True:
+        with suppress(ValueError):  # the other thread has not begun: there are no handles
+            reconfigure(3, [])
+
+
+def test_a_second_thread_is_refused() -> None:
+    with Members("again") as members:
+        first, late = members.start("aa")
+        handles = [first.call(handle), late.call(handle)]
+        first.call(begin_in_a_thread, 2, handles)
+        error = first.call(reconfigure_meanwhile)
+        assert "another thread of this process is reconfiguring" in str(error), error
+        assert late.call(reconfigure, 2, handles) == (1, 2)
+        assert_right([first, late])
+
+
+def make_mesh() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    _Pending.work = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
+
+
+def collect() -> list[float]:
+    whole: list[float] = _Pending.work.full_tensor().tolist()
+    return whole
+
+
+def test_a_mesh_does_not_reach_the_next_group() -> None:
+    """Over the next group the parts of the tensor would have another order."""
+    with Members("again") as members:
+        first = members.start("aa")
+        assert_joined(first, 1)
+        all_call(first, make_mesh)
+        assert all_call(first, collect) == [list(range(6))] * 2
+        assert_joined(first[::-1], 2)
+        assert_all_name(all_call(first, collect), "registered under the name 1:0")
+        all_call(first, make_mesh)
+        assert all_call(first, collect) == [list(range(6))] * 2
+
+
+def split_in_two() -> float:
+    part = torch_hbmcomm.split_group(split_ranks=[[0, 2], [1]], timeout=timedelta(seconds=20))
+    data = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(data, group=part)
+    return data.item()
+
+
+def test_survivors_and_a_newcomer_split_the_next_group() -> None:
+    """The survivors have split a group before."""
+    with Members("again") as members:
+        first = members.start("aaa")
+        assert_joined(first, 1)
+        assert all_call(first, split_in_two) == [2.0, 1.0, 2.0]
+        living = [*first[:2], *members.start("a")]
+        assert_joined(living, 2)
+        assert all_call(living, split_in_two) == [2.0, 1.0, 2.0]
 
 
 @ways
