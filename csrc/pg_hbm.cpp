@@ -87,6 +87,7 @@ communicator::connect::GroupConnection ProcessGroupHbm::connect(
                                            .global_ranks = members,
                                            .heartbeat = options_->heartbeat(),
                                            .server = keys.server,
+                                           .by_handles = keys.by_handle,
                                            .rank = rank,
                                            .size = size,
                                            .group = name_,
@@ -422,8 +423,11 @@ c10::intrusive_ptr<GroupOptions> ProcessGroupHbm::derived_options(
   }
   auto options = c10::make_intrusive<GroupOptions>(given ? *given : *options_, options_->backend);
   if (!given) options->timeout = opts ? opts->timeout : milliseconds(timeout_ms_.load());
-  const std::string& named = opts ? opts->group_name : "";
-  options->group_name = named.empty() ? name_ : named;
+  if (opts && !opts->group_name.empty()) {
+    options->group_name = opts->group_name;
+  } else {
+    options->group_name = options_->group_name;
+  }
   return options;
 }
 

@@ -70,7 +70,9 @@ Meeting::Meeting(Roster roster, int64_t uuid, std::shared_ptr<KeyValue> store,
                    .group = group,
                    .deadline = deadline,
                    .watch = std::make_shared<HandleWatch>(roster_, group),
-                   .advice = "Did they come, with the same handles and the same uuid?"} {
+                   .advice =
+                       "Did they come, with the same handles in the same order, and the same "
+                       "uuid?"} {
   for (int rank = 0; rank < roster_.size(); ++rank) {
     participant_.names.push_back(member_name(roster_, rank));
   }

@@ -127,9 +127,16 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::shrink(
     }
     if ((shrink_flags & kShrinkAbort) != 0) retire("was shrunk");
     const std::vector<uint64_t> listed(remaining.begin(), remaining.end());
-    auto made = split(c10::make_intrusive<c10d::PrefixStore>(
-                          "hbm/shrink/" + bootstrap::list_members(listed), store_),
-                      remaining, opts_override);
+    c10::intrusive_ptr<c10d::Backend> made;
+    try {
+      made = split(c10::make_intrusive<c10d::PrefixStore>(
+                       "hbm/shrink/" + bootstrap::list_members(listed), store_),
+                   remaining, opts_override);
+    } catch (const c10::DistNetworkError& error) {  // mostly the store is gone
+      throw Error(ErrorKind::kNetwork,
+                  std::string(error.what_without_backtrace()) +
+                      "; torch_hbmcomm.reconfigure() needs no store of this group");
+    }
     // The excluded ranks may live, and must not wait for this group again.
     if (!queue_->broken()) retire("was shrunk to the ranks " + bootstrap::list_members(listed));
     return made;

@@ -531,7 +531,8 @@ GroupStore connect_store(const StorePointer& store) {
       .group = std::make_shared<bootstrap::PrefixedKeyValue>(connection, prefix),
       .job = connection,
       .forming = std::shared_ptr<void>(nullptr, [connection](void*) { connection->end_forming(); }),
-      .server = server_of(*below)};
+      .server = server_of(*below),
+      .by_handle = dynamic_cast<C10dMemberStore*>(below.get()) != nullptr};
 }
 
 std::string key_prefix(const StorePointer& store) {

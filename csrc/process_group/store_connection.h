@@ -33,6 +33,7 @@ struct GroupStore {
   std::shared_ptr<bootstrap::KeyValue> job;
   std::shared_ptr<void> forming;  // released when the group is formed
   bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;
+  bool by_handle = false;  // only processes with the handle of a member can ask it
 };
 
 // Returns the access to `store`, without asking the store. Functions of the result throw

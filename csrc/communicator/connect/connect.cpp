@@ -180,6 +180,7 @@ GroupConnection connect_watched(const GroupSetup& setup,
     // Ranks with equal versions have the same layout of messages. With equal staging_bytes they
     // also cut transfers over MPI into the same chunks.
     bootstrap::Member self = bootstrap::introduce(setup.version, setup.staging_bytes);
+    if (setup.by_handles) self.job.clear();
     self.transport = bootstrap::transport_name(setup.transport);
     self.parameter_server = setup.parameter_server;
     self.processors = allowed_processors();

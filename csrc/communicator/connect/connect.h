@@ -31,6 +31,9 @@ struct GroupSetup {
   std::vector<uint64_t> global_ranks;   // by rank; empty: unknown
   std::chrono::milliseconds heartbeat;  // another machine may be silent for this time
   bootstrap::StoreServer server = bootstrap::StoreServer::kNoRank;  // of `store` and `job_store`
+  // The ranks have met by handles. So they belong together, and torchrun's ids of their jobs may
+  // differ: each may have an agent of its own.
+  bool by_handles = false;
   int rank = 0;
   int size = 1;
   std::string group;  // as errors name it

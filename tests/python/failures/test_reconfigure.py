@@ -240,6 +240,31 @@ def test_survivors_and_a_newcomer_split_the_next_group() -> None:
         assert all_call(living, split_in_two) == [2.0, 1.0, 2.0]
 
 
+def set_variable(name: str, value: str) -> None:
+    os.environ[name] = value
+
+
+@ways
+def test_each_member_has_an_agent_of_its_own(way: str, tmp_path: Path) -> None:
+    with Members(way, store=tmp_path / "store") as members:
+        first = members.start("aab")
+        for number, member in enumerate(first):
+            member.call(set_variable, "TORCHELASTIC_RUN_ID", f"job {number}")
+        assert_joined(first, 1)
+        if way == "again":
+            assert all_call(first, sum_in_a_subgroup) == [2.0, 2.0, 1.0]
+
+
+@ways
+def test_members_with_another_first_member_are_advised(way: str) -> None:
+    with Members(way) as members:
+        first = members.start("aa")
+        handles = [member.call(handle) for member in first]
+        first[0].begin(reconfigure, 1, handles, 5.0)
+        first[1].begin(reconfigure, 1, handles[::-1], 5.0)
+        assert_all_name([member.end() for member in first], "the same handles in the same order")
+
+
 @ways
 def test_a_late_member_is_named(way: str) -> None:
     with Members(way) as members:
@@ -370,6 +395,18 @@ def test_the_next_group_names_a_late_rank_and_shrinks(way: str) -> None:
             assert_all_name(all_call(first[:3], all_reduce), "has died")
             assert all_call(first[:3], shrink, 3) == [(rank, 3) for rank in range(3)]
             assert_right(first[:3])
+
+
+def test_shrinking_without_a_store_is_advised() -> None:
+    with Members("again") as members:
+        first = members.start("aaa")
+        assert_joined(first, 1)
+        first[0].kill()  # member 0 serves the group's store
+        assert_all_name(all_call(first[1:], all_reduce), "has died")
+        for error in all_call(first[1:], shrink, 0):
+            assert 'group "1:0" cannot be made' in str(error), error
+            assert "torch_hbmcomm.reconfigure() needs no store of this group" in str(error)
+        assert_joined(first[1:], 2)
 
 
 def pend_with_callback() -> None:
