@@ -36,11 +36,7 @@ def work(folder: Path, number: int) -> None:
             if not dist.is_initialized():
                 uuid, handles = next_members(folder, number, uuid)
                 torch_hbmcomm.reconfigure(uuid, handles, timeout=timedelta(seconds=60))
-                steps = [torch.zeros(1) for _ in handles]
-                dist.all_gather(steps, step)
-                furthest = int(torch.stack(steps).argmax())  # a newcomer is at step 0
-                dist.broadcast(step, furthest)
-                dist.broadcast(weights, furthest)
+                step, weights = newest_state(step, weights)
             if number == 1 and step == 10:
                 os.kill(os.getpid(), signal.SIGKILL)
             gradients = torch.ones(1000)
@@ -53,6 +49,16 @@ def work(folder: Path, number: int) -> None:
                 dist.destroy_process_group()
     assert (weights == STEPS).all()
     dist.destroy_process_group()
+
+
+def newest_state(step: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the step and the weights of the member that has done most steps."""
+    steps = [torch.zeros(1) for _ in range(dist.get_world_size())]
+    dist.all_gather(steps, step)
+    furthest = int(torch.stack(steps).argmax())  # a newcomer is at step 0
+    state = torch.cat([step, weights])  # a copy: if a member dies now, the own state stays whole
+    dist.broadcast(state, furthest)
+    return state[:1], state[1:]
 
 
 def next_members(folder: Path, number: int, uuid: int) -> tuple[int, list[str]]:

@@ -4,6 +4,7 @@ An example verifies its own result. The test checks the exit status, 0, and the 
 success.
 """
 
+import importlib.util
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from harness.box_process import TOKEN, BoxProcess
 from harness.network import skip_unless_namespaces_work
 
@@ -52,6 +54,36 @@ def here(command: str) -> list[str]:
 def test_every_example_is_in_the_table() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")}
     assert files == COMMANDS.keys() == SAYS.keys()
+
+
+def test_heal_keeps_its_state_if_a_member_dies_within_the_broadcast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broadcast fills its tensor and then raises."""
+    spec = importlib.util.spec_from_file_location("heal", EXAMPLES / "heal.py")
+    assert spec is not None and spec.loader is not None
+    heal = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(heal)
+    monkeypatch.setattr(heal.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(heal.dist, "all_gather", lambda steps, _: steps[1].fill_(10))
+    sources = []
+
+    def broadcast(tensor: torch.Tensor, source: int) -> None:
+        tensor.fill_(10)
+        sources.append(source)
+        if dies:
+            raise heal.dist.DistBackendError("rank 1 has died")
+
+    monkeypatch.setattr(heal.dist, "broadcast", broadcast)
+    step, weights = torch.zeros(1), torch.zeros(3)
+    dies = True
+    with pytest.raises(heal.dist.DistBackendError):
+        heal.newest_state(step, weights)
+    assert step.tolist() == [0] and weights.tolist() == [0, 0, 0]
+    dies = False
+    step, weights = heal.newest_state(step, weights)
+    assert step.tolist() == [10] and weights.tolist() == [10, 10, 10]
+    assert sources == [1, 1]  # one broadcast for each call
 
 
 @pytest.mark.full
