@@ -1,9 +1,8 @@
 // The interface of a key-value store that the ranks share, for group formation. The process group
-// implements it by a c10d store, native tests by a map.
+// implements it by a c10d store, MemberKeyValue by a member's store, native tests by a map.
 //
-// Threads: all functions may be called from any thread. No call waits in the store for a key to
-// appear. Instead await_keys() repeats its question, so that one connection serves all threads of a
-// process.
+// Threads: all functions may be called from any thread. One connection serves all threads of a
+// process. So no call waits in the store for long: await_keys() repeats its question.
 #pragma once
 
 #include <chrono>
