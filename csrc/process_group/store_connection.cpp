@@ -523,7 +523,8 @@ GroupStore connect_store(const StorePointer& store) {
             .job = keys,
             .forming = nullptr,
             .server = member->served_here() ? bootstrap::StoreServer::kThisProcess
-                                            : bootstrap::StoreServer::kAnotherRank};
+                                            : bootstrap::StoreServer::kAnotherRank,
+            .by_handle = true};
   }
   const auto connection = per_process<Connections>().find(below);
   connection->begin_forming();
@@ -531,8 +532,7 @@ GroupStore connect_store(const StorePointer& store) {
       .group = std::make_shared<bootstrap::PrefixedKeyValue>(connection, prefix),
       .job = connection,
       .forming = std::shared_ptr<void>(nullptr, [connection](void*) { connection->end_forming(); }),
-      .server = server_of(*below),
-      .by_handle = dynamic_cast<C10dMemberStore*>(below.get()) != nullptr};
+      .server = server_of(*below)};
 }
 
 std::string key_prefix(const StorePointer& store) {
