@@ -12,8 +12,8 @@
 // an advantage, because each connection can stall the whole store: PyTorch's server resolves the
 // client's name, and blocks on a silent name server.
 //
-// A store that a member serves for its handle (process_group/handle_store.h) needs none of this: the
-// caller's thread asks it.
+// A store that a member serves for its handle (process_group/handle_store.h) needs none of this:
+// the caller's thread asks it.
 //
 // Threads: all functions may be called from any thread. A forked child must open its own store.
 #pragma once
