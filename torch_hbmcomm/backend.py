@@ -9,8 +9,7 @@ from typing import Any
 
 from torch_hbmcomm.coalescing import clear_after_errors
 from torch_hbmcomm.native import load
-from torch_hbmcomm.profiling import start_if_asked
-from torch_hbmcomm.variables import first_use
+from torch_hbmcomm.variables import first_use, value
 
 _C = load()
 
@@ -31,7 +30,10 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
     ranks = distributed_options.global_ranks_in_group
     rank = distributed_options.group_rank
     first_use(ranks[rank] if ranks else rank)
-    start_if_asked()
+    if value("HBMCOMM_PROFILE") or value("HBMCOMM_METRICS"):
+        from torch_hbmcomm.profiling import start_if_asked  # here: its import takes 2 ms
+
+        start_if_asked()
     check_options(group_options)
     # With "0", DDP asks the group for its buckets' memory, which other ranks of the node can read.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")

@@ -9,6 +9,7 @@ keeps the ProcessGroup object; docs/when-processes-die.md compares the two.
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -24,6 +25,14 @@ from torch_hbmcomm.backend import check_options
 from torch_hbmcomm.native import load
 
 _one_call = threading.Lock()  # held by the thread that reconfigures
+
+
+def _renew_lock() -> None:
+    global _one_call  # noqa: PLW0603
+    _one_call = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # that thread is not in the child
 
 
 class _GroupCount(int):

@@ -37,6 +37,8 @@ bool await_with_pauses(KeyValue& store, const Awaited& awaited,
                        const std::function<bool(KeyValue::Deadline answer_by)>& found,
                        microseconds longest, KeyValue::Deadline deadline,
                        const std::function<void()>& check, KeyValue::Deadline answer) {
+  const auto begin = steady_clock::now();
+  auto next_pause_ends = begin;
   for (microseconds pause = kFirstQuestionPause;; pause = std::min(pause * 3 / 2, longest)) {
     park_at_process_end();
     const auto answer_by = std::max({deadline, answer, steady_clock::now() + kStoreAnswerTimeout});
@@ -49,10 +51,14 @@ bool await_with_pauses(KeyValue& store, const Awaited& awaited,
     }
     const auto now = steady_clock::now();
     if (now >= deadline) return false;
-    if (pause == longest) {  // a long wait: check for Ctrl-C too
+    if (now - begin >= 3 * longest) {  // a long wait: check for Ctrl-C too
       if (const std::exception_ptr why = interruption()) std::rethrow_exception(why);
     }
-    const auto left = std::chrono::ceil<microseconds>(deadline - now);
+    // The store may have what is awaited although `found` returns false, for example if the step is
+    // spoilt. Then await_change() returns at once.
+    std::this_thread::sleep_until(std::min(next_pause_ends, deadline));
+    next_pause_ends = now + pause;
+    const auto left = std::max(microseconds(0), std::chrono::ceil<microseconds>(deadline - now));
     store.await_change(awaited, std::min(pause, left), std::min(longest, left));
   }
 }

@@ -69,8 +69,8 @@ class KeyValue {
   // so at level debug.
   virtual void remove(const std::vector<std::string>& keys) noexcept = 0;
 
-  // Called between two questions of a wait. Returns after `pause`. A store that notices changes
-  // itself returns when it has what is awaited, after `longest` at most.
+  // Called between two questions of a wait. Sleeps for `pause`. A store that can notify its clients
+  // may instead wait until it has what is awaited, for `longest` at most.
   virtual void await_change(const Awaited& awaited, std::chrono::microseconds pause,
                             std::chrono::microseconds longest);
 };

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -30,20 +31,24 @@ class HandleWatch final : public RankWatch {
 
   void check(const std::vector<int>& ranks) override {
     std::vector<pollfd> ends;
-    std::vector<bool> ended;
+    std::vector<int> watched, ended;
     for (const int rank : ranks) {
       Descriptor& process = processes_[static_cast<size_t>(rank)];
-      bool now = false;
+      bool has_ended = false;
       if (!process)
-        process = open_process(roster_.handles[static_cast<size_t>(rank)].process, &now);
-      ends.push_back({process.get(), POLLIN, 0});  // without a descriptor poll() skips it
-      ended.push_back(now);
+        process = open_process(roster_.handles[static_cast<size_t>(rank)].process, &has_ended);
+      if (has_ended) ended.push_back(rank);
+      if (!process) continue;
+      ends.push_back({process.get(), POLLIN, 0});
+      watched.push_back(rank);
     }
-    poll(ends.data(), ends.size(), 0);
+    if (!ends.empty()) poll(ends.data(), ends.size(), 0);
+    for (size_t i = 0; i < ends.size(); ++i) {
+      if (ends[i].revents != 0) ended.push_back(watched[i]);
+    }
+    std::ranges::sort(ended);
     std::string dead;
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      const int rank = ranks[i];
-      if (!ended[i] && ends[i].revents == 0) continue;
+    for (const int rank : ended) {
       dead += (dead.empty() ? "rank " : ", rank ") + member_name(roster_, rank) + " has died";
     }
     if (!dead.empty()) throw Error(ErrorKind::kDeath, group_ + " cannot be formed: " + dead);

@@ -75,7 +75,6 @@ void MemberKeyValue::await_change(const Awaited& awaited, std::chrono::microseco
   std::this_thread::sleep_until(now + pause);
 }
 
-// The question has been sent even if it is not answered in time.
 void MemberKeyValue::remove(const std::vector<std::string>& keys) noexcept {
   if (keys.empty()) return;
   try {

@@ -32,6 +32,7 @@ class MemberKeyValue final : public KeyValue {
   bool has(const std::vector<std::string>& keys, Deadline deadline) override;
   long add(const std::string& key, long amount, Deadline deadline) override;
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override;
+  // The keys stay if other threads' questions take the connection for 200 ms.
   void remove(const std::vector<std::string>& keys) noexcept override;
   void await_change(const Awaited& awaited, std::chrono::microseconds pause,
                     std::chrono::microseconds longest) override;

@@ -159,7 +159,7 @@ class Wait {
   Deadline until() const { return until_; }
 
   // Returns true if `values` have what is awaited, or can never have it, because a value is no
-  // number. Does not look again for keys that it has found.
+  // number. Checks each key until the key is present.
   bool is_over(const Values& values);
 
  private:
@@ -169,6 +169,7 @@ class Wait {
   size_t next_ = kFirstKey;  // in question_; the keys before it are present
 
   static constexpr size_t kFirstKey = 3;
+  static constexpr std::chrono::microseconds kLongestWait = std::chrono::hours(1);
 };
 
 int milliseconds_until(Deadline deadline) {
@@ -270,7 +271,8 @@ std::optional<Wait> Wait::of(const Message& question) {
   if (question.empty() || question.front() != "await" || question.size() <= kFirstKey) return {};
   Wait wait;
   wait.question_ = question;
-  wait.until_ = steady_clock::now() + std::chrono::microseconds(Table::number(question[1]));
+  wait.until_ = steady_clock::now() + std::chrono::microseconds(std::clamp<int64_t>(
+                                          Table::number(question[1]), 0, kLongestWait.count()));
   if (!question[2].empty()) wait.least_ = Table::number(question[2]);
   return wait;
 }
@@ -365,10 +367,13 @@ class Server {
     for (size_t i = 0; i < clients_.size(); ++i) {
       if (waits[i + 2].revents != 0) converse(clients_[i], /*readable=*/true);
     }
-    // After that, because the answers above may have changed the table.
-    for (Client& client : clients_) {
-      if (client.wait) converse(client, /*readable=*/false);
-    }
+    // Questions that are answered here may end waits of other clients.
+    do {
+      table_changed_ = false;
+      for (Client& client : clients_) {
+        if (client.wait) converse(client, /*readable=*/false);
+      }
+    } while (table_changed_);
     std::erase_if(clients_, [](const Client& client) { return !client.socket; });
     if (waits[1].revents != 0) accept_all();
   }
@@ -408,7 +413,7 @@ class Server {
     bool lasts = false;
     try {
       lasts = answer_all(client, readable);
-    } catch (const std::exception&) {  // no memory for its question or for the answer
+    } catch (const std::exception&) {  // no memory
     }
     if (lasts) return;
     client.wait.reset();
@@ -433,10 +438,16 @@ class Server {
       if (found == Inbox::Found::kNothing) break;
       if (!client.known && message != Message{password_}) return false;
       const bool greets = !std::exchange(client.known, true);
-      if (!greets) client.wait = Wait::of(message);
+      try {
+        if (!greets) client.wait = Wait::of(message);
+      } catch (const Error& error) {
+        client.out.append(encode({error.what()}));
+        continue;
+      }
       if (client.wait) continue;
       bool changes = false;
       client.out.append(encode(greets ? Message{""} : answer_of(table_, message, &changes)));
+      table_changed_ = table_changed_ || changes;
     }
     if (received == Received::kEnd) return false;
     return client.out.empty() || client.out.send_some(client.socket.get());
@@ -448,7 +459,8 @@ class Server {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> waiting_{false};  // some client may wait for a change of the table
   Table table_;
-  std::vector<Client> clients_;  // used by serve() alone
+  std::vector<Client> clients_;  // used by serve() alone, as the members below
+  bool table_changed_ = false;   // by a client's question
   bool full_ = false;            // this process has no descriptor for another client
 };
 
@@ -497,6 +509,8 @@ class RemoteStore final : public MemberStore {
       late.never_asked = true;
       throw late;
     }
+    // A wait would keep the others from the connection.
+    if (question.front() == "await" && wanting_ != 0) return answer_of_wait(false);
     if (!socket_) throw Error(ErrorKind::kNetwork, "the connection was lost before");
     out_.append(encode(question));
     const uint64_t own = ++asked_;
@@ -521,8 +535,6 @@ class RemoteStore final : public MemberStore {
       poll(&wait, 1, milliseconds_until(deadline));
     }
   }
-
-  bool is_wanted() const override { return wanting_ != 0; }
 
   [[noreturn]] void lose(const char* why) {
     socket_.reset();
@@ -637,7 +649,6 @@ int64_t MemberStore::count(Deadline deadline) {
 
 bool MemberStore::await(const Awaited& awaited, std::chrono::microseconds longest,
                         Deadline deadline) {
-  if (is_wanted()) return false;
   Message question{"await", std::to_string(longest.count()),
                    awaited.least ? std::to_string(*awaited.least) : std::string()};
   question.insert(question.end(), awaited.keys.begin(), awaited.keys.end());

@@ -1,8 +1,9 @@
 // A key-value store that one process serves to the members of its groups. Another process needs the
 // store's addresses, port and password to reach it.
 //
-// Nothing here resolves a name, prints, or waits for a key. PyTorch's TCPStore resolves the name of
-// each client, which takes seconds if a name server is slow, and prints when its server ends.
+// Nothing here resolves a name or prints, and only await() waits for keys. PyTorch's TCPStore
+// resolves the name of each client, which takes seconds if a name server is slow, and prints when
+// its server ends.
 //
 // Threads: any thread may call every function.
 #pragma once
@@ -59,8 +60,8 @@ class MemberStore {
   // Returns the number of keys.
   int64_t count(Deadline deadline);
 
-  // Waits until the store has what is awaited, at most `longest`. Returns immediately, without an
-  // answer, if another thread waits to ask. Returns true if the store has it.
+  // Waits until the store has what is awaited, at most `longest` and an hour. Returns true if the
+  // store has it. Returns false immediately if another thread waits to ask.
   bool await(const Awaited& awaited, std::chrono::microseconds longest, Deadline deadline);
 
   using Message = std::vector<std::string>;
@@ -68,9 +69,6 @@ class MemberStore {
  private:
   // Returns the answer to a question: its error, empty if there is none, and the results.
   virtual Message answer(const Message& question, Deadline deadline) = 0;
-
-  // Returns true if another thread has a question that waits for the connection.
-  virtual bool is_wanted() const { return false; }
 
   Message ask(const Message& question, Deadline deadline);
 };

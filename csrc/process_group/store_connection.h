@@ -38,7 +38,8 @@ struct GroupStore {
 
 // Returns the access to `store`, without asking the store. Functions of the result throw
 // StoreError(kNetwork) if the store is gone, StoreError(kTimeout) if it does not answer before the
-// deadline, Error(kAborted) if the process ends.
+// deadline, Error(kAborted) if the process ends. (With a member's store, the thread is parked at
+// the end of the process.)
 GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store);
 
 // Returns the prefix that the store puts before the keys of the group.

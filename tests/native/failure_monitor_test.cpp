@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +30,7 @@
 #include "expect_error.h"
 #include "fake_operation.h"
 #include "fake_store.h"
+#include "forked_ranks.h"
 #include "shm_ranks.h"
 
 namespace hbm::communicator::failure {
@@ -535,6 +537,30 @@ TEST(FailureMonitor, WakesTheGroupOfAnEndedProcess) {
   EXPECT_EQ(woken.get_future().wait_for(kTimeout), std::future_status::ready);
   monitor.remove(group);
   EXPECT_FALSE(group->wake_sleepers);
+}
+
+// poll() refuses more entries than this process may have descriptors.
+TEST(FailureMonitor, FindsADeathAmongMoreProcessesThanDescriptors) {
+  EXPECT_EQ(run_forked([] {
+              rlimit limit{};
+              ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+              limit.rlim_cur = 64;
+              ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+              FailureMonitor& monitor = FailureMonitor::here();
+              const LocalPeer peer;
+              const auto group = group_in(GroupState::kMeeting, &peer);
+              bootstrap::Member elsewhere = bootstrap::introduce("1", 0);
+              elsewhere.boot_id = "another";
+              for (int rank = 2; rank < 100; ++rank) {
+                elsewhere.process = "elsewhere " + std::to_string(rank);
+                monitor.meet(*group, rank, elsewhere);
+              }
+              peer.kill();
+              while (monitor.ended(*group, {1}).empty()) {
+                std::this_thread::sleep_for(milliseconds(1));
+              }
+            }),
+            0);
 }
 
 TEST(FailureDetector, RefusesQuestionsBeforeTheGroupIsFormed) {

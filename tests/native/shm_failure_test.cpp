@@ -189,7 +189,7 @@ TEST(NodeDeath, IsReportedToAllWaitersPromptly) {
 
 // The failure monitor wakes the group when a process ends. The operation need not wait for its next
 // check.
-TEST(NodeDeath, IsFoundAfterAWake) {
+TEST(NodeDeath, IsFoundAfterAWakeForIt) {
   TestNode node({.size = 2});
   NodeRank own(node, 0), other(node, 1);
   float value = 0;
@@ -204,7 +204,7 @@ TEST(NodeDeath, IsFoundAfterAWake) {
   other.die();
   const auto sleep = [&] { return sum->sleep(Clock::now(), /*polled=*/true); };
   EXPECT_EQ(sleep(), progress::Slept::kTimedOut);
-  own.shm_group->wake();
+  own.shm_group->wake_for_end();
   expect_error(ErrorKind::kDeath, {"rank 1 has died"}, sleep);
   expect_error(ErrorKind::kDeath, {"rank 1 has died"}, [&] { message->poll(); });
 }

@@ -69,8 +69,8 @@ class Late:
 
     @property
     def half(self) -> tuple[int, int]:
-        """The number of the longest of `late` that make up half of their sum, and the shortest of
-        these. Many short delays, which all ranks have, hardly change it."""
+        """How many of the longest delays make up half of the sum of `late`, and the shortest of
+        those. Many short delays, which all ranks have, hardly change it."""
         whole = sum(self.late)
         reached = count = least = 0
         for least in sorted(self.late, reverse=True):
@@ -236,7 +236,7 @@ def _length(intervals: Iterable[tuple[int, int]]) -> int:
 
 @dataclass(frozen=True)
 class Advice:
-    share: float  # of the time of the ranks, that the change can save at most
+    share: float  # of the ranks' time: the most that the change can save
     text: str
     unhidden: int = 0  # ns of the operations that it names
 

@@ -84,7 +84,7 @@ void FailureDetector::tell_claimed_twice(const std::string& first, const std::st
 void FailureDetector::formed(const std::string& prefix, std::shared_ptr<shm::ShmGroup> shm_group) {
   const bool is_monitored = (shm_group ? shm_group->size() : 1) < group_->processes.size();
   std::function<void()> wake_sleepers;
-  if (shm_group) wake_sleepers = [shm_group] { shm_group->wake(); };
+  if (shm_group) wake_sleepers = [shm_group] { shm_group->wake_for_end(); };
   monitor_.formed(*group_, prefix, is_monitored, std::move(wake_sleepers));
   shm_group_ = std::move(shm_group);
   is_monitored_ = is_monitored;

@@ -174,11 +174,15 @@ void FailureMonitor::mark_ended(const std::string& process) {
 
 void FailureMonitor::check_processes() {
   std::vector<pollfd> ends;
-  for (const auto& [id, process] : processes_) ends.push_back({process.pidfd.get(), POLLIN, 0});
-  if (poll(ends.data(), ends.size(), 0) <= 0) return;
-  auto end = ends.begin();
+  std::vector<const std::string*> ids;
   for (const auto& [id, process] : processes_) {
-    if ((end++)->revents != 0) mark_ended(id);
+    if (!process.pidfd || ended_.contains(id)) continue;
+    ends.push_back({process.pidfd.get(), POLLIN, 0});
+    ids.push_back(&id);
+  }
+  if (ends.empty() || poll(ends.data(), ends.size(), 0) <= 0) return;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    if (ends[i].revents != 0) mark_ended(*ids[i]);
   }
 }
 

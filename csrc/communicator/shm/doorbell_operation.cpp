@@ -18,13 +18,15 @@ progress::Slept DoorbellOperation::sleep(Clock::time_point until, bool polled) {
 // calls poll() of every operation, but sleep() of only one.
 void DoorbellOperation::check_peers() {
   const Clock::time_point now = Clock::now();
-  const uint32_t wakes = shm_group_->wakes();
-  if (!shm_group_->failed() && now < check_due_ && wakes == wakes_seen_) return;
-  wakes_seen_ = wakes;
+  const uint32_t ends = shm_group_->ends();
+  if (!shm_group_->failed() && now < check_due_ && ends == ends_seen_) return;
   // If the count of rings has changed, data that the dead rank sent before its death may have
-  // arrived. The next poll() finds them.
+  // arrived. The next poll() finds them, and checks again.
+  bool has_rung = false;
   shm_group_->require_alive(missing(), *this,
-                            [this] { return shm_group_->message_rings() != seen_; });
+                            [&] { return has_rung = shm_group_->message_rings() != seen_; });
+  if (has_rung) return;
+  ends_seen_ = ends;
   check_due_ = now + kPeerCheckPeriod;
 }
 

@@ -37,7 +37,7 @@ class DoorbellOperation : public progress::Operation {
 
   const std::shared_ptr<ShmGroup> shm_group_;
   uint32_t seen_ = 0;
-  uint32_t wakes_seen_ = shm_group_->wakes();
+  uint32_t ends_seen_ = shm_group_->ends();
   Clock::time_point check_due_ = Clock::now() + kPeerCheckPeriod;
 };
 

@@ -26,8 +26,8 @@ void PhasedOperation::require_alive() {
 }
 
 progress::Slept PhasedOperation::sleep(Clock::time_point until, bool polled) {
-  const uint32_t wakes = shm_group_->wakes();
-  if (std::exchange(wakes_seen_, wakes) != wakes) require_alive();
+  const uint32_t ends = shm_group_->ends();
+  if (std::exchange(ends_seen_, ends) != ends) require_alive();
   if (shm_group_->sleep(until, polled)) return progress::Slept::kWoken;
   if (polled) return progress::Slept::kTimedOut;
   const bool woken = Clock::now() < until;  // most likely by a rank that has published

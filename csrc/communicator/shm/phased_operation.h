@@ -58,7 +58,7 @@ class PhasedOperation : public progress::Operation {
   void note_last_rank();
   void require_alive();
 
-  uint32_t wakes_seen_ = shm_group_->wakes();
+  uint32_t ends_seen_ = shm_group_->ends();
   uint32_t part_ = 0;
   int64_t began_ = 0;  // as in the slot; 0 after note_last_rank()
 };

@@ -172,8 +172,12 @@ void ShmGroup::ring(Doorbell& doorbell) noexcept {
   futex_wake(doorbell.bell);
 }
 
+void ShmGroup::wake_for_end() noexcept {
+  ends_.fetch_add(1, std::memory_order_release);
+  wake();
+}
+
 void ShmGroup::wake() noexcept {
-  wakes_.fetch_add(1, std::memory_order_release);
   ring(control(self_).collectives);
   ring_messages(self_);
 }

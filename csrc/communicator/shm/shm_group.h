@@ -117,10 +117,14 @@ class ShmGroup {
   bool sleep_messages(Clock::time_point until, uint32_t seen, bool polled = false);
   void ring_messages(size_t index) noexcept;
 
-  // Wakes the sleeping threads of this process, so that they notice an abort, or the end of a
-  // rank's process. A thread that is about to sleep may miss it. wakes() counts the calls.
+  // Wakes the sleeping threads of this process, so that they notice an abort, for example.
   void wake() noexcept;
-  uint32_t wakes() const noexcept { return wakes_.load(std::memory_order_acquire); }
+
+  // Wakes the sleeping threads of this process because the process of a rank has ended. A thread
+  // that is about to sleep may miss it. ends() counts the calls: an operation that finds a new
+  // count checks its ranks.
+  void wake_for_end() noexcept;
+  uint32_t ends() const noexcept { return ends_.load(std::memory_order_acquire); }
 
   // Throws if a rank has reported a failure: Error(kDeath) if the failure was a death, else
   // Error(kPeer). Reports and throws Error(kDeath) if one of `ranks`, for which `operation` waits,
@@ -216,7 +220,7 @@ class ShmGroup {
   std::vector<Keys> keys_;  // by local rank
   uint64_t phase_ = 0;      // the last phase that this rank has published
   size_t arrived_ = 0;      // local ranks that are known to have published phase_
-  std::atomic<uint32_t> wakes_ = 0;
+  std::atomic<uint32_t> ends_ = 0;
   std::vector<const void*> sources_;
   std::vector<void*> sinks_;
 };
