@@ -28,7 +28,7 @@ _one_call = threading.Lock()  # held by the thread that reconfigures
 
 
 def _renew_lock() -> None:
-    global _one_call  # noqa: PLW0603
+    global _one_call
     _one_call = threading.Lock()
 
 
