@@ -209,6 +209,29 @@ TEST(NodeDeath, IsFoundAfterAWakeForIt) {
   expect_error(ErrorKind::kDeath, {"rank 1 has died"}, [&] { message->poll(); });
 }
 
+// The wake comes at any moment: before the sleep, while it polls, or while it sleeps.
+TEST(NodeDeath, AWakeForItIsNeverMissed) {
+  for (int turn = 0; turn < 300; ++turn) {
+    TestNode node({.size = 2});
+    NodeRank own(node, 0), other(node, 1);
+    float value = 0;
+    const auto sum =
+        own.collectives->allreduce(1, &value, &value, 1, Dtype::kFloat32, ReduceOp::kSum);
+    sum->begin();
+    EXPECT_EQ(sum->poll(), progress::Progress::kIdle);
+    other.die();
+    std::thread waker([&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(turn));
+      own.shm_group->wake_for_end();
+    });
+    expect_error(ErrorKind::kDeath, {"rank 1 has died"}, [&] {
+      while (sum->sleep(Clock::now() + kTimeout, /*polled=*/false) == progress::Slept::kWoken) {
+      }
+    });
+    waker.join();
+  }
+}
+
 TEST(NodeDeath, AfterItsPartIsHarmless) {
   for (const size_t count : {size_t{0}, size_t{100}}) {
     run_node({.size = 4}, [count](NodeRank& rank) {

@@ -119,11 +119,12 @@ const std::byte* ShmGroup::data(const Slot& slot) const noexcept {
 }
 
 bool ShmGroup::sleep(Clock::time_point until, bool polled) {
+  const uint32_t ends = this->ends();
   if (!polled && spin(until, [this] { return all_here(); })) return all_here();
   Doorbell& own = control(self_).collectives;
   const uint32_t seen = own.bell.load(std::memory_order_acquire);
   own.asleep.fetch_add(1, std::memory_order_seq_cst);
-  if (!all_here()) futex_wait(own.bell, seen, until - Clock::now());
+  if (!all_here() && ends == this->ends()) futex_wait(own.bell, seen, until - Clock::now());
   own.asleep.fetch_sub(1, std::memory_order_relaxed);
   return all_here();
 }
@@ -172,9 +173,14 @@ void ShmGroup::ring(Doorbell& doorbell) noexcept {
   futex_wake(doorbell.bell);
 }
 
+// A sleeper reads the bell before `ends_`. So either it sees the new count, or the bell changes
+// after the sleeper has read it, and the futex does not let it sleep.
 void ShmGroup::wake_for_end() noexcept {
-  ends_.fetch_add(1, std::memory_order_release);
-  wake();
+  ends_.fetch_add(1, std::memory_order_seq_cst);
+  Doorbell& own = control(self_).collectives;
+  own.bell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(own.bell);
+  ring_messages(self_);
 }
 
 void ShmGroup::wake() noexcept {

@@ -121,8 +121,8 @@ class ShmGroup {
   void wake() noexcept;
 
   // Wakes the sleeping threads of this process because the process of a rank has ended. A thread
-  // that is about to sleep may miss it. ends() counts the calls: an operation that finds a new
-  // count checks its ranks.
+  // that is in sleep() does not sleep any more. ends() counts the calls: an operation that finds a
+  // new count checks its ranks.
   void wake_for_end() noexcept;
   uint32_t ends() const noexcept { return ends_.load(std::memory_order_acquire); }
 
