@@ -65,6 +65,9 @@ RECORDS: dict[str, Sequence[str]] = {
     "benchmarks/failures-*.json": [*_COLLECTIVES, *_START, "benchmarks/failures.py"],
     "benchmarks/gpu-*.json": [*_COLLECTIVES, *_TIMES, "benchmarks/gpu.py"],
     "benchmarks/headline-*.json": _COLLECTIVE_BENCHMARK,
+    "benchmarks/heal-*.json": [
+        *(*_COLLECTIVES, *_START, "torch_hbmcomm/reconfiguration.py", "benchmarks/heal.py"),
+    ],
     "benchmarks/mpi-*.json": _COLLECTIVE_BENCHMARK,
     "benchmarks/native-*.json": _COLLECTIVE_BENCHMARK,
     "benchmarks/profile-cases-*.json": [
