@@ -31,7 +31,7 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
     rank = distributed_options.group_rank
     first_use(ranks[rank] if ranks else rank)
     if value("HBMCOMM_PROFILE") or value("HBMCOMM_METRICS"):
-        from torch_hbmcomm.profiling import start_if_asked  # here: its import takes 2 ms
+        from torch_hbmcomm.profiling import start_if_asked  # here: most processes do not need it
 
         start_if_asked()
     check_options(group_options)

@@ -32,7 +32,7 @@ def _renew_lock() -> None:
     _one_call = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_renew_lock)  # that thread is not in the child
+os.register_at_fork(after_in_child=_renew_lock)  # the child has only the forking thread
 
 
 class _GroupCount(int):
@@ -152,8 +152,8 @@ def _form(
     try:
         if dist.is_initialized():
             distributed_c10d._abort_process_group()
-        # The names of groups are part of the keys in the store. A call that has failed leaves the
-        # count above that of a newcomer.
+        # The names of groups are part of the keys in the store. After a failed call the
+        # count is higher than a newcomer's.
         distributed_c10d._world.group_count = _group_count(uuid, 0)
         dist.init_process_group(
             "hbm",

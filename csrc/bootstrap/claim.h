@@ -46,8 +46,8 @@ bool is_predecessor(const Claim& claim);
 // this PID namespace, can be proved.
 bool has_ended(const Claim& claim);
 
-// Sets `ended` to has_ended(). Returns a descriptor that becomes readable when the process ends;
-// none if it has ended, if its end cannot be proved, or if this process has no descriptor left.
+// Sets `ended` to has_ended(). Returns a descriptor that becomes readable when the process ends.
+// The result is empty if the process has ended or cannot be watched.
 Descriptor open_process(const Claim& claim, bool* ended);
 
 // Returns the process for an error's text: "pid 4711 on host".

@@ -54,8 +54,8 @@ bool await_with_pauses(KeyValue& store, const Awaited& awaited,
     if (now - begin >= 3 * longest) {  // a long wait: check for Ctrl-C too
       if (const std::exception_ptr why = interruption()) std::rethrow_exception(why);
     }
-    // The store may have what is awaited although `found` returns false, for example if the step is
-    // spoilt. Then await_change() returns at once.
+    // The store may be in the awaited state although `found` returns false: the step is spoilt.
+    // Then await_change() returns immediately.
     std::this_thread::sleep_until(std::min(next_pause_ends, deadline));
     next_pause_ends = now + pause;
     const auto left = std::max(microseconds(0), std::chrono::ceil<microseconds>(deadline - now));

@@ -30,8 +30,8 @@ enum class StoreServer {
   kNoRank,       // torchrun's agent or a file, which outlives the ranks
 };
 
-// A state of the store that a caller waits for: all keys are present and, with `least`, their
-// values are numbers of at least that size.
+// The awaited state of a store, for which a caller waits: all keys are present and, with `least`,
+// their values are numbers of at least that size.
 struct Awaited {
   std::vector<std::string> keys;
   std::optional<long> least = {};
@@ -70,14 +70,14 @@ class KeyValue {
   virtual void remove(const std::vector<std::string>& keys) noexcept = 0;
 
   // Called between two questions of a wait. Sleeps for `pause`. A store that can notify its clients
-  // may instead wait until it has what is awaited, for `longest` at most.
+  // may instead wait for the awaited state, for `longest` at most.
   virtual void await_change(const Awaited& awaited, std::chrono::microseconds pause,
                             std::chrono::microseconds longest);
 };
 
 // Calls `found` repeatedly until it returns true; returns false at the deadline. `found` asks the
 // store, and throws if the store does not answer by `answer_by`: the latest of `deadline`, `answer`
-// and a second after the question. It returns true only if the store has what is awaited. Runs
+// and a second after the question. It returns true only if the store is in the awaited state. Runs
 // `check` between the calls. If `check` throws an Error, calls `found` once more: returns true if
 // `found` does, else rethrows the Error. Any other exception of `check` ends the wait immediately.
 // Ctrl-C also ends a long wait.

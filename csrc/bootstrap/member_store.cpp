@@ -158,8 +158,8 @@ class Wait {
 
   Deadline until() const { return until_; }
 
-  // Returns true if `values` have what is awaited, or can never have it, because a value is no
-  // number. Checks each key until the key is present.
+  // Returns true if `values` are in the awaited state, or if a value is no number. Checks each key
+  // until the key is present.
   bool is_over(const Values& values);
 
  private:

@@ -23,8 +23,8 @@ namespace hbm::bootstrap {
 // A process' access to a store. Each function throws
 //
 // - Error(kNetwork) if the process that serves the store has ended, also later;
-// - StoreError(kTimeout) without an answer before the deadline; the store may still do what was
-//   asked, unless never_asked is true;
+// - StoreError(kTimeout) without an answer before the deadline. Unless never_asked is true, the
+//   store may still answer the question later;
 // - Error(kInvalid) if the question is wrong, or if it or its answer has more than 64 MiB;
 // - Error(kUnavailable) in a forked child.
 class MemberStore {
@@ -60,8 +60,8 @@ class MemberStore {
   // Returns the number of keys.
   int64_t count(Deadline deadline);
 
-  // Waits until the store has what is awaited, at most `longest` and an hour. Returns true if the
-  // store has it. Returns false immediately if another thread waits to ask.
+  // Waits for the awaited state, for `longest` or an hour at most. Returns true if the store is in
+  // it. Returns false immediately if another thread waits to ask.
   bool await(const Awaited& awaited, std::chrono::microseconds longest, Deadline deadline);
 
   using Message = std::vector<std::string>;

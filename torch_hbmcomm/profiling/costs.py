@@ -85,7 +85,7 @@ class Staged:
     """The operations of all ranks of one kind, size class and path whose data were staged because
     a tensor of some rank was outside of the segment. Times: ns, sums over all ranks."""
 
-    ranks: set[int] = field(default_factory=set)  # that had such a tensor
+    ranks: set[int] = field(default_factory=set)  # the ranks with such a tensor
     calls: int = 0
     transfers: list[int] = field(default_factory=list)  # of each call, once all ranks were ready
     unhidden: int = 0  # of these transfers

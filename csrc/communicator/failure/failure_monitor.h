@@ -108,8 +108,8 @@ class FailureMonitor {
   // Declares that the group is formed, under the key prefix `prefix`. From this call on, the
   // monitor sets `claimed_twice` of the group when another process comes as one of its ranks. If
   // `is_monitored`, the monitor also does rounds at the group's store, for deaths and failures.
-  // The monitor calls `wake_sleepers` after a process of the group has ended, until remove(). It
-  // calls it with its mutex held, so it must not wait.
+  // The monitor calls `wake_sleepers` after a process of the group has ended, until remove().
+  // `wake_sleepers` must not wait, because the monitor's mutex is held.
   void formed(MonitoredGroup& group, const std::string& prefix, bool is_monitored,
               std::function<void()> wake_sleepers);
 

@@ -147,7 +147,7 @@ def test_a_staged_operation_is_compared_with_zero_copy(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_tensor_stages_the_data_of_all_is_named(tmp_path: Path) -> None:
-    """The tensors of ranks 0 and 1 are in the segment. That of rank 2 is not."""
+    """The tensors of ranks 0 and 1 are in the segment. Rank 2 has an ordinary tensor."""
     for rank in range(3):
         place = "ordinary" if rank == 2 else "segment"
         ops = [operation(n + 1, 10 * n, 10 * n + 6, place=place, data="staged") for n in range(5)]
