@@ -31,7 +31,7 @@ Claim own_claim() {
           .host = host_name(),
           .boot_id = boot_id(),
           .pid_namespace = pid_namespace(),
-          .started = start_of(getpid()),
+          .started = own_start(),
           .job = job_id(),
           .mailbox = mailbox_id()};
 }

@@ -46,6 +46,10 @@ struct MailboxId {
   const std::string text = random_id();
 };
 
+struct OwnStart {
+  const std::string text = start_of(getpid());
+};
+
 // Returns pointers to the fields of a record that follow the pid, in their order.
 template <typename AnyMember>
 auto fields_of(AnyMember& member) {
@@ -269,6 +273,11 @@ std::string start_of(long pid) {
   return words ? inode_of("/proc/self/ns/time") + "/" + word : std::string();
 }
 
+std::string own_start() {
+  const std::string& read = per_process<OwnStart>().text;
+  return read.empty() ? start_of(getpid()) : read;
+}
+
 bool is_restarted(const std::string& started, const std::string& now) {
   const auto time_namespace = [](const std::string& start) {
     return start.substr(0, start.find('/'));
@@ -287,7 +296,7 @@ Member introduce(const std::string& version, uint64_t staging_bytes) {
   self.process = process_id();
   self.boot_id = boot_id();
   self.pid_namespace = pid_namespace();
-  self.started = start_of(getpid());
+  self.started = own_start();
   self.network_namespace = network_namespace();
   self.forced_node = environment("HBMCOMM_NODE_ID");
   return self;

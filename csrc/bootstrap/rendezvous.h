@@ -72,6 +72,10 @@ std::string rank_name(int rank, const Member& member);
 // namespace. The text also names that time namespace. Empty if /proc does not show the process.
 std::string start_of(long pid);
 
+// Returns start_of() this process, read once: the kernel takes longer for it the more threads the
+// process has.
+std::string own_start();
+
 // Returns true if two start times of one PID, from start_of(), prove that the second belongs to
 // another process. Clocks of two time namespaces are never compared.
 bool is_restarted(const std::string& started, const std::string& now);
