@@ -45,6 +45,8 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
     if (options_->enable_reconfigure) {
       require_no_boxes();
       reconfiguration_ = std::make_unique<Reconfiguration>();
+      reconfiguration_->handle();  // opens the store of the handle
+      communicator::connect::prepare_memory(options_->policy, options_->staging_bytes);
     } else {
       take(connect(store, rank, size, options_->global_ranks_in_group,
                    progress::Clock::now() + options_->timeout));

@@ -204,6 +204,16 @@ GroupConnection connect_watched(const GroupSetup& setup,
 
 }  // namespace
 
+void prepare_memory(memory::Policy policy, uint64_t staging_bytes) noexcept {
+  try {
+    if (bind_mode() != memory::BindMode::kNone) return;
+    memory::process_segment(policy);
+    memory::process_staging(policy, staging_bytes)->acquire(1);
+  } catch (const std::exception& error) {
+    log::debug(std::string("memory for later groups cannot be taken now: ") + error.what());
+  }
+}
+
 GroupConnection connect(const GroupSetup& setup) {
   const auto detector = std::make_shared<failure::FailureDetector>(
       failure::GroupFacts{.name = setup.group,
