@@ -4,10 +4,12 @@
 
 Each job gives a sample: the benchmark kills the last rank (SIGKILL) while all ranks repeat a small
 all_reduce. When all survivors have their errors, they and a waiting newcomer form the next group of
-the same size. The benchmark passes the handles on, through pipes. It measures two parts:
+the same size. The benchmark passes the handles on, through pipes. It measures:
 
+    end         from the kill to the end of the killed process, by its pidfd. Before the end the
+                kernel frees its memory, and closes its sockets
     errors      from the kill to the last survivor's error
-    next group  from there to the last rank's first right all_reduce of the next group
+    next group  from that error to the last rank's first right all_reduce of the next group
 
 The contenders alternate:
 
@@ -23,8 +25,10 @@ machine. Gloo ignores the layout. The newcomer is on the victim's node.
 
 import multiprocessing
 import os
+import select
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -51,7 +55,7 @@ from torch_hbmcomm.bench.result import (
 _LIMIT = 60.0  # seconds, for every step of a job
 _TIMEOUT = timedelta(seconds=60)  # of the groups
 _GLOO_TIMEOUT = timedelta(seconds=5)
-PARTS = ("errors", "next group")
+PARTS = ("end", "errors", "next group")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -148,7 +152,17 @@ def _hear(pipe: Connection, what: str) -> Any:
         raise RuntimeError("a member ended") from None
 
 
-def _seconds(contender: str, layout: str) -> tuple[float, float]:
+def _await_end(pidfd: int) -> float:
+    """Return the time at which the process has ended. Closes the pidfd."""
+    try:
+        if not select.select([pidfd], [], [], _LIMIT)[0]:
+            raise RuntimeError(f"a killed member has not ended within {_LIMIT:.0f} s")
+        return time.monotonic()
+    finally:
+        os.close(pidfd)
+
+
+def _seconds(contender: str, layout: str) -> Sequence[float]:
     """Return the seconds of each of the PARTS."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["torch", "torch.distributed", "torch_hbmcomm"])
@@ -169,12 +183,16 @@ def _seconds(contender: str, layout: str) -> tuple[float, float]:
             _hear(pipe, "that it is ready")
         size = len(layout)
         _form(1, pipes[:size])
-        killed = time.monotonic()
-        members[size - 1].kill()
-        for pipe in pipes[: size - 1]:
-            _hear(pipe, "that its group has failed")
-        failed = time.monotonic()
-        return failed - killed, _form(2, pipes[: size - 1] + pipes[size:]) - failed
+        victim = members[size - 1]
+        with ThreadPoolExecutor(1) as observer:
+            ended = observer.submit(_await_end, os.pidfd_open(victim.pid or 0))
+            killed = time.monotonic()
+            victim.kill()
+            for pipe in pipes[: size - 1]:
+                _hear(pipe, "that its group has failed")
+            failed = time.monotonic()
+            formed = _form(2, pipes[: size - 1] + pipes[size:])
+            return ended.result() - killed, failed - killed, formed - failed
     finally:
         for member in members:
             member.kill()
@@ -185,7 +203,7 @@ def run(plan: HealPlan) -> Result:
     """Run all jobs. Raises RuntimeError if a member ends or hangs."""
     found = []
     for layout in plan.layouts:
-        samples: dict[str, list[tuple[float, float]]] = {name: [] for name in plan.contenders}
+        samples: dict[str, list[Sequence[float]]] = {name: [] for name in plan.contenders}
         for _ in range(plan.rounds):
             for name, taken in samples.items():
                 try:

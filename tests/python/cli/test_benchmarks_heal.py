@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,9 @@ def test_the_time_to_the_next_group_is_measured(tmp_path: Path) -> None:
     options = ["--layouts", "aa,aab", "--rounds", "1"]
     result = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    found = {
-        (each["layout"], each["contender"]) for each in json.loads(file.read_text())["measurements"]
-    }
-    assert found == {(layout, name) for layout in ("aa", "aab") for name in heal.CONTENDERS}
+    measured = json.loads(file.read_text())["measurements"]
+    found = {(each["layout"], each["part"], each["contender"]) for each in measured}
+    assert found == set(product(("aa", "aab"), heal.PARTS, heal.CONTENDERS))
 
 
 @pytest.mark.parametrize(
