@@ -539,6 +539,23 @@ TEST(FailureMonitor, WakesTheGroupOfAnEndedProcess) {
   EXPECT_FALSE(group->wake_sleepers);
 }
 
+// A rank sees a death by the life sign before the process has ended. Here the process never ends.
+TEST(FailureMonitor, PublishesADeathThatARankHasFound) {
+  FailureMonitor& monitor = FailureMonitor::here();
+  const LocalPeer peer;
+  const auto group = group_in(GroupState::kMonitored, &peer);
+  monitor.note_end(*group, 1);
+  const auto end = std::chrono::steady_clock::now() + kTimeout;
+  while (!monitor.findings(*group, {}).dead.contains(1)) {
+    ASSERT_LT(std::chrono::steady_clock::now(), end);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  monitor.await_published(*group, kTimeout);
+  EXPECT_EQ(group->store->get("hbm/failures/1", {}),
+            "death\n" + peer.member().process + "\n" + group->named(1));
+  monitor.remove(group);
+}
+
 // poll() refuses more entries than this process may have descriptors.
 TEST(FailureMonitor, FindsADeathAmongMoreProcessesThanDescriptors) {
   EXPECT_EQ(run_forked([] {

@@ -209,26 +209,63 @@ TEST(NodeDeath, IsFoundAfterAWakeForIt) {
   expect_error(ErrorKind::kDeath, {"rank 1 has died"}, [&] { message->poll(); });
 }
 
+// The kernel marks a life sign before the process has ended.
+TEST(NodeDeath, IsFoundByTheLifeSignOfAProcessThatHasNotEnded) {
+  TestNode node({.size = 3});
+  NodeRank own(node, 0), other(node, 1), living(node, 2);
+  std::vector<int> found;
+  own.shm_group->on_death([&](int rank) { found.push_back(rank); });
+  float value = 0;
+  const auto sum =
+      own.collectives->allreduce(1, &value, &value, 1, Dtype::kFloat32, ReduceOp::kSum);
+  const auto message =
+      own.collectives->receive({&value, 1}, Dtype::kFloat32, 1, 0, std::make_shared<int>(kAnyRank));
+  for (progress::Operation* const operation : {sum.get(), message.get()}) {
+    operation->begin();
+    EXPECT_EQ(operation->poll(), progress::Progress::kIdle);
+  }
+  control_of(node.regions[1]).life.holder = FUTEX_OWNER_DIED;
+  const auto wait = [](progress::Operation& operation) {
+    while (operation.poll() == progress::Progress::kIdle) {
+      operation.sleep(Clock::now() + milliseconds(10), /*polled=*/false);
+    }
+  };
+  expect_error(ErrorKind::kDeath, {"allreduce #1", "rank 1 has died"}, [&] { wait(*sum); });
+  EXPECT_EQ(found, std::vector<int>{1});
+  EXPECT_EQ(own.shm_group->dead(), std::vector<int>{1});
+  expect_error(ErrorKind::kDeath, {"rank 1 has died"}, [&] { wait(*message); });
+}
+
+// A rank leaves the group before its process ends.
+TEST(NodeDeath, IsNoDeathIfTheRankHadLeft) {
+  TestNode node({.size = 2});
+  NodeRank own(node, 0), other(node, 1);
+  const auto barrier = own.collectives->barrier(1);
+  barrier->begin();
+  other.shm_group->leave();
+  control_of(node.regions[1]).life.holder = FUTEX_OWNER_DIED;
+  EXPECT_EQ(own.shm_group->dead(), std::vector<int>());
+  expect_error(ErrorKind::kPeer, {"was destroyed on a rank that this one waits for, rank 1"}, [&] {
+    while (barrier->poll() == progress::Progress::kIdle) {
+      barrier->sleep(Clock::now() + milliseconds(10), /*polled=*/false);
+    }
+  });
+}
+
 // The wake comes at any moment: before the sleep, while it polls, or while it sleeps.
 TEST(NodeDeath, AWakeForItIsNeverMissed) {
   for (int turn = 0; turn < 300; ++turn) {
     TestNode node({.size = 2});
     NodeRank own(node, 0), other(node, 1);
-    float value = 0;
-    const auto sum =
-        own.collectives->allreduce(1, &value, &value, 1, Dtype::kFloat32, ReduceOp::kSum);
-    sum->begin();
-    EXPECT_EQ(sum->poll(), progress::Progress::kIdle);
-    other.die();
+    const auto barrier = own.collectives->barrier(1);
+    barrier->begin();
+    const uint32_t seen = own.shm_group->ends();
     std::thread waker([&] {
       std::this_thread::sleep_for(std::chrono::microseconds(turn));
       own.shm_group->wake_for_end();
     });
     const auto until = Clock::now() + kTimeout;
-    expect_error(ErrorKind::kDeath, {"rank 1 has died"}, [&] {
-      while (sum->sleep(until, /*polled=*/false) == progress::Slept::kWoken) {
-      }
-    });
+    while (own.shm_group->ends() == seen) EXPECT_FALSE(own.shm_group->sleep(until, seen));
     waker.join();
     ASSERT_LT(Clock::now(), until) << "it slept to the end";
   }

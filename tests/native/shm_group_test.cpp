@@ -73,7 +73,7 @@ TEST(NodeTeam, OnlyTheLastPublisherWakesSleepers) {
   NodeRank last(node, 2);
   first.shm_group->publish();
   std::thread sleeper([&first] {
-    while (!first.shm_group->all_here()) first.shm_group->sleep(Clock::now() + kTimeout);
+    while (!first.shm_group->all_here()) first.shm_group->sleep(Clock::now() + kTimeout, 0);
   });
   while (doorbell(node, 0).asleep.load() == 0) std::this_thread::yield();
   second.shm_group->publish();

@@ -84,7 +84,12 @@ void FailureDetector::tell_claimed_twice(const std::string& first, const std::st
 void FailureDetector::formed(const std::string& prefix, std::shared_ptr<shm::ShmGroup> shm_group) {
   const bool is_monitored = (shm_group ? shm_group->size() : 1) < group_->processes.size();
   std::function<void()> wake_sleepers;
-  if (shm_group) wake_sleepers = [shm_group] { shm_group->wake_for_end(); };
+  if (shm_group) {
+    wake_sleepers = [shm_group] { shm_group->wake_for_end(); };
+    shm_group->on_death([this_group = std::weak_ptr(group_), &monitor = monitor_](int rank) {
+      if (const auto group = this_group.lock()) monitor.note_end(*group, rank);
+    });
+  }
   monitor_.formed(*group_, prefix, is_monitored, std::move(wake_sleepers));
   shm_group_ = std::move(shm_group);
   is_monitored_ = is_monitored;
@@ -160,6 +165,7 @@ bool FailureDetector::waits_for_local_peer(const progress::Operation& operation)
 std::vector<int> FailureDetector::dead() const {
   std::vector<int> ranks = shm_group_ ? shm_group_->dead() : std::vector<int>();
   if (!asks_monitor()) return ranks;
+  for (const int rank : ranks) monitor_.note_end(*group_, rank);
   return united(std::move(ranks), monitor_.findings(*group_, {}).dead);
 }
 

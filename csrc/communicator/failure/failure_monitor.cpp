@@ -313,6 +313,11 @@ void FailureMonitor::tell_claimed_twice(const MonitoredGroup& own, const std::st
   await_published(own, timeout);
 }
 
+void FailureMonitor::note_end(const MonitoredGroup& group, int rank) {
+  const std::lock_guard lock(mutex_);
+  if (group.state != GroupState::kStopped) mark_ended(group.processes[static_cast<size_t>(rank)]);
+}
+
 Findings FailureMonitor::findings(MonitoredGroup& group, const std::vector<int>& missing) {
   const std::lock_guard lock(mutex_);
   group.require(kFormed, "findings()");

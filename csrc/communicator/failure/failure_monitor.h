@@ -121,6 +121,9 @@ class FailureMonitor {
                           const std::vector<std::string>& mailboxes, const std::string& why,
                           std::chrono::milliseconds timeout);
 
+  // Declares that the process of rank `rank` has ended: a rank of this node has found it dead.
+  void note_end(const MonitoredGroup& group, int rank);
+
   // Returns the state of the group. `missing`: the ranks for which the caller waits; the next round
   // asks the store whether they have left.
   Findings findings(MonitoredGroup& group, const std::vector<int>& missing);

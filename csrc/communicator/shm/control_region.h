@@ -12,13 +12,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/life_sign.h"
 #include "communicator/message.h"
 #include "communicator/shm/tuning.h"
 
 namespace hbm::communicator::shm {
 
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint64_t kRegionMagic = 0x386165726d6268;  // "hbmrea8": change it with the layout
+inline constexpr uint64_t kRegionMagic = 0x396165726d6268;  // "hbmrea9": change it with the layout
 
 // Wakes the threads of a rank. See ShmGroup::sleep().
 struct alignas(kCacheLine) Doorbell {
@@ -108,6 +109,7 @@ struct alignas(kCacheLine) Control {
   uint64_t magic;
   uint64_t chunk_bytes;
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: the owner destroyed the group
+  LifeSign life;                                   // of the owner's process
   // The number of local peers that no longer use this region. Each local peer adds 1.
   alignas(kCacheLine) std::atomic<uint32_t> released;
   Doorbell collectives;
@@ -208,5 +210,10 @@ struct RegionLayout {
 // Initialises a region in fresh or used memory. Called by the owner before another rank knows the
 // region.
 void format_region(std::byte* region, const RegionLayout& layout) noexcept;
+
+// Returns the control of a region.
+inline Control& control_of(std::byte* region) noexcept {
+  return *reinterpret_cast<Control*>(region);
+}
 
 }  // namespace hbm::communicator::shm

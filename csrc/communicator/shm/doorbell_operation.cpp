@@ -1,16 +1,24 @@
 #include "communicator/shm/doorbell_operation.h"
 
+#include <algorithm>
+
 namespace hbm::communicator::shm {
 
 progress::Progress DoorbellOperation::poll() {
   seen_ = shm_group_->message_rings();
   const progress::Progress progress = advance();
-  if (progress == progress::Progress::kIdle) check_peers();
+  if (progress == progress::Progress::kIdle) {
+    check_peers();
+  } else {
+    check_pause_ = kFirstPeerCheck;
+  }
   return progress;
 }
 
 progress::Slept DoorbellOperation::sleep(Clock::time_point until, bool polled) {
-  const bool rung = shm_group_->sleep_messages(until, seen_, polled);
+  const bool has_slept = check_pause_ != kFirstPeerCheck;  // for the same ranks
+  const bool rung =
+      shm_group_->sleep_messages(std::min(until, check_due_), seen_, polled || has_slept);
   return rung ? progress::Slept::kWoken : progress::Slept::kTimedOut;
 }
 
@@ -27,7 +35,8 @@ void DoorbellOperation::check_peers() {
                             [&] { return has_rung = shm_group_->message_rings() != seen_; });
   if (has_rung) return;
   ends_seen_ = ends;
-  check_due_ = now + kPeerCheckPeriod;
+  check_pause_ = std::min(2 * check_pause_, kPeerCheckPeriod);
+  check_due_ = now + check_pause_;
 }
 
 }  // namespace hbm::communicator::shm

@@ -38,7 +38,8 @@ class DoorbellOperation : public progress::Operation {
   const std::shared_ptr<ShmGroup> shm_group_;
   uint32_t seen_ = 0;
   uint32_t ends_seen_ = shm_group_->ends();
-  Clock::time_point check_due_ = Clock::now() + kPeerCheckPeriod;
+  std::chrono::milliseconds check_pause_ = kFirstPeerCheck;  // doubles with each check of a wait
+  Clock::time_point check_due_ = Clock::now() + check_pause_;
 };
 
 }  // namespace hbm::communicator::shm

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/fork.h"
+#include "base/life_sign.h"
 #include "communicator/shm/control_region.h"
 #include "communicator/shm/shm_group.h"
 
@@ -17,6 +18,11 @@ struct OldRegion {
   std::byte* block;
   size_t local_size;
 };
+
+void free_region(memory::SharedSegment& segment, std::byte* block) noexcept {
+  take_down(control_of(block).life);
+  segment.free(block);
+}
 
 class OldRegions {
  public:
@@ -37,7 +43,7 @@ class OldRegions {
     const std::lock_guard lock(mutex_);
     std::erase_if(regions_, [](const OldRegion& region) {
       if (!ShmGroup::released(region.block, region.local_size)) return false;
-      region.segment->free(region.block);
+      free_region(*region.segment, region.block);
       return true;
     });
   }
@@ -52,6 +58,7 @@ std::byte* lay_out(memory::SharedSegment& segment, const RegionLayout& layout) {
   OldRegions::all().sweep();
   auto* const block = static_cast<std::byte*>(segment.allocate_reserved(layout.total));
   format_region(block, layout);
+  put_up(control_of(block).life);
   return block;
 }
 
@@ -65,7 +72,7 @@ GroupRegion::GroupRegion(std::shared_ptr<memory::SharedSegment> segment, size_t 
 
 GroupRegion::~GroupRegion() {
   if (!is_known_) {
-    segment_->free(block_);
+    free_region(*segment_, block_);
     return;
   }
   OldRegions::all().add({segment_, block_, local_size_});

@@ -15,6 +15,7 @@ int64_t nanoseconds(Clock::time_point time) {
 
 progress::Progress PhasedOperation::poll() {
   if (shm_group_->all_here()) {
+    check_pause_ = kFirstPeerCheck;
     if (began_ != 0) note_last_rank();
     return next_phase();
   }
@@ -28,11 +29,15 @@ void PhasedOperation::require_alive() {
 progress::Slept PhasedOperation::sleep(Clock::time_point until, bool polled) {
   const uint32_t ends = shm_group_->ends();
   if (std::exchange(ends_seen_, ends) != ends) require_alive();
-  if (shm_group_->sleep(until, polled)) return progress::Slept::kWoken;
+  const Clock::time_point end = polled ? until : std::min(until, Clock::now() + check_pause_);
+  const bool has_slept = check_pause_ != kFirstPeerCheck;  // for the same ranks
+  if (shm_group_->sleep(end, ends, polled || has_slept)) return progress::Slept::kWoken;
   if (polled) return progress::Slept::kTimedOut;
-  const bool woken = Clock::now() < until;  // most likely by a rank that has published
+  const bool woken = Clock::now() < end;  // most likely by a rank that has published
   if (!woken || shm_group_->failed()) require_alive();
-  return woken ? progress::Slept::kWoken : progress::Slept::kTimedOut;
+  if (woken) return progress::Slept::kWoken;
+  check_pause_ = std::min(2 * check_pause_, kPeerCheckPeriod);
+  return progress::Slept::kTimedOut;
 }
 
 std::string PhasedOperation::describe() const {

@@ -5,6 +5,7 @@
 // Threads: one thread at a time, as for Operation.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,6 +60,7 @@ class PhasedOperation : public progress::Operation {
   void require_alive();
 
   uint32_t ends_seen_ = shm_group_->ends();
+  std::chrono::milliseconds check_pause_ = kFirstPeerCheck;  // doubles with each check of a wait
   uint32_t part_ = 0;
   int64_t began_ = 0;  // as in the slot; 0 after note_last_rank()
 };

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/life_sign.h"
 #include "base/waiting.h"
 #include "communicator/shm/tuning.h"
 
@@ -33,6 +34,11 @@ bool is_dead(int pidfd) noexcept {
   if (pidfd < 0) return false;
   pollfd ended{pidfd, POLLIN, 0};
   return poll(&ended, 1, 0) == 1;
+}
+
+bool ShmGroup::is_dead(size_t index) const noexcept {
+  return index != self_ &&
+         (shows_death(control(index).life) || shm::is_dead(local_ranks_[index].pidfd));
 }
 
 ShmGroup::ShmGroup(Setup setup)
@@ -118,13 +124,12 @@ const std::byte* ShmGroup::data(const Slot& slot) const noexcept {
   return reinterpret_cast<const std::byte*>(&slot) + layout_.data;
 }
 
-bool ShmGroup::sleep(Clock::time_point until, bool polled) {
-  const uint32_t ends = this->ends();
+bool ShmGroup::sleep(Clock::time_point until, uint32_t ends_seen, bool polled) {
   if (!polled && spin(until, [this] { return all_here(); })) return all_here();
   Doorbell& own = control(self_).collectives;
   const uint32_t seen = own.bell.load(std::memory_order_acquire);
   own.asleep.fetch_add(1, std::memory_order_seq_cst);
-  if (!all_here() && ends == this->ends()) futex_wait(own.bell, seen, until - Clock::now());
+  if (!all_here() && ends_seen == ends()) futex_wait(own.bell, seen, until - Clock::now());
   own.asleep.fetch_sub(1, std::memory_order_relaxed);
   return all_here();
 }
@@ -193,7 +198,7 @@ void ShmGroup::leave() noexcept { control(self_).left.store(1, std::memory_order
 std::vector<int> ShmGroup::dead() const {
   std::vector<int> ranks;
   for (size_t i = 0; i < size(); ++i) {
-    if (!has_left(i) && is_dead(local_ranks_[i].pidfd)) ranks.push_back(local_ranks_[i].group_rank);
+    if (is_dead(i) && !has_left(i)) ranks.push_back(local_ranks_[i].group_rank);
   }
   return ranks;
 }
@@ -212,8 +217,9 @@ void ShmGroup::require_alive(const std::vector<int>& ranks, const progress::Oper
   for (size_t i = 0; i < size(); ++i) {
     const LocalRank& local_rank = local_ranks_[i];
     if (std::find(ranks.begin(), ranks.end(), local_rank.group_rank) == ranks.end()) continue;
-    const bool left = has_left(i);
-    if (!left && !is_dead(local_rank.pidfd)) continue;
+    const bool died = is_dead(i);
+    const bool left = has_left(i);  // read last, because a rank leaves before its process ends
+    if (!left && !died) continue;
     if (ready()) return;  // the rank published before it ended or left
     if (left) {
       require_no_report();
@@ -221,6 +227,7 @@ void ShmGroup::require_alive(const std::vector<int>& ranks, const progress::Oper
                                         " was destroyed on a rank that this one waits for, " +
                                         local_rank.name);
     }
+    if (found_death_) found_death_(local_rank.group_rank);
     const std::string text =
         report(operation.describe() + ": " + local_rank.name + " has died", true);
     require_no_report();

@@ -27,6 +27,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/fork.h"
@@ -49,7 +50,7 @@ struct LocalRank {
 };
 
 // Returns true if the process of a pidfd has ended; false without a pidfd (-1). Makes a system
-// call.
+// call. The life sign of a process (base/life_sign.h) shows its death earlier.
 bool is_dead(int pidfd) noexcept;
 
 class ShmGroup {
@@ -106,9 +107,9 @@ class ShmGroup {
   const std::byte* data(const Slot& slot) const noexcept;
 
   // Waits for all_here(), at most until `until`. Spins and yields first, unless the caller has
-  // `polled` for long; then sleeps on the doorbell. Any ring ends the sleep, so the caller must
-  // check again. Returns all_here().
-  bool sleep(Clock::time_point until, bool polled = false);
+  // `polled` for long. Then sleeps on the doorbell, if ends() is still `ends_seen`. Any ring ends
+  // the sleep, so the caller must check again. Returns all_here().
+  bool sleep(Clock::time_point until, uint32_t ends_seen, bool polled = false);
 
   // Waits for messages: sleeps until the count of rings is no longer `seen`, at most until `until`.
   // Returns true if the count has changed. ring_messages(index) notifies local rank `index` of any
@@ -120,11 +121,14 @@ class ShmGroup {
   // Wakes the sleeping threads of this process, so that they notice an abort, for example.
   void wake() noexcept;
 
-  // Wakes the sleeping threads of this process because the process of a rank has ended. A thread
-  // that is in sleep() does not sleep any more. ends() counts the calls: an operation that finds a
-  // new count checks its ranks.
+  // Wakes the sleeping threads of this process because the process of a rank has ended. ends()
+  // counts the calls: an operation that finds a new count checks its ranks.
   void wake_for_end() noexcept;
   uint32_t ends() const noexcept { return ends_.load(std::memory_order_acquire); }
+
+  // Makes require_alive() call `found` with the group rank of each dead rank that it finds, before
+  // it reports the death. Called before the first operation.
+  void on_death(std::function<void(int rank)> found) { found_death_ = std::move(found); }
 
   // Throws if a rank has reported a failure: Error(kDeath) if the failure was a death, else
   // Error(kPeer). Reports and throws Error(kDeath) if one of `ranks`, for which `operation` waits,
@@ -137,7 +141,7 @@ class ShmGroup {
   // Publishes that this rank destroys the group in good order.
   void leave() noexcept;
 
-  // Returns the group ranks whose process has ended before they left.
+  // Returns the group ranks whose process has died before they left.
   std::vector<int> dead() const;
 
   // Returns the group ranks that have left.
@@ -190,15 +194,14 @@ class ShmGroup {
 
  private:
   std::byte* region(size_t index) const noexcept { return at(index, local_ranks_[index].region); }
-  Control& control(size_t index) const noexcept {
-    return *reinterpret_cast<Control*>(region(index));
-  }
+  Control& control(size_t index) const noexcept { return control_of(region(index)); }
   Slot* slot_at(size_t index, uint64_t phase) const noexcept {
     return reinterpret_cast<Slot*>(region(index) + layout_.slot + phase % 2 * layout_.slot_stride);
   }
   bool has_left(size_t index) const noexcept {
     return control(index).left.load(std::memory_order_acquire) != 0;
   }
+  bool is_dead(size_t index) const noexcept;
   struct Keys {
     uint64_t to;
     uint64_t from;
@@ -221,6 +224,7 @@ class ShmGroup {
   uint64_t phase_ = 0;      // the last phase that this rank has published
   size_t arrived_ = 0;      // local ranks that are known to have published phase_
   std::atomic<uint32_t> ends_ = 0;
+  std::function<void(int rank)> found_death_;
   std::vector<const void*> sources_;
   std::vector<void*> sinks_;
 };

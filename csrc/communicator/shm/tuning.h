@@ -36,7 +36,14 @@ inline constexpr std::chrono::microseconds kOversubscribedYieldTime{500};
 // Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
 inline constexpr int kPollsPerClockReading = 32;
 
-// The period in which a rank that waits for a message checks whether its peer lives.
+// The time after which a waiting rank first checks whether the ranks that it waits for live. The
+// pause before each further check of the wait is twice as long, up to kPeerCheckPeriod.
+// Below: a smaller value makes more system calls in each wait.
+// Above: a larger value delays the error after a death.
+// Measure: `python -m benchmarks.heal --layouts aa`
+inline constexpr std::chrono::milliseconds kFirstPeerCheck{1};
+
+// The longest pause between two such checks of a wait.
 // Below: a smaller value makes more system calls.
 // Above: a larger value delays the error after a death.
 // Measure: `shm_failure_test --gtest_filter=NodeDeath.EndsTransfersThatWaitForIt`

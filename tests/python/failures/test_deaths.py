@@ -118,6 +118,16 @@ def test_death_in_the_middle(size: int, call: Call) -> None:
     assert len({survivor.text for survivor in survivors}) == 1, survivors
 
 
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("call", cases([all_reduce_small, ring], quick=["all_reduce_small"]))
+def test_a_rank_that_executes_another_program_has_died(ranks: int, call: Call) -> None:
+    """A death shows before the process has ended. The kernel first frees the process's memory,
+    which takes seconds if it is large. Here the process never ends."""
+    survivors = Job(ranks).run(call, Fate(1, executes=True))
+    assert_notified(survivors, 1, SOON_ON_THE_NODE, OPERATIONS[call])
+    assert len({survivor.text for survivor in survivors}) == 1, survivors
+
+
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
     ("call", "victim"),

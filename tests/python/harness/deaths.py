@@ -51,6 +51,7 @@ class Fate:
     signal: signal.Signals = signal.SIGKILL
     turn: int | None = None  # ends before the operation with this number; None: at any time
     leaves_child: bool = False  # forks a child first, which outlives the victim
+    executes: bool = False  # executes another program, and gets no signal: its process lives on
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,8 @@ def _end(pipe: Connection, fate: Fate) -> None:
             time.sleep(LIMIT)
             os._exit(0)
     pipe.send((time.monotonic(), child))
+    if fate.executes:
+        os.execlp("sleep", "sleep", str(LIMIT))
     os.kill(os.getpid(), fate.signal)
 
 
