@@ -488,6 +488,28 @@ class ServedStore final : public MemberStore {
 
 // -- The client
 
+// A mutex with a timed lock, for std::unique_lock. ThreadSanitizer of GCC 12 takes std::timed_mutex
+// for unlocked, because it does not know pthread_mutex_clocklock().
+class TimedMutex {
+ public:
+  bool try_lock_until(Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    if (!unlocked_.wait_until(lock, deadline, [this] { return !locked_; })) return false;
+    locked_ = true;
+    return true;
+  }
+  void unlock() {
+    const std::lock_guard lock(mutex_);
+    locked_ = false;
+    unlocked_.notify_one();
+  }
+
+ private:
+  std::mutex mutex_;  // guards locked_
+  std::condition_variable unlocked_;
+  bool locked_ = false;
+};
+
 class RemoteStore final : public MemberStore {
  public:
   explicit RemoteStore(UnsharedSocket socket) : socket_(std::move(socket)) {}
@@ -543,7 +565,7 @@ class RemoteStore final : public MemberStore {
 
   const ForkGuard fork_;
   std::atomic<int> wanting_{0};  // threads that wait for the mutex
-  std::timed_mutex mutex_;       // held during a question; guards the members below
+  TimedMutex mutex_;             // held during a question; guards the members below
   UnsharedSocket socket_;
   Outbox out_;
   Inbox in_;
