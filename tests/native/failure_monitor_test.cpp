@@ -623,5 +623,36 @@ TEST(FailureDetector, AcceptsTheMessageOfADeadLocalRank) {
   expect_error(ErrorKind::kPeer, {"it is tired"}, [&] { detector.check(*receive); });
 }
 
+// A monitored barrier asks which ranks are dead, and waits for rank 0 only. Ranks of other nodes
+// then learn of the death too.
+TEST(FailureDetector, PublishesADeathThatItReturns) {
+  shm::TestNode node({.size = 2});
+  shm::NodeRank own(node, 0), other(node, 1);
+  const auto store = std::make_shared<FakeStore>();
+  FailureDetector detector({.name = "group g",
+                            .rank = 0,
+                            .global_ranks = {},
+                            .store = store,
+                            .job_store = store,
+                            .heartbeat = milliseconds(10'000)});
+  detector.met(0, bootstrap::introduce("1", 0));
+  for (const int rank : {1, 2}) {
+    bootstrap::Member member = bootstrap::introduce("1", 0);
+    member.process = bootstrap::random_id();  // the monitor remembers processes that have ended
+    if (rank == 2) member.boot_id = "another";
+    detector.met(rank, member);
+  }
+  detector.all_met();
+  detector.formed("p/", own.shm_group);
+  shm::control_of(node.regions[1]).life.holder = FUTEX_OWNER_DIED;
+  EXPECT_EQ(detector.dead(), std::vector<int>{1});
+  const auto end = std::chrono::steady_clock::now() + kTimeout;
+  while (!store->has({"hbm/failures/1"}, {})) {
+    ASSERT_LT(std::chrono::steady_clock::now(), end);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_TRUE(store->get("hbm/failures/1", {})->starts_with("death\n"));
+}
+
 }  // namespace
 }  // namespace hbm::communicator::failure
