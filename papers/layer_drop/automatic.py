@@ -137,7 +137,11 @@ def _table(result: Result) -> Table:
     table = Table("link", "hook", "plain", "auto", "auto / plain", "spread", "chosen", title=title)
     for row in report.rows(result.measurements):
         plain = row[PLAIN]
-        spread = [plain.values.get(f"{name}_spread") for name in ("least", "largest")]
+        spread = [
+            f"{plain.values[name]:.3f}"
+            for name in ("least_spread", "largest_spread")
+            if name in plain.values
+        ]
         for who, one in row.items():
             if who == PLAIN:
                 continue
@@ -148,7 +152,7 @@ def _table(result: Result) -> Table:
                 f"{plain.median:.3f}",
                 f"{one.median:.3f}",
                 f"{one.values['paired_share']:.3f}",
-                " to ".join("-" if share is None else f"{share:.3f}" for share in spread),
+                " to ".join(spread) or "-",
                 ", ".join(f"{name} ({count})" for name, count in chosen.most_common()),
             )
     return table

@@ -37,6 +37,16 @@ def test_auto_is_compared_with_plain_ddp(
         assert one.values["paired_share"] == pytest.approx(sum(ratios) / 2)
 
 
+def test_one_pair_has_no_spread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*_SMALL, "--pairs", "1", "--hooks", "low_rank", "--megabits", "shared memory"]
+    monkeypatch.setattr("sys.argv", ["automatic", *options])
+    automatic.main()
+    row = next(line for line in capsys.readouterr().out.splitlines() if "low_rank" in line)
+    assert [cell.strip() for cell in row.split("│")][6] == "-", row
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
