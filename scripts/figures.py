@@ -80,6 +80,7 @@ RECORDS: dict[str, Sequence[str]] = {
     ],
     "benchmarks/scaling-*.json": _SCALING,
     "papers/async-sgd-*.json": [*_BOX, "torch_hbmcomm/parameter_server", "papers/async_sgd"],
+    "papers/automatic-*.json": [*_COLLECTIVES, *_COMPRESSION, "papers/layer_drop"],
     "papers/layerdrop-2-cores.json": _DROPPING,
     "papers/layerdrop-pass-*.json": [*_KERNELS, *_COMPRESSION, "papers/layer_drop"],
     "papers/layerdrop-accuracy.jsonl": [*_COMPRESSION, "papers/layer_drop"],

@@ -21,7 +21,10 @@ ROOT = Path(__file__).resolve().parents[3]
 OWN = [*sorted((ROOT / "benchmarks").glob("*.json")), *sorted((ROOT / "papers").glob("*.json"))]
 RECORDS = [*OWN, *sorted((ROOT / "papers" / "records").glob("*.json"))]
 SEEDS = sorted((ROOT / "papers").glob("*.jsonl"))
-WITHOUT_PLOT = ("boxes", "ddp", "failures", "gpu", "heal", "profile_cases", "profile_cost")
+WITHOUT_PLOT = (
+    *("automatic", "boxes", "ddp", "failures", "gpu", "heal"),
+    *("profile_cases", "profile_cost"),
+)
 
 
 def test_statistics_of_samples() -> None:
