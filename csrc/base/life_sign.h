@@ -1,7 +1,7 @@
 // A sign in shared memory by which other processes see the death of this process early.
 //
 // When a process dies, the kernel first frees its memory. Only then it makes the pidfds of the
-// process readable, and closes its sockets. For each gigabyte this takes some 0.2 s. The kernel
+// process readable, and closes its sockets. This takes long if the process is large. The kernel
 // marks the signs before it frees the memory.
 //
 // The signs are robust futexes of one thread, the keeper. It only sleeps, so it ends with the

@@ -73,8 +73,8 @@ GroupConnection connect(const GroupSetup& setup);
 
 // Takes the memory of this process' groups, and loads memkind. So a later connect() and the first
 // operation take less time. Does nothing if HBMCOMM_BIND will bind the process, because the memory
-// is near to the cores. Does nothing if memory or memkind is
-// missing: connect() and operations that need it report that.
+// must be near to its cores. Does nothing if memory or memkind is missing: connect() and operations
+// that need it report that.
 void prepare_memory(memory::Policy policy, uint64_t staging_bytes) noexcept;
 
 }  // namespace hbm::communicator::connect
