@@ -124,13 +124,15 @@ test-libraries: build $(LIBRARY_PACKAGES)  ## train with libraries that call tor
 test-torch: bench  ## run the Python tests on another PyTorch or PYTHON, as TORCH=2.15.0 (5 to 6 GB)
 	scripts/test_torch.sh $(TORCH) -n $(JOBS) --dist worksteal
 
+TORCH_SUITE := PYTHONPATH=tests/python $(VENV)/bin/python -m harness.run_torch_suite
+
 .PHONY: torch-suite
 torch-suite: build  ## run PyTorch's own distributed suite over hbm, by name and instead of others
-	$(VENV)/bin/python tests/python/harness/run_torch_suite.py
+	$(TORCH_SUITE)
 	for name in gloo mpi ucc ccl; do \
-	  $(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-$$name || exit; \
+	  $(TORCH_SUITE) --backend instead-of-$$name || exit; \
 	done
-	$(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-gloo --suite rpc
+	$(TORCH_SUITE) --backend instead-of-gloo --suite rpc
 
 # Adds the native tests and the benchmarks' programs to the build of setup.py.
 .PHONY: configured

@@ -4,12 +4,13 @@ The suite is not patched. The backend's name is added to its tables of features,
 as they are, with forked ranks and a FileStore. Over "instead-of-NAME" they ask for NAME, which is
 gloo, mpi, ucc or ccl, and HBMCOMM_INSTEAD_OF=NAME gives them hbm.
 
-    python tests/python/harness/run_torch_suite.py                # score of hbm at 4 ranks
-    python tests/python/harness/run_torch_suite.py -k send_recv   # tests whose name has a word
-    python tests/python/harness/run_torch_suite.py --compare gloo # tests that only gloo passes
-    python tests/python/harness/run_torch_suite.py --backend gloo --record FILE
-    python tests/python/harness/run_torch_suite.py --backend instead-of-mpi # HBMCOMM_INSTEAD_OF
-    python tests/python/harness/run_torch_suite.py --backend instead-of-gloo --suite rpc
+    export PYTHONPATH=tests/python
+    python -m harness.run_torch_suite                # score of hbm at 4 ranks
+    python -m harness.run_torch_suite -k send_recv   # tests whose name has a word
+    python -m harness.run_torch_suite --compare gloo # tests that only gloo passes
+    python -m harness.run_torch_suite --backend gloo --record FILE
+    python -m harness.run_torch_suite --backend instead-of-mpi # HBMCOMM_INSTEAD_OF
+    python -m harness.run_torch_suite --backend instead-of-gloo --suite rpc
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from harness.network import free_port
 
 INSTEAD_OF = "instead-of-"  # and a name of HBMCOMM_INSTEAD_OF
 
@@ -92,8 +95,7 @@ def run_in_this_process(
     suite: str, backend: str, ranks: int, keywords: list[str]
 ) -> dict[str, Outcome]:
     """Run a suite in this process, once, because a suite reads its environment when imported."""
-    if backend.startswith(INSTEAD_OF):
-        backend = os.environ["HBMCOMM_INSTEAD_OF"] = backend.removeprefix(INSTEAD_OF)
+    backend = backend.removeprefix(INSTEAD_OF)
     os.environ.update(
         BACKEND=backend,
         WORLD_SIZE=str(ranks),
@@ -125,7 +127,6 @@ def distributed_suite(backend: str) -> Iterator[Case]:
     """
     import torch.multiprocessing
     from torch.testing._internal.common_distributed import DistTestCases
-    from torch.testing._internal.common_utils import find_free_port
 
     for feature in FEATURES:
         DistTestCases.backend_feature[feature].add(backend)
@@ -134,7 +135,7 @@ def distributed_suite(backend: str) -> Iterator[Case]:
     class TorchSuite(upstream.TestDistBackend, upstream.DistributedTest._DistTestBase):
         def setUp(self) -> None:
             super().setUp()  # type: ignore[no-untyped-call]
-            os.environ["MASTER_PORT"] = str(find_free_port())
+            os.environ["MASTER_PORT"] = str(free_port())
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
         @classmethod
@@ -191,12 +192,21 @@ def run_suite(
     """Runs a suite in a process of its own, whose output goes to `log`."""
     with tempfile.TemporaryDirectory() as folder, log.open("w") as output:
         answer = Path(folder, "outcomes.json")
-        command = [sys.executable, __file__, "--suite", suite]
+        command = [sys.executable, "-m", "harness.run_torch_suite", "--suite", suite]
         command += ["--backend", backend, "--ranks", str(ranks)]
         for word in keywords:
             command += ["-k", word]
         command += ["--outcomes", str(answer)]
-        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
+        environment = dict(os.environ)
+        if backend.startswith(INSTEAD_OF):  # read when the process imports torch
+            environment["HBMCOMM_INSTEAD_OF"] = backend.removeprefix(INSTEAD_OF)
+        status = subprocess.run(
+            command,
+            cwd=Path(__file__).parents[1],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ).returncode
         if not answer.exists():
             raise RuntimeError(f"the suite over {backend} died with status {status}; see {log}")
         return {name: Outcome(**found) for name, found in json.loads(answer.read_text()).items()}
@@ -245,8 +255,8 @@ def write_pass_list(
 
     header = [
         f"# What {backend} passes of a suite of PyTorch {torch.__version__} at {ranks} ranks, by",
-        f"# tests/python/harness/run_torch_suite.py --suite {suite} --backend {backend} "
-        f"--ranks {ranks}",
+        f"# `python -m harness.run_torch_suite --suite {suite} --backend {backend} "
+        f"--ranks {ranks}` in tests/python.",
     ]
     path.write_text("\n".join(header + sorted(names(outcomes, "passed"))) + "\n")
 

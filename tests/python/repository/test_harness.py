@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -40,6 +41,14 @@ def test_processes_get_different_ports() -> None:
     with processes.Pool(2) as givers:
         first, second = givers.map(many_ports, range(2), chunksize=1)
     assert len({*first, *second}) == 40
+
+
+def test_no_test_takes_a_port_of_outgoing_connections() -> None:
+    """find_free_port() of PyTorch returns such a port, which a connection may take before use."""
+    imports = re.compile(r"^\s*from .* import .*\bfind_free_port", re.MULTILINE)
+    files = Path(__file__).parents[2].rglob("*.py")
+    takers = [file.name for file in files if imports.search(file.read_text())]
+    assert not takers, f"{takers}: call free_port() of harness.network"
 
 
 def test_output_of_a_job_omits_network_warnings() -> None:
