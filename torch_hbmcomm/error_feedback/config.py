@@ -14,6 +14,8 @@ AUTO = "auto"
 AUTO_RATIO = 0.9
 """The ratio that ratio="auto" may choose. At 0.95 some trainings lose a point of accuracy."""
 
+# Of an 8 x 8 matrix rank 1 saves three quarters. Smaller matrices save less.
+_LEAST_MATRIX = 64
 _AGE_FACTOR = 4  # times the mean wait of 1 / (1 - ratio) steps
 _LEAST_AGE = 8
 
@@ -31,7 +33,7 @@ class EncoderConfig:
     cache_dtype: torch.dtype | None = None
     wire_dtype: torch.dtype | None = None
     skip_update: bool | None = None
-    min_numel: int
+    min_numel: int | None = None
 
     sent_whole: ClassVar[str]
     """Text for a warning: the parameters that are always sent whole, besides those below
@@ -41,11 +43,22 @@ class EncoderConfig:
         """Raise ValueError or TypeError for a setting out of its range or of another type."""
         self._check_ratio()
         self._check_integer("warmup", 0)
-        self._check_integer("min_numel", 0)
+        if self.min_numel is not None:
+            self._check_integer("min_numel", 0)
         self._check_dtype("cache_dtype", RESIDUAL_DTYPES)
         self._check_dtype("wire_dtype", (torch.bfloat16,))
         if self.skip_update not in (None, True, False):
             raise TypeError(f"skip_update is True, False or None, not {self.skip_update!r}")
+
+    @property
+    def usual_min_numel(self) -> int:
+        """The default of min_numel."""
+        return _LEAST_MATRIX
+
+    @property
+    def least_numel(self) -> int:
+        """The elements from which on a parameter may be sent in part: min_numel, or its default."""
+        return self.usual_min_numel if self.min_numel is None else self.min_numel
 
     @property
     def rounds(self) -> bool:

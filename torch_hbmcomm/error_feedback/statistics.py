@@ -114,7 +114,7 @@ def warn_if_little_can_wait(config: EncoderConfig, layers: Sequence[Layer]) -> N
         warnings.warn(
             f"layers that are always sent are {always / total:.0%} of the model, and "
             f"ratio={config.ratio} would send {1 - config.unsent:.0%}: they have "
-            f"{config.sent_whole}, or fewer than min_numel={config.min_numel} elements",
+            f"{config.sent_whole}, or fewer than min_numel={config.least_numel} elements",
             RuntimeWarning,
             stacklevel=4,
         )

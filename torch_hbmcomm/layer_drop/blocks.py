@@ -45,7 +45,7 @@ def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
 
 def is_cut(shape: Shape, config: LayerDrop) -> bool:
     """Return True if a parameter is cut into blocks."""
-    return shape.dimensions > 1 and shape.numel >= max(config.min_numel, 2)
+    return shape.dimensions > 1 and shape.numel >= max(config.least_numel, 2)
 
 
 def size_of(numel: int, config: LayerDrop) -> int:

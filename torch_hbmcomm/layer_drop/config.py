@@ -24,6 +24,9 @@ _NOT_FOR_BLOCKS = {
 MOST_LEVELS = 127
 """The largest `levels`: the number of a rank fits into a byte."""
 
+# The default of `min_numel` for layers that are sent whole or not at all.
+_LEAST_LAYER = 4096
+
 # The default of `block` is the least power of 2 that is at least this, divided by 1 - ratio. So the
 # numbers that choose the blocks are at most a 24th of the sent bytes.
 _BLOCK_PART = 24
@@ -57,7 +60,7 @@ class LayerDrop(EncoderConfig):
         granularity: a layer is a "parameter", or all parameters of a "module" together (under DDP
             those that share a bucket)
         min_numel: a layer with fewer elements is always sent, and so is a layer whose parameters
-            all have at most one dimension
+            all have at most one dimension; None: 4,096, or 64 with target="blocks"
         always_send: False: the layers that min_numel describes may wait, too
         max_age: the most steps that a layer waits before it is sent; math.inf: no limit; None: four
             times the mean wait, 4 / (1 - ratio), and at least 8
@@ -94,7 +97,6 @@ class LayerDrop(EncoderConfig):
     every: int = 100
     representative: Representative = "mean"
     granularity: Granularity = "parameter"
-    min_numel: int = 4096
     always_send: bool = True
     max_age: float | None = None
     fixed_threshold: float | None = None
@@ -144,6 +146,10 @@ class LayerDrop(EncoderConfig):
             raise ValueError(
                 "levels and wire_dtype are two types of the same elements on the wire: give one"
             )
+
+    @property
+    def usual_min_numel(self) -> int:
+        return super().usual_min_numel if self.target == "blocks" else _LEAST_LAYER
 
     @property
     def block_size(self) -> int:

@@ -44,7 +44,7 @@ def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
         members.setdefault(key, []).append(index)
     found = []
     for indices in members.values():
-        sent_whole = _is_sent_whole([shapes[index] for index in indices], config.min_numel)
+        sent_whole = _is_sent_whole([shapes[index] for index in indices], config.least_numel)
         found.append(Layer.of(shapes, indices, always=config.always_send and sent_whole))
     return found
 

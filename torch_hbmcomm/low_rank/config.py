@@ -29,7 +29,7 @@ class LowRank(EncoderConfig):
         warmup: the number of first steps that send everything
         min_numel: a parameter with fewer elements is always sent whole. So is a parameter of fewer
             than two dimensions, and a parameter for which rank 1 saves no bytes, such as a matrix
-            of one row
+            of one row. None: 64
         cache_dtype: the residuals' dtype; None: float32, or float64 for gradients of float64. With
             bfloat16, each step loses the residuals' rounding errors
         wire_dtype: torch.bfloat16: gradients of float32 are sent as bfloat16, and the rounding
@@ -49,8 +49,6 @@ class LowRank(EncoderConfig):
     RuntimeError.
     """
 
-    # Rank 1 of an 8 x 8 matrix has a quarter of the matrix's numbers. Smaller matrices save less.
-    min_numel: int = 64
     relaxation: float | None = None
     damping: float | None = None
 

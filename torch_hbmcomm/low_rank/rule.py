@@ -381,7 +381,7 @@ def layers_of(config: LowRank, shapes: Sequence[Shape]) -> list[Layer]:
 
 def _approximated(shape: Shape, config: LowRank) -> Matrix | None:
     """Return the parameter's matrix, or None for a parameter that is always sent whole."""
-    if shape.dimensions < 2 or shape.numel < config.min_numel:
+    if shape.dimensions < 2 or shape.numel < config.least_numel:
         return None
     return matrix_of(shape.name, shape.sizes, shape.width)
 

@@ -42,7 +42,7 @@ OF_BOTH: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"ratio": None}, TypeError, "ratio is a number, not None"),
     ({"warmup": -1}, ValueError, "warmup is at least 0"),
     ({"min_numel": -1}, ValueError, "min_numel is at least 0"),
-    ({"min_numel": None}, TypeError, "min_numel is a whole number, not None"),
+    ({"min_numel": "64"}, TypeError, "min_numel is a whole number, not '64'"),
     ({"cache_dtype": torch.float16}, ValueError, "cache_dtype is None or torch.float32 or"),
     ({"wire_dtype": torch.float16}, ValueError, "wire_dtype is None or torch.bfloat16, not"),
     ({"skip_update": "no"}, TypeError, "skip_update is True, False or None, not 'no'"),

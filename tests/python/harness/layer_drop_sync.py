@@ -67,7 +67,7 @@ class Worker:
 
     def goes(self, index: int) -> bool:
         residual = self.residuals[index]
-        always = residual.dim() < 2 or residual.numel() < self.drop.min_numel
+        always = residual.dim() < 2 or residual.numel() < self.drop.least_numel
         late = self.waited[index] >= self.drop.oldest
         return bool(residual.any()) and (always or late or self.value(index) >= self.threshold)
 

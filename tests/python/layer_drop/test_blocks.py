@@ -205,3 +205,9 @@ def test_packed_numbers_of_all_ranks_add_up(levels: int, size: int) -> None:
 
 def test_packed_numbers_take_few_bytes() -> None:
     assert [Packing(1, ranks).element_bytes for ranks in (2, 4, 16)] == [4 / 13, 4 / 9, 4 / 6]
+
+
+def test_small_matrices_are_cut_by_default() -> None:
+    shapes = [Shape("", len(shape), math.prod(shape), 4) for shape in [(8, 8), (7, 9), (4096,)]]
+    layers = layers_of(shapes, LayerDrop(target="blocks"))
+    assert [layer.always for layer in layers] == [False, True, True]
