@@ -112,6 +112,13 @@ def step_and_clear(optimizers: Sequence[Optimizer]) -> None:
         optimizer.zero_grad()
 
 
+def steps_like(optimizer: Optimizer, kind: type[Optimizer]) -> bool:
+    """Return True if the optimizer has the step() of `kind`, a class of torch's."""
+    return isinstance(optimizer, kind) and (
+        inspect.unwrap(type(optimizer).step) is inspect.unwrap(kind.step)
+    )
+
+
 def refuses(optimizer: Optimizer) -> bool:
     """Return True if a fused optimizer skips its step, because its GradScaler found an infinity."""
     refused = getattr(optimizer, "found_inf", None)

@@ -9,8 +9,12 @@ twice as many numbers in the same bytes. With `--contenders bytes paper blocks` 
 layer_drop_hook and each of these targets. *ternary* sends blocks of -1, 0 and 1, so that more
 blocks fit into the same bytes. `--first-seed 5 --seeds 5` takes the seeds 5 to 9.
 
-One process emulates 4 ranks (learning.py), except for *ternary*, which needs `--megabits`: the
-numbers of a single rank would take fewer bytes than the sums of 4 ranks.
+*server* and *sync-server* train with ParameterServer and SyncParameterServer, whose workers drop
+layers; with R = 0 they send all.
+
+One process emulates 4 ranks (learning.py), except for *ternary* and the servers, which need
+`--megabits`: the numbers of a single rank would take fewer bytes than the sums of 4 ranks, and each
+worker of a server chooses its layers alone.
 
 With `--megabits 100` there are 4 ranks on two hosts: network namespaces joined by a link of that
 rate. This needs root. The program then also measures the time until a contender is as good as plain
@@ -38,7 +42,15 @@ import torch.distributed as dist
 from rich.table import Table
 
 from papers.layer_drop.cluster import two_hosts
-from papers.layer_drop.learning import CONTENDERS, OPTIMIZERS, PLAIN, TERNARY, Learned, learn
+from papers.layer_drop.learning import (
+    CONTENDERS,
+    OPTIMIZERS,
+    PLAIN,
+    SERVERS,
+    TERNARY,
+    Learned,
+    learn,
+)
 from papers.layer_drop.tasks import TASKS
 from torch_hbmcomm.bench import checkout, report
 from torch_hbmcomm.bench.result import Unavailable
@@ -49,6 +61,9 @@ _NODES = (0, 0, 1, 1)
 # such differences.
 _NEAR = {"accuracy": 0.5, "loss": 0.02}
 
+_OF_RANKS = {TERNARY, *SERVERS}
+_CHOICES = (*CONTENDERS, *SERVERS)
+
 Train = Callable[..., Learned]
 
 
@@ -57,7 +72,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, default="digits")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=None)
     parser.add_argument("--ratios", default="0.9,0.95")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS[:2])
+    parser.add_argument("--contenders", nargs="+", choices=_CHOICES, default=CONTENDERS[:2])
     parser.add_argument("--seeds", type=int, default=5, help="the number of seeds")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200)
@@ -67,8 +82,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exits normally, which removes the hosts
-    if TERNARY in args.contenders and args.megabits is None:
-        parser.error(f"{TERNARY} needs --megabits: one process sends fewer bytes than 4 ranks")
+    if args.megabits is None and (alike := _OF_RANKS.intersection(args.contenders)):
+        names = ", ".join(sorted(alike))
+        parser.error(f"{names}: give --megabits, because one process is not 4 ranks")
     optimizer = args.optimizer or next(iter(TASKS[args.task].rates))
     rate = args.rate or TASKS[args.task].rates[optimizer]
     terms = {"task": args.task, "optimizer": optimizer, "rate": rate, "megabits": args.megabits}
@@ -123,8 +139,9 @@ def _one_process(task: str) -> Iterator[Train]:
 @contextmanager
 def _hosts(args: argparse.Namespace) -> Iterator[Train]:
     """Yield a function that trains on two hosts."""
+    box = not SERVERS.keys().isdisjoint(args.contenders)
     with two_hosts(
-        "papers.layer_drop.learning_rank", _NODES, args.megabits, task=args.task
+        "papers.layer_drop.learning_rank", _NODES, args.megabits, task=args.task, box=box
     ) as hosts:
 
         def train(**terms: Any) -> Learned:

@@ -34,6 +34,12 @@ TERNARY = "ternary"
 CONTENDERS = ("hook", "PowerSGD", "bfloat16", *get_args(Target), TERNARY)
 """PLAIN's contenders. "hook" and "bfloat16" are low_rank_hook. The targets of LayerDrop are
 layer_drop_hook, and so is TERNARY, which has the target "blocks"."""
+SERVERS: dict[str, type[hbmcomm.ParameterServer] | type[hbmcomm.SyncParameterServer]] = {
+    "server": hbmcomm.ParameterServer,
+    "sync-server": hbmcomm.SyncParameterServer,
+}
+"""Contenders that train with a parameter server instead of DDP. They drop layers, and with ratio 0
+send all. They need RANKS processes, in a group that has a memory box."""
 _VANILLA = 2  # first steps that PowerSGD sends whole; PyTorch's minimum
 _LEAST_SAVED = 2  # least compression of a matrix that PowerSGD approximates
 _LOOKS = 10  # evaluations of the model during the training
@@ -66,12 +72,15 @@ def learn(
 ) -> Iterator[Learned]:
     """Train, and yield after each evaluation. `seed` sets the first weights and the order of data.
 
+    With ParameterServer the evaluations before the end are of this worker's model.
+
     rate: the highest learning rate
     """
     torch.manual_seed(seed)
     ddp = DistributedDataParallel(task.model(), bucket_cap_mb=BUCKET_MIB.get(contender))
     share = _register(ddp, contender, ratio, steps)
     steps_it = OPTIMIZERS[optimizer](ddp.parameters(), rate)
+    server = _server(ddp.module, steps_it, contender, ratio) if contender in SERVERS else None
     draw = torch.Generator().manual_seed(seed)
     learned = Learned()
     losses: list[float] = []
@@ -81,16 +90,22 @@ def learn(
             group["lr"] = rate * schedule(step, steps)
         inputs, targets = task.examples(RANKS * task.batch, draw)
         steps_it.zero_grad()
-        losses.append(backward(task, ddp, inputs, targets))
-        steps_it.step()
+        with nullcontext() if server is None else ddp.no_sync():
+            losses.append(backward(task, ddp, inputs, targets))
+        (server or steps_it).step()
         if (step + 1) * _LOOKS % steps < _LOOKS:
             now += time.perf_counter() - begin
+            if server is not None:
+                learned.share = _pushed(server, ddp.module)
+                if step + 1 == steps:
+                    _end(server)
+            else:
+                learned.share = share()
             learned.steps.append(step + 1)
             learned.seconds.append(now)
             learned.loss.append(statistics.fmean(losses))
             losses.clear()
             learned.quality.append(task.quality(ddp.module))
-            learned.share = share()
             yield learned
             dist.barrier()
             begin = time.perf_counter()
@@ -126,6 +141,34 @@ def schedule(step: int, steps: int) -> float:
     """
     cosine = (1 + math.cos(math.pi * step / steps)) / 2
     return min(1.0, (step + 1) / (0.1 * steps)) * (0.05 + 0.95 * cosine)
+
+
+def _server(
+    model: nn.Module, optimizer: torch.optim.Optimizer, contender: str, ratio: float
+) -> hbmcomm.ParameterServer | hbmcomm.SyncParameterServer:
+    drop = hbmcomm.LayerDrop(ratio=ratio) if ratio else None
+    return SERVERS[contender](model, optimizer, drop=drop)
+
+
+def _end(server: hbmcomm.ParameterServer | hbmcomm.SyncParameterServer) -> None:
+    """End the training. All models are equal then."""
+    if isinstance(server, hbmcomm.ParameterServer):
+        server.finish(wait=True)
+        server.pull()
+    server.close()
+
+
+def _pushed(
+    server: hbmcomm.ParameterServer | hbmcomm.SyncParameterServer, model: nn.Module
+) -> float:
+    """Return the sent part of the bytes of all steps."""
+    counts = server.stats()
+    if isinstance(server, hbmcomm.ParameterServer):
+        whole = sum(one.nbytes for one in model.parameters())
+        return counts["pushed_bytes"] / (counts["steps"] * whole)
+    return counts["gradient_bytes"] / counts.get(
+        "gradient_bytes_undropped", counts["gradient_bytes"]
+    )
 
 
 def _register(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import torch_hbmcomm as hbmcomm
 from papers.layer_drop.learning import Learned, learn
 from papers.layer_drop.tasks import TASKS
 from torch_hbmcomm.bench.peer import obey
@@ -21,11 +22,18 @@ class Learner:
         self._rank = rank
         warnings.simplefilter("ignore", FutureWarning)  # DDP warns of its own arguments
 
-    def join(self, store_file: str, world: int, task: str) -> None:
-        """Join the process group. store_file: path of a new file, equal on all ranks."""
+    def join(self, store_file: str, world: int, task: str, box: bool = False) -> None:
+        """Join the process group. store_file: path of a new file, equal on all ranks.
+
+        box: True: the group has a memory box
+        """
         torch.set_num_threads(1)
         dist.init_process_group(
-            "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
+            "hbm",
+            init_method=f"file://{store_file}",
+            rank=self._rank,
+            world_size=world,
+            pg_options=hbmcomm.Options(parameter_server="auto") if box else None,
         )
         self._task = TASKS[task]()
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_hbmcomm.layer_drop.rows import Rows
-from torch_hbmcomm.optimizers import Optimizer, has_closure, refuses, watch_steps
+from torch_hbmcomm.optimizers import Optimizer, has_closure, refuses, steps_like, watch_steps
 from torch_hbmcomm.tensors import flat, gradient_strides, same_order
 
 _KINDS = (torch.optim.AdamW, torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam)
@@ -230,10 +230,8 @@ def _step_parts(
 
 def _kind(optimizer: Optimizer) -> type[Optimizer] | None:
     """Return the class of torch's whose step() the optimizer has; None if it has another."""
-    for kind in (*_KINDS, torch.optim.SGD):
-        if isinstance(optimizer, kind):
-            return kind if unwrap(type(optimizer).step) is unwrap(kind.step) else None
-    return None
+    kinds = (*_KINDS, torch.optim.SGD)
+    return next((kind for kind in kinds if steps_like(optimizer, kind)), None)
 
 
 def _flat_state(optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor] | None:

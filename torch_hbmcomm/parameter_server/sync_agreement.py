@@ -188,12 +188,12 @@ def _raise_changes(group: dist.ProcessGroup, own: str | None) -> None:
             raise RuntimeError(f"rank {rank}: {error}")
 
 
-def exchange_flags(group: dist.ProcessGroup, flags: Sequence[bool]) -> list[list[bool]]:
-    """Exchange flags. Collective. Returns every rank's flags, by rank."""
-    row = torch.tensor(flags, dtype=torch.uint8)
-    table = torch.empty((group.size(), row.numel()), dtype=torch.uint8)
+def exchange_ages(group: dist.ProcessGroup, ages: Sequence[int]) -> list[list[int]]:
+    """Exchange numbers of steps. Collective. Returns every rank's numbers, by rank."""
+    row = torch.tensor(ages, dtype=torch.int32)
+    table = torch.empty((group.size(), row.numel()), dtype=torch.int32)
     dist.all_gather(list(table), row, group=group)
-    return table.bool().tolist()
+    return table.tolist()
 
 
 def _index(index: int | None) -> int:

@@ -51,8 +51,9 @@ class SyncLayerDrop:
         self._direct: _Flats | None = None  # gradients sent without residuals
         self._all_bytes = self._sent_layers = self._dropped_layers = 0
 
-    def choose(self, gradients: _Flats) -> list[bool]:
-        """Add the gradients to the residuals. Returns True for each parameter that is sent now.
+    def choose(self, gradients: _Flats) -> list[int]:
+        """Add the gradients to the residuals. Returns for each parameter the number of steps whose
+        gradients are sent now; 0 for a parameter that waits.
 
         gradients: None for a parameter without a gradient. A layer without gradients waits, even if
         it has a residual.
@@ -67,13 +68,21 @@ class SyncLayerDrop:
             )
         else:
             chosen = self._decide(gradients)
+        ages = self._ages(chosen)
         self._rule.end_step()
-        return chosen
+        return ages
 
-    def flush(self) -> list[bool]:
-        """Return True for each parameter that has a residual. These residuals are sent now."""
+    def flush(self) -> list[int]:
+        """Choose each parameter that has a residual. Returns the same as choose()."""
         self._measure()
-        return [total != 0 for total in self._sums]
+        return self._ages([total != 0 for total in self._sums])
+
+    def _ages(self, chosen: Sequence[bool]) -> list[int]:
+        waited = self._rule.waited
+        return [
+            waited.get(name, 0) + 1 if goes else 0
+            for name, goes in zip(self._names, chosen, strict=True)
+        ]
 
     def packer(self, indices: Sequence[int]) -> Callable[[Bucket, torch.Tensor], None]:
         """Return a function that packs a bucket into the message `wire`. It moves residuals there,

@@ -17,7 +17,7 @@ from torch_hbmcomm.parameter_server.sync_agreement import (
     Offer,
     SyncCall,
     SyncRound,
-    exchange_flags,
+    exchange_ages,
 )
 from torch_hbmcomm.parameter_server.sync_channel import Bucket, Parts, SyncChannel
 from torch_hbmcomm.parameter_server.sync_drop import SyncLayerDrop
@@ -95,10 +95,13 @@ class Gathered(NamedTuple):
 
     parameters: indices of the parameters that have an average
     nbytes: bytes that this rank sent
+    ages: for each of these parameters, and each worker that sent it: the number of steps whose
+        gradients the worker sent; empty without layer dropping
     """
 
     parameters: Sequence[int]
     nbytes: int
+    ages: Sequence[Sequence[int]] = ()
 
 
 class GradientGather:
@@ -146,19 +149,20 @@ class GradientGather:
             # FLUSH counts no batches. Divide as in an update with `push_every` batches a worker.
             batches = len(agreed.workers) * self._config.push_every
         if self._group.rank() not in agreed.workers:
-            chosen = [False] * len(everything)
+            chosen = [0] * len(everything)
         elif agreed.call == SyncCall.FLUSH:
             chosen = dropping.flush()
         else:
             chosen = dropping.choose(gradients.flats(everything))
-        table = exchange_flags(self._group, chosen)
-        indices = [index for index in everything if any(flags[index] for flags in table)]
-        brings = [[flags[index] for index in indices] for flags in table]
+        table = exchange_ages(self._group, chosen)
+        indices = [index for index in everything if any(ages[index] for ages in table)]
+        brings = [[ages[index] > 0 for index in indices] for ages in table]
         receive = partial(_average_parts, divisor=batches, flats=self._rooms(indices))
         like = [self._parameters[index] for index in indices]
         nbytes = self._channel.gather_some(like, brings, dropping.packer(indices), receive)
         dropping.end_round()
-        return Gathered(indices, nbytes)
+        arrived = [[ages[index] for ages in table if ages[index] > 0] for index in indices]
+        return Gathered(indices, nbytes, arrived)
 
     def _rooms(self, indices: Sequence[int]) -> list[torch.Tensor]:
         """Allocate memory for the averages, on the server only."""

@@ -26,6 +26,7 @@ from torch_hbmcomm.groups import chosen_group
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.checkpoint import check_kind, count, part, restored_on_error
 from torch_hbmcomm.parameter_server.config import SyncConfig
+from torch_hbmcomm.parameter_server.late_momentum import Arrived, late_momentum
 from torch_hbmcomm.parameter_server.own_steps import OwnSteps
 from torch_hbmcomm.parameter_server.shared_model import SharedModel
 from torch_hbmcomm.parameter_server.sync_agreement import (
@@ -320,9 +321,9 @@ class SyncParameterServer:
             self._exchange_seconds += time.perf_counter() - start
 
     def _exchange(self, agreed: SyncRound, after_update: Callable[[], None] | None) -> None:
-        indices, nbytes = self._gatherer.gather(agreed, self._gradients)
-        self._gradient_bytes += nbytes
-        parameters = [self._parameters[index] for index in indices]
+        gathered = self._gatherer.gather(agreed, self._gradients)
+        self._gradient_bytes += gathered.nbytes
+        parameters = [self._parameters[index] for index in gathered.parameters]
         if agreed.call == SyncCall.FLUSH:
             self._flushed = True
             if not parameters:
@@ -331,14 +332,15 @@ class SyncParameterServer:
             server = self._config.server
             source = server if server in agreed.workers else agreed.workers[0]
             self._broadcast(self._buffers, source)
-        self._on_server(partial(self._update, after_update))
+        arrived = list(zip(parameters, gathered.ages, strict=False))
+        self._on_server(partial(self._update, arrived, after_update))
         self._broadcast(parameters)
 
-    def _update(self, after_update: Callable[[], None] | None) -> None:
+    def _update(self, arrived: Sequence[Arrived], after_update: Callable[[], None] | None) -> None:
         assert self._optimizer is not None  # agree() has checked it
         if self._config.drop is not None:
             check_averages(self._names, self._parameters, self._config.drop.cache_dtype)
-        with self._own_steps.allowed():
+        with self._own_steps.allowed(), late_momentum(self._optimizer, arrived):
             self._optimizer.step()
         self._updates += 1
         if after_update is not None:

@@ -22,6 +22,8 @@ STEPS = 12
 DROP = LayerDrop(ratio=0.7, every=4, min_numel=8, max_age=5, target="paper")
 
 Gradients = list[torch.Tensor | None]
+Sent = dict[int, tuple[torch.Tensor, int]]
+"""Sums of gradients by layer, each with the number of steps that it has waited for and been in."""
 
 
 def model_of(dtype: torch.dtype = torch.float32) -> nn.ParameterList:
@@ -82,7 +84,7 @@ class Worker:
         budget = self.drop.unsent * sum(size for _, size in found)
         return next(value for (value, _), size in zip(found, reached, strict=True) if size > budget)
 
-    def step(self, gradients: Gradients) -> Gradients:
+    def step(self, gradients: Gradients) -> Sent:
         fresh = [i for i, g in enumerate(gradients) if g is not None and g.numel()]
         for index in fresh:
             gradient = gradients[index]
@@ -92,30 +94,48 @@ class Worker:
         if self.steps % self.drop.every == 0:
             self.threshold = self.search(fresh)
         self.steps += 1
+        taken = self.take(sent)
         for index, residual in enumerate(self.residuals):
             waits = index not in sent and bool(residual.any())
             self.waited[index] = self.waited[index] + 1 if waits else 0
-        return self.take(sent)
+        return taken
 
-    def take(self, sent: Sequence[int]) -> Gradients:
-        taken: Gradients = [None] * len(SHAPES)
+    def take(self, sent: Sequence[int]) -> Sent:
+        taken: Sent = {}
         for index in sent:
-            taken[index] = self.residuals[index]
+            taken[index] = self.residuals[index], self.waited[index] + 1
             self.residuals[index] = torch.zeros(SHAPES[index])
         return taken
 
-    def flush(self) -> Gradients:
+    def flush(self) -> Sent:
         return self.take([index for index, residual in enumerate(self.residuals) if residual.any()])
 
 
 def update(
-    model: nn.Module, optimizer: torch.optim.Optimizer, brought: list[Gradients], batches: int
+    model: nn.Module, optimizer: torch.optim.Optimizer, brought: list[Sent], batches: int
 ) -> None:
-    """Step as the server does. A parameter that no worker sent has no gradient."""
-    for parameter, sent in zip(model.parameters(), zip(*brought, strict=True), strict=True):
-        some = [gradient for gradient in sent if gradient is not None]
-        parameter.grad = torch.stack(some).sum(0) / batches if some else None
+    """Step as the server does. A parameter that no worker sent has no gradient.
+
+    SGD adds a late layer's gradient to its momentum in the step. Then the layer moves as often as
+    it has waited, by what is left of the gradient.
+    """
+    late = []
+    for index, parameter in enumerate(model.parameters()):
+        some = [one[index] for one in brought if index in one]
+        gradients, ages = zip(*some, strict=True) if some else ((), ())
+        parameter.grad = torch.stack(gradients).sum(0) / batches if some else None
+        late += [(parameter, [age - 1 for age in ages])] if some else []
     optimizer.step()
+    (group,) = optimizer.param_groups
+    for parameter, waits in late:
+        buffer = optimizer.state[parameter]["momentum_buffer"]
+        gradient, moved = parameter.grad, 0.0
+        assert gradient is not None
+        kept = [group["momentum"] ** wait for wait in waits]
+        for wait in waits:
+            moved += sum(group["momentum"] ** step for step in range(1, wait + 1)) / len(waits)
+        buffer -= (1 - sum(kept) / len(kept)) * gradient
+        parameter.data -= group["lr"] * moved * gradient
 
 
 def simulated(

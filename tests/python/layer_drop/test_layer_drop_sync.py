@@ -276,3 +276,46 @@ def check_overflow(context: Context) -> None:
 
 def test_overflow(pool: Pool) -> None:
     pool.run(check_overflow)
+
+
+# Momentum.
+
+
+def check_late_momentum(context: Context, options: dict[str, Any]) -> None:
+    """A layer of ones reaches the threshold in the fourth step.
+
+    Then it is where SGD takes it with all four gradients in the first step, and zeros in the other
+    three. It also has the same momentum.
+    """
+
+    def optimize(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.5, momentum=0.5, **options)
+
+    waits = 4
+    model = nn.ParameterList([torch.zeros(8, 8)])
+    plain = nn.ParameterList([torch.zeros(8, 8)])
+    drop = LayerDrop(min_numel=0, fixed_threshold=waits, max_age=100)
+    ps = make(context, model, optimize, drop=drop)
+    reference = optimize(plain.parameters())
+    for step in range(waits):
+        assert_close(weights(model), [torch.zeros(8, 8)], 0)
+        model[0].grad = torch.ones(8, 8)
+        ps.step()
+        plain[0].grad = torch.full((8, 8), 0.0 if step else float(waits))
+        reference.step()
+    assert_close(weights(model), weights(plain), 1e-6)
+    if context.rank == 0:
+        found = ps.state_dict()["optimizer"]["state"][0]["momentum_buffer"]
+        assert_close([found], [reference.state[plain[0]]["momentum_buffer"]], 1e-6)
+    ps.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"nesterov": True}, {"dampening": 0.25}, {"maximize": True}, {"foreach": True}],
+    ids=str,
+)
+def test_late_layer_moves_as_if_its_gradients_had_come_when_its_wait_began(
+    pool: Pool, options: dict[str, Any]
+) -> None:
+    pool.run(check_late_momentum, options)
