@@ -119,6 +119,49 @@ def steps_like(optimizer: Optimizer, kind: type[Optimizer]) -> bool:
     )
 
 
+def late_moves(momentum: float, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what SGD's momentum makes of sums of gradients that came late.
+
+    A sum of the gradients of k steps moves its parameters as if it had come whole in the first of
+    these steps. Otherwise momentum would carry it on for as long again as it has waited, and
+    training would oscillate.
+
+    Args:
+        ages: float64, the k of each sum
+
+    Returns, for each k, the part of the sum that is in the momentum after the k steps, and the
+    moves that it has made by then, in multiples of the first one.
+    """
+    left = momentum ** (ages - 1)
+    moves = ages if momentum == 1 else (1 - momentum**ages) / (1 - momentum)
+    return left, moves
+
+
+def move_on(
+    parameter: torch.Tensor,
+    buffer: torch.Tensor,
+    gradient: torch.Tensor,
+    group: Mapping[str, Any],
+    *,
+    gain: float,
+    left: torch.Tensor | float,
+    moves: torch.Tensor | float,
+) -> None:
+    """Complete a step of torch's SGD with a late sum of gradients.
+
+    Args:
+        parameter, buffer: the parameter and its momentum after the step; both are changed
+        gradient: the sum that the step took
+        group: the optimizer's group of the parameter
+        gain: the part of the gradient that the step added to the momentum, 1 - dampening or 1
+        left, moves: as late_moves() returns them
+    """
+    factor = -gain if group["maximize"] else gain
+    rate = float(group["lr"]) * (float(group["momentum"]) if group["nesterov"] else 1.0)
+    buffer.sub_(gradient * (factor * (1 - left)))
+    parameter.sub_(gradient * (factor * rate * (moves - 1)))
+
+
 def refuses(optimizer: Optimizer) -> bool:
     """Return True if a fused optimizer skips its step, because its GradScaler found an infinity."""
     refused = getattr(optimizer, "found_inf", None)

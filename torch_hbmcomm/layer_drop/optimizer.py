@@ -1,14 +1,18 @@
 """Optimizers under target="blocks": a block that waits keeps its elements and their moments, and a
 block that waited k steps makes up for k steps.
 
-The gradient of a block that is sent is the sum of k gradients. One step of Adam would move the
-block as far as one gradient does, so it would learn k times slower. Momentum would continue the
-move for ten of the block's own steps, which take 10 k steps. So the block takes k steps
-together, each with the mean gradient:
+The gradient of a block that is sent is the sum of k gradients.
+
+One step of Adam would move the block as far as one gradient does, so it would learn k times slower.
+So the block takes k steps together, each with the mean gradient:
 
 - The moments decay k times, and get the mean gradient k times. The second moment gets the sum's
   square divided by k: the squares of k gradients that are independent add up to k times that.
 - The step with these moments, and with the weight decay, counts k ** _POWER times.
+
+Under SGD momentum would continue the move for ten of the block's own steps, which take 10 k steps.
+So the block moves as if the whole sum had come in the first of the k steps (late_moves()). The
+momentum from before decays in each of the k steps. Weight decay counts k times.
 
 This takes Adam, AdamW, NAdam, RAdam and SGD, with all of their options.
 """
@@ -24,7 +28,15 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_hbmcomm.layer_drop.rows import Rows
-from torch_hbmcomm.optimizers import Optimizer, has_closure, refuses, steps_like, watch_steps
+from torch_hbmcomm.optimizers import (
+    Optimizer,
+    has_closure,
+    late_moves,
+    move_on,
+    refuses,
+    steps_like,
+    watch_steps,
+)
 from torch_hbmcomm.tensors import flat, gradient_strides, same_order
 
 _KINDS = (torch.optim.AdamW, torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam)
@@ -152,9 +164,16 @@ class _Part:
         self.values = self._before.clone()
         self._ages = sent.ages
         assert parameter.grad is not None
-        mean = sent.rows.take(flat(parameter.grad)) / self._spread(self._ages)
-        self.values.grad = mean.to(parameter.dtype)
-        self._prepare(optimizer, group, mean)
+        total = sent.rows.take(flat(parameter.grad))
+        if "betas" in group:
+            self._times = self._ages**_POWER
+            self._late: tuple[dict[str, Any], torch.Tensor, float] | None = None
+            mean = total / self._spread(self._ages)
+            self.values.grad = mean.to(parameter.dtype)
+            self._prepare(optimizer, group, mean)
+        else:
+            self._times = torch.ones_like(self._ages)
+            self._prepare_sgd(optimizer, group, total)
 
     def _spread(self, values: torch.Tensor) -> torch.Tensor:
         """Return the value of each element's block, float32 or wider."""
@@ -163,17 +182,12 @@ class _Part:
 
     def _prepare(self, optimizer: Optimizer, group: dict[str, Any], mean: torch.Tensor) -> None:
         """Set the moments so that the optimizer's step makes them those after `steps` steps."""
-        scale = getattr(optimizer, "grad_scale", None)  # set by a GradScaler for a fused optimizer
-        added = mean if scale is None else mean / scale.to(mean)
-        added = -added if group.get("maximize") else added
-        if group["weight_decay"] and not group.get("decoupled_weight_decay"):
-            added = added + group["weight_decay"] * self._before
-        if "betas" not in group:
-            if group["momentum"]:
-                self.state.setdefault("momentum_buffer", torch.zeros_like(self.values))
-                gain = 1 - group["dampening"]
-                self._advance("momentum_buffer", float(group["momentum"]), gain * added)
-        elif "step" in self.state:
+        if "step" in self.state:
+            scale = _scale_of(optimizer, mean)
+            added = mean if scale is None else mean / scale
+            added = -added if group.get("maximize") else added
+            if group["weight_decay"] and not group.get("decoupled_weight_decay"):
+                added = added + group["weight_decay"] * self._before
             first, second = map(float, group["betas"])
             self._advance("exp_avg", first, (1 - first) * added)
             self._advance("exp_avg_sq", second, (1 - second) * added * added, self._ages)
@@ -193,9 +207,40 @@ class _Part:
             after = moment * self._spread(decays) + sums * added
             moment.copy_((after - added) / kept)
 
+    def _prepare_sgd(
+        self, optimizer: Optimizer, group: dict[str, Any], total: torch.Tensor
+    ) -> None:
+        """Let the momentum decay, and set the gradient for SGD's step. keep() completes the
+        step."""
+        scale = _scale_of(optimizer, total)
+        decay = self._before * group["weight_decay"]
+        decay = -decay if group["maximize"] else decay
+        decays = decay * self._spread(self._ages)  # of all k steps; SGD adds that of one step
+        added = (total if scale is None else total / scale) + decays
+        given = added - decay
+        self.values.grad = (given if scale is None else given * scale).to(self.values.dtype)
+        buffer = self.state.get("momentum_buffer")
+        if buffer is not None:
+            buffer.mul_(self._spread(float(group["momentum"]) ** (self._ages - 1)))
+        # SGD does not damp the gradient that begins the momentum.
+        gain = 1.0 if buffer is None else 1 - group["dampening"]
+        self._late = (group, added, gain) if group["momentum"] else None
+
     def keep(self) -> None:
         """Write the blocks and their state back, after the optimizer's step."""
-        moved = (self.values - self._before) * self._spread(self._ages**_POWER)
+        if self._late is not None:
+            group, added, gain = self._late
+            left, moves = late_moves(float(group["momentum"]), self._ages)
+            move_on(
+                self.values,
+                self.state["momentum_buffer"],
+                added,
+                group,
+                gain=gain,
+                left=self._spread(left),
+                moves=self._spread(moves),
+            )
+        moved = (self.values - self._before) * self._spread(self._times)
         self._rows.put(flat(self._parameter), (self._before + moved).to(self.values.dtype))
         for name, value in self.state.items():
             if isinstance(value, torch.Tensor) and value.dim():
@@ -204,6 +249,12 @@ class _Part:
                 self._rows.put(flat(self._whole_state[name]), value)
             else:
                 self._whole_state[name] = value
+
+
+def _scale_of(optimizer: Optimizer, like: torch.Tensor) -> torch.Tensor | None:
+    """Return the scale of the gradients that a fused optimizer divides by in its step."""
+    scale: torch.Tensor | None = getattr(optimizer, "grad_scale", None)  # set by a GradScaler
+    return None if scale is None else scale.to(like)
 
 
 def _count_step(state: dict[str, Any]) -> None:

@@ -11,7 +11,11 @@ RATE = 0.01
 
 
 class Reference:
-    """Takes the steps of one block that waited k steps one by one, with the mean gradient."""
+    """Takes the steps of one block that waited k steps one by one.
+
+    Adam gets the mean gradient in each step. SGD gets the sum in the first one. Its momentum from
+    before decays, and does not move the block until the last step.
+    """
 
     def __init__(self, values: torch.Tensor, settings: dict[str, Any]) -> None:
         self.values = values
@@ -25,9 +29,9 @@ class Reference:
         if not self._adam_w:
             mean = mean + decay * self.values
         if "momentum" in self._settings:
-            move = self._momentum(mean, k)
-        else:
-            move = self._adam(mean, k, step)
+            self.values = self.values - RATE * self._momentum(k * mean, k)
+            return
+        move = self._adam(mean, k, step)
         if self._adam_w:
             move = move + RATE * decay * self.values
         self.values = self.values - k * move
@@ -36,16 +40,20 @@ class Reference:
     def _adam_w(self) -> bool:
         return self._settings["kind"] is torch.optim.AdamW
 
-    def _momentum(self, mean: torch.Tensor, k: int) -> torch.Tensor:
-        rate = self._settings["momentum"]
+    def _momentum(self, total: torch.Tensor, k: int) -> torch.Tensor:
+        rate: float = self._settings["momentum"]
         gain = 1 - self._settings.get("dampening", 0) if self._first.any() else 1  # as torch's SGD
         if rate == 0:
-            return RATE * mean
-        for _ in range(k):
-            self._first = rate * self._first + gain * mean
+            return total
         nesterov = self._settings.get("nesterov")
-        move: torch.Tensor = mean + rate * self._first if nesterov else self._first
-        return RATE * move
+        before = rate**k * self._first
+        new, moves = torch.zeros_like(total), torch.zeros_like(total)
+        for step in range(k):
+            new = rate * new + (0 if step else gain * total)
+            moves += rate * new if nesterov else new
+        self._first = before + new
+        old: torch.Tensor = total + rate * before if nesterov else before
+        return moves + old
 
     def _adam(self, mean: torch.Tensor, k: int, step: int) -> torch.Tensor:
         for _ in range(k):

@@ -90,11 +90,20 @@ def test_a_step_that_a_scaler_skips_changes_nothing() -> None:
         assert torch.equal(one, state[name]), name
 
 
-def test_gradients_that_a_scaler_has_scaled_count_unscaled() -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kind": torch.optim.AdamW},
+        {"kind": torch.optim.SGD, "momentum": 0.9, "weight_decay": 0.1, "maximize": True},
+    ],
+    ids=["AdamW", "SGD"],
+)
+def test_gradients_that_a_scaler_has_scaled_count_unscaled(settings: dict[str, Any]) -> None:
     found = []
+    terms = {name: value for name, value in settings.items() if name != "kind"}
     for scale in (None, 1024.0):
         parameter = nn.Parameter(torch.linspace(-1, 1, 16).view(4, 4))
-        optimizer = torch.optim.AdamW([parameter], lr=RATE, fused=True)
+        optimizer = settings["kind"]([parameter], lr=RATE, fused=True, **terms)
         hook = CatchUp([optimizer])
         for k in (1, 3, 2):
             hook.clear()
@@ -104,8 +113,8 @@ def test_gradients_that_a_scaler_has_scaled_count_unscaled() -> None:
             parameter.grad[1:3] = k
             if scale is not None:
                 parameter.grad *= scale
-                optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
-                optimizer.grad_scale = torch.tensor(scale)  # type: ignore[attr-defined]
+                optimizer.found_inf = torch.tensor(0.0)
+                optimizer.grad_scale = torch.tensor(scale)
             optimizer.step()
         found.append(parameter.detach())
     torch.testing.assert_close(*found)
