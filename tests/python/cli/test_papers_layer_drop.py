@@ -420,28 +420,30 @@ def test_accuracy_is_measured_by_the_command(
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_one_process_does_not_stand_for_packed_blocks(
+def test_one_process_does_not_stand_for_packed_blocks_and_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["accuracy", "--contenders", "ternary"])
+    monkeypatch.setattr("sys.argv", ["accuracy", "--contenders", "hook", "ternary", "server"])
     with pytest.raises(SystemExit):
         accuracy.main()
-    assert "ternary needs --megabits" in capsys.readouterr().err
+    assert "server, ternary: give --megabits" in capsys.readouterr().err
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("namespaces")
-def test_packed_blocks_are_trained_on_two_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("contender", ["ternary", "server", "sync-server"])
+def test_ranks_of_two_hosts_drop_a_part_of_the_bytes(
+    contender: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "rows.json"
-    options = ["--task", "digits", "--seeds", "1", "--steps", "12", "--ratios", "0.8"]
-    options += ["--contenders", "ternary", "--megabits", "1000", "--json", str(file)]
+    ratios = "0.8" if contender == "ternary" else "0,0.8"
+    options = ["--task", "digits", "--seeds", "1", "--steps", "12", "--ratios", ratios]
+    options += ["--contenders", contender, "--megabits", "1000", "--json", str(file)]
     monkeypatch.setattr("sys.argv", ["accuracy", *options])
     accuracy.main()
-    plain, packed = (json.loads(line) for line in file.read_text().splitlines())
-    assert plain["share"] == 1
-    assert 0 < packed["share"] < 0.3
+    *whole, dropped = (json.loads(line)["share"] for line in file.read_text().splitlines())
+    assert whole == pytest.approx([1] * len(whole), abs=0.1)
+    assert 0 < dropped < 0.8
 
 
 @pytest.mark.full
