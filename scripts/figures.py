@@ -85,6 +85,9 @@ RECORDS: dict[str, Sequence[str]] = {
     "papers/layerdrop-pass-*.json": [*_KERNELS, *_COMPRESSION, "papers/layer_drop"],
     "papers/layerdrop-accuracy.jsonl": [*_COMPRESSION, "papers/layer_drop"],
     "papers/layerdrop-100-megabits.jsonl": [*_COLLECTIVES, *_COMPRESSION, "papers/layer_drop"],
+    "papers/layerdrop-ranks-accuracy.jsonl": [
+        *(*_COMPRESSION, "torch_hbmcomm/parameter_server", "papers/layer_drop"),
+    ],
     "papers/outer-steps.jsonl": [
         *("torch_hbmcomm/outer_steps", "papers/outer_steps", "papers/layer_drop/tasks.py"),
     ],

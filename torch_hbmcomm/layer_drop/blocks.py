@@ -23,6 +23,9 @@ from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.packing import Packing
 
+_LEAST_CUT = 4096  # elements of a matrix that is cut in any case
+_MOST_WHOLE = 0.5
+
 _LEAST_BLOCKS = 8  # blocks of a parameter, if it has as many elements
 
 NUMBER = 4
@@ -36,16 +39,22 @@ _LEAST_USUAL = 0.1
 
 
 def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
-    """Return each parameter as a layer; `always` if it is always sent whole."""
-    return [
-        Layer.of(shapes, (index,), always=not is_cut(shape, config))
-        for index, shape in enumerate(shapes)
-    ]
+    """Return each parameter as a layer; `always` if it is always sent whole.
 
-
-def is_cut(shape: Shape, config: LayerDrop) -> bool:
-    """Return True if a parameter is cut into blocks."""
-    return shape.dimensions > 1 and shape.numel >= max(config.least_numel, 2)
+    By default the smallest matrices of fewer than _LEAST_CUT elements are sent whole, as long as
+    all that is sent whole takes at most the part _MOST_WHOLE of the bytes of a step.
+    """
+    whole = {i for i, one in enumerate(shapes) if one.dimensions < 2 or one.numel < 2}
+    if config.min_numel is not None:
+        whole |= {i for i, one in enumerate(shapes) if one.numel < config.min_numel}
+    else:
+        sizes = [one.numel * one.width for one in shapes]
+        left = _MOST_WHOLE * (1 - config.unsent) * sum(sizes) - sum(sizes[i] for i in whole)
+        for index in sorted(set(range(len(shapes))) - whole, key=sizes.__getitem__):
+            left -= sizes[index]
+            if shapes[index].numel < _LEAST_CUT and left >= 0:
+                whole.add(index)
+    return [Layer.of(shapes, (index,), always=index in whole) for index in range(len(shapes))]
 
 
 def size_of(numel: int, config: LayerDrop) -> int:

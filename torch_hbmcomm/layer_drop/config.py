@@ -24,7 +24,7 @@ _NOT_FOR_BLOCKS = {
 MOST_LEVELS = 127
 """The largest `levels`: the number of a rank fits into a byte."""
 
-# The default of `min_numel` for layers that are sent whole or not at all.
+# The default of `min_numel`.
 _LEAST_LAYER = 4096
 
 # The default of `block` is the least power of 2 that is at least this, divided by 1 - ratio. So the
@@ -60,7 +60,9 @@ class LayerDrop(EncoderConfig):
         granularity: a layer is a "parameter", or all parameters of a "module" together (under DDP
             those that share a bucket)
         min_numel: a layer with fewer elements is always sent, and so is a layer whose parameters
-            all have at most one dimension; None: 4,096, or 64 with target="blocks"
+            all have at most one dimension. None: 4,096. With target="blocks" None sends the
+            smallest matrices below 4,096 elements whole, as long as all that is sent whole takes at
+            most half of the bytes that `ratio` allows
         always_send: False: the layers that min_numel describes may wait, too
         max_age: the most steps that a layer waits before it is sent; math.inf: no limit; None: four
             times the mean wait, 4 / (1 - ratio), and at least 8
@@ -149,7 +151,7 @@ class LayerDrop(EncoderConfig):
 
     @property
     def usual_min_numel(self) -> int:
-        return super().usual_min_numel if self.target == "blocks" else _LEAST_LAYER
+        return _LEAST_LAYER
 
     @property
     def block_size(self) -> int:

@@ -207,7 +207,15 @@ def test_packed_numbers_take_few_bytes() -> None:
     assert [Packing(1, ranks).element_bytes for ranks in (2, 4, 16)] == [4 / 13, 4 / 9, 4 / 6]
 
 
-def test_small_matrices_are_cut_by_default() -> None:
-    shapes = [Shape("", len(shape), math.prod(shape), 4) for shape in [(8, 8), (7, 9), (4096,)]]
+def test_the_smallest_matrices_are_sent_whole_for_half_of_the_bytes() -> None:
+    """At R = 0.9, 5 % of 40,000 elements may be sent whole: 2,000 elements."""
+    sizes = [(500,), (1, 1), (40, 30), (30, 30), (20, 30), (100, 368)]
+    shapes = [Shape("", len(shape), math.prod(shape), 4) for shape in sizes]
+    assert sum(shape.numel for shape in shapes) == 40001
+    whole = [True, True, False, False, True, False]  # 500 + 1 + 600; 900 more would be too many
     layers = layers_of(shapes, LayerDrop(target="blocks"))
-    assert [layer.always for layer in layers] == [False, True, True]
+    assert [layer.always for layer in layers] == whole
+    layers = layers_of(shapes, LayerDrop(target="blocks", min_numel=901))
+    assert [layer.always for layer in layers] == [True, True, False, True, True, False]
+    layers = layers_of([*shapes, Shape("", 2, 10**6, 4)], LayerDrop(target="blocks", ratio=0.5))
+    assert [layer.always for layer in layers] == [True] * 5 + [False] * 2
