@@ -120,7 +120,7 @@ def steps_like(optimizer: Optimizer, kind: type[Optimizer]) -> bool:
 
 
 def late_moves(momentum: float, ages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what SGD's momentum makes of sums of gradients that came late.
+    """Return how SGD's momentum moves sums of gradients that came late.
 
     A sum of the gradients of k steps moves its parameters as if it had come whole in the first of
     these steps. Otherwise momentum would carry it on for as long again as it has waited, and
@@ -129,8 +129,8 @@ def late_moves(momentum: float, ages: torch.Tensor) -> tuple[torch.Tensor, torch
     Args:
         ages: float64, the k of each sum
 
-    Returns, for each k, the part of the sum that is in the momentum after the k steps, and the
-    moves that it has made by then, in multiples of the first one.
+    Returns two tensors like ages. The first has the part of the sum that is in the momentum after
+    the k steps. The second has the moves of the sum so far, as multiples of its first move.
     """
     left = momentum ** (ages - 1)
     moves = ages if momentum == 1 else (1 - momentum**ages) / (1 - momentum)

@@ -41,8 +41,8 @@ _LEAST_USUAL = 0.1
 def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
     """Return each parameter as a layer; `always` if it is always sent whole.
 
-    By default the smallest matrices of fewer than _LEAST_CUT elements are sent whole, as long as
-    all that is sent whole takes at most the part _MOST_WHOLE of the bytes of a step.
+    By default matrices of fewer than _LEAST_CUT elements are sent whole, the smallest first. All
+    that is sent whole takes at most the part _MOST_WHOLE of the bytes of a step.
     """
     whole = {i for i, one in enumerate(shapes) if one.dimensions < 2 or one.numel < 2}
     if config.min_numel is not None:

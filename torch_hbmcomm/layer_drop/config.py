@@ -60,9 +60,9 @@ class LayerDrop(EncoderConfig):
         granularity: a layer is a "parameter", or all parameters of a "module" together (under DDP
             those that share a bucket)
         min_numel: a layer with fewer elements is always sent, and so is a layer whose parameters
-            all have at most one dimension. None: 4,096. With target="blocks" None sends the
-            smallest matrices below 4,096 elements whole, as long as all that is sent whole takes at
-            most half of the bytes that `ratio` allows
+            all have at most one dimension. None: 4,096. With target="blocks" None sends
+            matrices below 4,096 elements whole, the smallest first. All that is sent whole then
+            takes at most half of the bytes that `ratio` allows
         always_send: False: the layers that min_numel describes may wait, too
         max_age: the most steps that a layer waits before it is sent; math.inf: no limit; None: four
             times the mean wait, 4 / (1 - ratio), and at least 8

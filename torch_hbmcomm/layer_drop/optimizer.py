@@ -215,7 +215,7 @@ class _Part:
         scale = _scale_of(optimizer, total)
         decay = self._before * group["weight_decay"]
         decay = -decay if group["maximize"] else decay
-        decays = decay * self._spread(self._ages)  # of all k steps; SGD adds that of one step
+        decays = decay * self._spread(self._ages)  # of all k steps; SGD adds one step's
         added = (total if scale is None else total / scale) + decays
         given = added - decay
         self.values.grad = (given if scale is None else given * scale).to(self.values.dtype)
