@@ -12,8 +12,8 @@ blocks fit into the same bytes. `--first-seed 5 --seeds 5` takes the seeds 5 to 
 *server* and *sync-server* train with ParameterServer and SyncParameterServer, whose workers drop
 layers; with R = 0 they send all.
 
-One process emulates 4 ranks (learning.py), except for *ternary* and the servers, which need
-`--megabits`: the numbers of a single rank would take fewer bytes than the sums of 4 ranks, and each
+One process emulates 4 ranks (learning.py). *ternary* and the servers need real ranks, and so
+`--megabits`. The numbers of a single rank would take fewer bytes than the sums of 4 ranks. Each
 worker of a server chooses its layers alone.
 
 With `--megabits 100` there are 4 ranks on two hosts: network namespaces joined by a link of that

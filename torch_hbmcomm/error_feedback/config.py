@@ -14,7 +14,7 @@ AUTO = "auto"
 AUTO_RATIO = 0.9
 """The ratio that ratio="auto" may choose. At 0.95 some trainings lose a point of accuracy."""
 
-# Of an 8 x 8 matrix rank 1 saves three quarters. Smaller matrices save less.
+# Rank 1 saves three quarters of an 8 x 8 matrix. It saves less of smaller matrices.
 _LEAST_MATRIX = 64
 _AGE_FACTOR = 4  # times the mean wait of 1 / (1 - ratio) steps
 _LEAST_AGE = 8

@@ -23,7 +23,6 @@ from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.packing import Packing
 
-_LEAST_CUT = 4096  # elements of a matrix that is cut in any case
 _MOST_WHOLE = 0.5
 
 _LEAST_BLOCKS = 8  # blocks of a parameter, if it has as many elements
@@ -41,8 +40,8 @@ _LEAST_USUAL = 0.1
 def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
     """Return each parameter as a layer; `always` if it is always sent whole.
 
-    By default matrices of fewer than _LEAST_CUT elements are sent whole, the smallest first. All
-    that is sent whole takes at most the part _MOST_WHOLE of the bytes of a step.
+    Without `min_numel`, matrices below its default are sent whole, the smallest first. All that is
+    sent whole then takes at most the part _MOST_WHOLE of the bytes of a step.
     """
     whole = {i for i, one in enumerate(shapes) if one.dimensions < 2 or one.numel < 2}
     if config.min_numel is not None:
@@ -52,7 +51,7 @@ def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
         left = _MOST_WHOLE * (1 - config.unsent) * sum(sizes) - sum(sizes[i] for i in whole)
         for index in sorted(set(range(len(shapes))) - whole, key=sizes.__getitem__):
             left -= sizes[index]
-            if shapes[index].numel < _LEAST_CUT and left >= 0:
+            if shapes[index].numel < config.least_numel and left >= 0:
                 whole.add(index)
     return [Layer.of(shapes, (index,), always=index in whole) for index in range(len(shapes))]
 

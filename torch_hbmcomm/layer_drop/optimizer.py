@@ -170,7 +170,7 @@ class _Part:
             self._late: tuple[dict[str, Any], torch.Tensor, float] | None = None
             mean = total / self._spread(self._ages)
             self.values.grad = mean.to(parameter.dtype)
-            self._prepare(optimizer, group, mean)
+            self._prepare_adam(optimizer, group, mean)
         else:
             self._times = torch.ones_like(self._ages)
             self._prepare_sgd(optimizer, group, total)
@@ -180,8 +180,10 @@ class _Part:
         wide = torch.promote_types(self._before.dtype, torch.float32)
         return self._rows.spread(values.to(self._before.device, wide))
 
-    def _prepare(self, optimizer: Optimizer, group: dict[str, Any], mean: torch.Tensor) -> None:
-        """Set the moments so that the optimizer's step makes them those after `steps` steps."""
+    def _prepare_adam(
+        self, optimizer: Optimizer, group: dict[str, Any], mean: torch.Tensor
+    ) -> None:
+        """Set the moments so that the optimizer's step makes them those after k steps."""
         if "step" in self.state:
             scale = _scale_of(optimizer, mean)
             added = mean if scale is None else mean / scale

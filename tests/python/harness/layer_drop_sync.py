@@ -23,7 +23,7 @@ DROP = LayerDrop(ratio=0.7, every=4, min_numel=8, max_age=5, target="paper")
 
 Gradients = list[torch.Tensor | None]
 Sent = dict[int, tuple[torch.Tensor, int]]
-"""Sums of gradients by layer, each with the number of steps that it has waited for and been in."""
+"""Sums of gradients by layer, each with the number of steps whose gradients it has."""
 
 
 def model_of(dtype: torch.dtype = torch.float32) -> nn.ParameterList:
@@ -116,8 +116,8 @@ def update(
 ) -> None:
     """Step as the server does. A parameter that no worker sent has no gradient.
 
-    SGD adds a late layer's gradient to its momentum in the step. Then the layer moves as often as
-    it has waited, by what is left of the gradient.
+    SGD makes the first move of a late layer. Then the layer makes a move for each step that it has
+    waited. A move is the one before, multiplied by the momentum.
     """
     late = []
     for index, parameter in enumerate(model.parameters()):

@@ -282,7 +282,7 @@ def test_overflow(pool: Pool) -> None:
 
 
 def check_late_momentum(context: Context, options: dict[str, Any]) -> None:
-    """A layer of ones reaches the threshold in the fourth step.
+    """Send a layer of ones in the fourth step, when it reaches the threshold.
 
     Then it is where SGD takes it with all four gradients in the first step, and zeros in the other
     three. It also has the same momentum.
