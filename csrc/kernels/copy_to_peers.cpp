@@ -9,11 +9,15 @@ namespace hbm::kernels {
 
 void CachePreference::record(std::chrono::nanoseconds cached,
                              std::chrono::nanoseconds non_temporal) noexcept {
-  int step = 0;
-  if (100 * cached > kNonTemporalAbovePercent * non_temporal) step = 1;
-  if (100 * cached < kCachedBelowPercent * non_temporal) step = -1;
-  const int score = score_.load(std::memory_order_relaxed);
-  score_.store(std::clamp(score + step, 0, 2 * kAgreeingTrials - 1), std::memory_order_relaxed);
+  const auto count = [&](std::atomic<int>& score, int above_percent, int below_percent) {
+    int step = 0;
+    if (100 * cached > above_percent * non_temporal) step = 1;
+    if (100 * cached < below_percent * non_temporal) step = -1;
+    const int before = score.load(std::memory_order_relaxed);
+    score.store(std::clamp(before + step, 0, 2 * kAgreeingTrials - 1), std::memory_order_relaxed);
+  };
+  count(score_, kNonTemporalAbovePercent, kCachedBelowPercent);
+  count(short_score_, kShortNonTemporalAbovePercent, kShortCachedBelowPercent);
 }
 
 void CopyToPeers::operator()(void* dst, const void* src, size_t bytes) noexcept {
@@ -24,7 +28,8 @@ void CopyToPeers::operator()(void* dst, const void* src, size_t bytes) noexcept 
     const bool is_trial = turn < kFirstTrialPeerCopies || turn % kPeerCopiesPerTrial < 2;
     if (is_trial) return timed(dst, src, bytes, turn);
   }
-  preference_.non_temporal() ? copy_non_temporal(dst, src, bytes) : copy_bytes(dst, src, bytes);
+  preference_.non_temporal(bytes) ? copy_non_temporal(dst, src, bytes)
+                                  : copy_bytes(dst, src, bytes);
 }
 
 void CopyToPeers::timed(void* dst, const void* src, size_t bytes, uint32_t turn) noexcept {

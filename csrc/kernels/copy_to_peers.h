@@ -15,6 +15,11 @@
 //   two clusters, cached               10.6                6.0
 //   two clusters, non-temporal          3.0                4.0
 //
+// Processors may be farther apart: on another machine a cached copy took 11 times as long as a
+// non-temporal one. Copies below kTimedPeerCopyBytes are then faster with non-temporal stores too.
+// Where the cached copy took 3 times as long, they were slower: the fence after the stores takes
+// 0.5 us. So these copies have a choice of their own.
+//
 // Both kinds of store copy the same bytes.
 #pragma once
 
@@ -32,13 +37,18 @@ namespace hbm::kernels {
 // pairs must agree.
 class CachePreference {
  public:
+  // Records the times of a pair of copies of kTimedPeerCopyBytes or more.
   void record(std::chrono::nanoseconds cached, std::chrono::nanoseconds non_temporal) noexcept;
-  bool non_temporal() const noexcept {
-    return score_.load(std::memory_order_relaxed) >= kAgreeingTrials;
+  // Returns the choice for a copy of `bytes` bytes.
+  bool non_temporal(size_t bytes) const noexcept {
+    const auto& score = bytes < kTimedPeerCopyBytes ? short_score_ : score_;
+    return score.load(std::memory_order_relaxed) >= kAgreeingTrials;
   }
 
  private:
-  std::atomic<int> score_{0};  // from 0 to 2 * kAgreeingTrials - 1
+  // From 0 to 2 * kAgreeingTrials - 1.
+  std::atomic<int> score_{0};
+  std::atomic<int> short_score_{0};  // of copies below kTimedPeerCopyBytes
 };
 
 // Copies with the preferred kind of store. Threads: any; all threads share the object's choice.

@@ -50,7 +50,8 @@ inline constexpr size_t kPrefetchAheadBytes = 1024;
 // The least copy to a peer that may be non-temporal.
 // Unit: bytes
 // Below: the copy uses cached stores, because non-temporal stores need a fence, which takes time.
-// Above: from the value on, the copy uses the kind of store that was faster in the trials.
+// Above: from the value on, the copy uses the kind of store that the trials show to be faster.
+// Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-staged`
 inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
 
 // The least copy to a peer that is timed.
@@ -99,6 +100,24 @@ inline constexpr int kNonTemporalAbovePercent = 200;
 // Above: from the value on, the trial does not count for them.
 // Measure: `copy_test --gtest_filter=Copy.PrefersAKindOnceTwoPairsAgree`
 inline constexpr int kCachedBelowPercent = 150;
+
+// kNonTemporalAbovePercent of copies below kTimedPeerCopyBytes. Non-temporal stores have to be
+// faster by more, because the fence after them takes a large part of a short copy's time. Where
+// the cached copy took 3 times as long as the other, a broadcast of 4 KiB took 0.85 us with
+// non-temporal stores instead of 0.55 us. Where it took 11 times as long, a send and receive of 8
+// KiB took 4.5 us instead of 9 us.
+// Unit: percent
+// Below: up to and including the value, the trial does not count for non-temporal stores.
+// Above: the trial counts for them.
+// Measure: `copy_test --gtest_filter=Copy.ShortCopiesNeedALargerDifference`
+inline constexpr int kShortNonTemporalAbovePercent = 600;
+
+// kCachedBelowPercent of copies below kTimedPeerCopyBytes.
+// Unit: percent
+// Below: the trial counts for cached stores.
+// Above: from the value on, the trial does not count for them.
+// Measure: `copy_test --gtest_filter=Copy.ShortCopiesNeedALargerDifference`
+inline constexpr int kShortCachedBelowPercent = 450;
 
 // -- Sums
 

@@ -87,7 +87,7 @@ TEST(Copy, PrefersAKindOnceTwoPairsAgree) {
   using std::chrono::nanoseconds;
   const auto record = [](CachePreference& preference, int cached, int non_temporal) {
     preference.record(nanoseconds(cached), nanoseconds(non_temporal));
-    return preference.non_temporal();
+    return preference.non_temporal(kTimedPeerCopyBytes);
   };
   // Each call records the times of a pair of copies, in nanoseconds: with cached stores, and with
   // non-temporal stores. In this test, cached stores take 160 ns between chiplets, and 40 ns within
@@ -104,6 +104,23 @@ TEST(Copy, PrefersAKindOnceTwoPairsAgree) {
   EXPECT_TRUE(record(preference, 40, 45));  // within one chiplet
   EXPECT_FALSE(record(preference, 40, 45));
   for (int pair = 0; pair < 100; ++pair) EXPECT_FALSE(record(preference, 80, 45));
+}
+
+TEST(Copy, ShortCopiesNeedALargerDifference) {
+  using std::chrono::nanoseconds;
+  CachePreference preference;
+  const auto record = [&](int cached, int non_temporal) {
+    for (int pair = 0; pair < 2 * kAgreeingTrials; ++pair) {
+      preference.record(nanoseconds(cached), nanoseconds(non_temporal));
+    }
+    return std::pair(preference.non_temporal(kTimedPeerCopyBytes - 1),
+                     preference.non_temporal(kTimedPeerCopyBytes));
+  };
+  // The times in ns are those of 1 KiB.
+  EXPECT_EQ(record(45, 40), std::pair(false, false));  // in one cluster
+  EXPECT_EQ(record(140, 40), std::pair(false, true));  // in two clusters
+  EXPECT_EQ(record(420, 40), std::pair(true, true));   // farther apart
+  EXPECT_EQ(record(140, 40), std::pair(false, true));
 }
 
 TEST(Copy, UsesNonTemporalStoresFromHalfTheCache) {

@@ -16,7 +16,9 @@ namespace {
 
 using progress::Observation;
 
-constexpr size_t kCount = kZeroCopyBytes / sizeof(float);  // the fewest elements for zero-copy
+// The fewest elements for zero-copy.
+constexpr size_t kCount = kZeroCopyBytes / sizeof(float);
+constexpr size_t kReducedCount = kZeroCopyReductionBytes / sizeof(float);
 constexpr int kTag = 1;
 
 // Elements in the segment of a rank or in private memory.
@@ -66,10 +68,10 @@ Observation allreduce(NodeRank& rank, size_t count, bool in_segment) {
 TEST(Observation, OfAReductionIsZeroCopyIfAllTensorsAreInSegments) {
   for (const int size : {2, 5}) {
     run_node({.size = size}, [](NodeRank& rank) {
-      expect_data(allreduce(rank, kCount, true), false, true);
-      expect_data(allreduce(rank, 10 * kCount, false), true, false);
-      expect_data(allreduce(rank, kCount, rank.rank == 0), true, false);
-      expect_data(allreduce(rank, 10, true), true, false);
+      expect_data(allreduce(rank, kReducedCount, true), false, true);
+      expect_data(allreduce(rank, 10 * kReducedCount, false), true, false);
+      expect_data(allreduce(rank, kReducedCount, rank.rank == 0), true, false);
+      expect_data(allreduce(rank, kReducedCount - 1, true), true, false);
       expect_data(allreduce(rank, 0, true), false, false);
     });
   }

@@ -36,8 +36,9 @@ struct Shape {
 
 std::vector<size_t> sizes_worth_trying(size_t chunk) {
   std::vector<size_t> sizes = {0, 1, 2, 8, 13, 101, 1009, 4099, 20011};
-  for (const size_t edge : {chunk, 3 * chunk, kZeroCopyBytes, Cell::kInlineBytes,
-                            size_t{128} * 1024, size_t{256} * 1024, 2 * kZeroCopyBytes}) {
+  for (const size_t edge :
+       {chunk, 3 * chunk, kZeroCopyBytes, kZeroCopyReductionBytes, Cell::kInlineBytes,
+        size_t{128} * 1024, size_t{256} * 1024, 2 * kZeroCopyBytes}) {
     for (const size_t bytes : {edge - 1, edge, edge + 1}) sizes.push_back(bytes);
   }
   return sizes;

@@ -102,7 +102,7 @@ class ShmCommunicator final : public Communicator {
 
   int tags() const override { return kTags; }
 
-  size_t preallocated_allreduce_bytes() const noexcept override { return kZeroCopyBytes; }
+  size_t preallocated_allreduce_bytes() const noexcept override { return kZeroCopyReductionBytes; }
 
   progress::Operation* preallocated_allreduce(OperationNumber sequence, void* data, size_t count,
                                               Dtype dtype, ReduceOp op) override {

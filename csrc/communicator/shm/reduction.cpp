@@ -47,7 +47,7 @@ void ShmReduction::begin() {
   Slot& slot = open();
   slot.location = {count_, 0, TransferLocation::kSlots, 0};
   const bool in_place = !takes_result() || buffers_.in == buffers_.out;
-  if (bytes >= kZeroCopyBytes && in_place) {
+  if (bytes >= kZeroCopyReductionBytes && in_place) {
     if (const auto offset = shm_group_->offset_in_segment(buffers_.in, bytes)) {
       slot.location = {count_, *offset, TransferLocation::kZeroCopy, 0};
       zero_copy_ = true;
@@ -76,7 +76,7 @@ progress::Progress ShmReduction::next_phase() {
 // Chooses the algorithm. The choice is the same on every rank, because all read the same slots.
 progress::Progress ShmReduction::decide() {
   check(/*same_count=*/true);
-  if (count_ * element() < kZeroCopyBytes && one_shot_) return one_shot();
+  if (count_ * element() < kZeroCopyReductionBytes && one_shot_) return one_shot();
   size_t zero_copy = 0;
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     if (shm_group_->slot(i).location.kind == TransferLocation::kZeroCopy) ++zero_copy;

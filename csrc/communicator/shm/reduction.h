@@ -1,7 +1,8 @@
 // allreduce and reduce within a node. All algorithms reduce an element in the order of local ranks,
 // so all give the same bits. They differ in the ranks that reduce and write each element:
 //
-// - zero-copy, from kZeroCopyBytes on, if all buffers are in place and in segments: each rank
+// - zero-copy, from kZeroCopyReductionBytes on, if all buffers are in place and in segments: each
+// rank
 //   reduces a share of the elements in place, and writes the result to the buffer of every rank
 //   that takes the result;
 // - one shot, for tensors of at most one_shot_bytes(): every rank publishes its data in the first
@@ -41,7 +42,9 @@ class ShmReduction final : public PhasedOperation {
 
   void begin() override;
   bool peers_may_write() const override { return zero_copy_; }
-  bool self_sufficient() const override { return one_shot_ && count_ * element() < kZeroCopyBytes; }
+  bool self_sufficient() const override {
+    return one_shot_ && count_ * element() < kZeroCopyReductionBytes;
+  }
 
  private:
   enum class Algorithm { kUndecided, kZeroCopy, kCompletionBarrier, kWholeChunks, kShares };

@@ -23,8 +23,9 @@ from torch_hbmcomm import memory
 
 pytestmark = beyond_gloo
 
-# kZeroCopyBytes in csrc/communicator/shm/tuning.h: the least size of zero-copy tensors
-DIRECT_BYTES = 16 * 1024
+# The least sizes of zero-copy tensors, in csrc/communicator/shm/tuning.h: kZeroCopyReductionBytes,
+# and kZeroCopyBytes
+DIRECT_BYTES = (4 * 1024, 16 * 1024)
 GUARD = 5  # elements before and after a slice
 
 
@@ -182,10 +183,12 @@ COLLECTIVES = [
 def lengths(ranks: int, dtype: torch.dtype) -> list[int]:
     """Return lengths of a rank's part, in elements.
 
-    With some lengths one part has about DIRECT_BYTES. With others all ranks' parts together have.
+    With some lengths one part has about one of the DIRECT_BYTES. With others all ranks' parts
+    together have.
     """
-    direct = DIRECT_BYTES // dtype.itemsize
-    near = [direct + step for step in (-1, 0, 1)] + [direct // ranks + step for step in (0, 1)]
+    near: list[int] = []
+    for direct in (size // dtype.itemsize for size in DIRECT_BYTES):
+        near += [direct + step for step in (-1, 0, 1)] + [direct // ranks + step for step in (0, 1)]
     return [1, 37, *near, 40_001]
 
 
