@@ -11,6 +11,7 @@ from benchmarks.collectives.native import (
     IntelMpi,
     MpiInC,
     MpiInPlace,
+    MpiStaged,
     Slots,
 )
 from benchmarks.collectives.open_mpi import OpenMpi
@@ -43,6 +44,7 @@ def contenders() -> dict[str, Contender]:
         known["mpich"],
         MpiInC(),
         MpiInPlace(),
+        MpiStaged(),
         IntelMpi(),
         OpenMpi(),
         MpiObjects(),

@@ -68,13 +68,17 @@ def loop(program: programs.Conversation, buffers: Buffers, *words: str) -> Timed
 
 
 @cache
-def _rank(name: str, *arguments: str, environment: tuple[str, ...] = ()) -> programs.Conversation:
+def _rank(
+    contender: str, name: str, *arguments: str, environment: tuple[str, ...] = ()
+) -> programs.Conversation:
     """Return a native program. The first call with these arguments starts it.
 
     The program runs until this process ends.
 
     All ranks must call it with the same arguments in the same order.
 
+    contender: the name of the contender. Each has its own program, because a program runs only the
+        loop that was prepared last.
     arguments: further arguments, after the directory, the rank, the world size and the directory of
         MPI's library.
     environment: variables, as NAME=VALUE.
@@ -136,7 +140,7 @@ class HbmInC(InC):
 
     def program(self) -> programs.Conversation:
         kind = "zero-copy" if self.zero_copy else "staged"
-        return _rank("hbm_loops", kind, environment=tuple(self._environment))
+        return _rank(self.name, "hbm_loops", kind, environment=tuple(self._environment))
 
 
 class Slots(InC):
@@ -154,7 +158,7 @@ class Slots(InC):
         return collective in self._COLLECTIVES and super().offers(collective, dtype, size)
 
     def program(self) -> programs.Conversation:
-        return _rank("slot_loops", str(self._SLOT_BYTES))
+        return _rank(self.name, "slot_loops", str(self._SLOT_BYTES))
 
 
 class MpiInC(InC):
@@ -175,7 +179,7 @@ class MpiInC(InC):
         return super().offers(collective, dtype, size) and fits
 
     def program(self) -> programs.Conversation:
-        return _rank("mpi_collectives")
+        return _rank(self.name, "mpi_collectives")
 
 
 class MpiInPlace(MpiInC):
@@ -195,6 +199,21 @@ class MpiInPlace(MpiInC):
 
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
         return super().prepare(self._COLLECTIVES[collective], buffers)
+
+
+class MpiStaged(MpiInC):
+    """A plain program that stages its data as hbm does, and sends it by MPI_Isend."""
+
+    name = "mpi-c-staged"
+    about = "a plain program: tensor, staging buffer, MPI_Isend and MPI_Irecv, buffer, tensor"
+
+    _COLLECTIVES = ("allreduce", "broadcast", "gather")
+
+    def offers(self, collective: str, dtype: str, size: int) -> bool:
+        return collective in self._COLLECTIVES and super().offers(collective, dtype, size)
+
+    def prepare(self, collective: str, buffers: Buffers) -> Timed:
+        return super().prepare(f"{collective}_staged", buffers)
 
 
 class InstalledMpi(MpiInC):
@@ -233,4 +252,4 @@ class IntelMpi(InstalledMpi):
     def program(self) -> programs.Conversation:
         yielding = ("I_MPI_WAIT_MODE=1", "I_MPI_THREAD_YIELD=2") if oversubscribed() else ()
         environment = (f"HBMCOMM_MPI_LIB={self.library}", *yielding)
-        return _rank("mpi_collectives", environment=environment)
+        return _rank(self.name, "mpi_collectives", environment=environment)

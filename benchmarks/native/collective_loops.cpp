@@ -67,12 +67,13 @@ class ContentsOf {
 };
 
 const std::map<std::string, Contents (ContentsOf::*)() const> kContents = {
-    {"allreduce", &ContentsOf::allreduce}, {"broadcast", &ContentsOf::broadcast},
-    {"reduce", &ContentsOf::reduce},       {"allgather", &ContentsOf::allgather},
-    {"gather", &ContentsOf::gather},       {"gather_in_place", &ContentsOf::gather_in_place},
-    {"scatter", &ContentsOf::scatter},     {"reduce_scatter", &ContentsOf::reduce_scatter},
-    {"alltoall", &ContentsOf::alltoall},   {"barrier", &ContentsOf::barrier},
-    {"sendrecv", &ContentsOf::sendrecv},
+    {"allreduce", &ContentsOf::allreduce},  {"broadcast", &ContentsOf::broadcast},
+    {"reduce", &ContentsOf::reduce},        {"allgather", &ContentsOf::allgather},
+    {"gather", &ContentsOf::gather},        {"gather_in_place", &ContentsOf::gather_in_place},
+    {"scatter", &ContentsOf::scatter},      {"reduce_scatter", &ContentsOf::reduce_scatter},
+    {"alltoall", &ContentsOf::alltoall},    {"barrier", &ContentsOf::barrier},
+    {"sendrecv", &ContentsOf::sendrecv},    {"allreduce_staged", &ContentsOf::allreduce},
+    {"gather_staged", &ContentsOf::gather}, {"broadcast_staged", &ContentsOf::broadcast},
 };
 
 Dtype dtype_of(const std::string& name) {

@@ -22,8 +22,9 @@ struct CollectiveBuffers {
 // An implementation of the collectives. torch_hbmcomm/bench/collectives.py defines roots and sizes.
 // allgather, gather, scatter, reduce_scatter and alltoall go from one buffer to another, as in
 // c10d. allreduce, broadcast and reduce are in place. In "gather_in_place" the root's part is
-// already in `received`. In sendrecv, the two ranks of each pair (0, 1), (2, 3), ... send a message
-// there and back; a last rank without a pair does nothing.
+// already in `received`. "allreduce_staged", "broadcast_staged" and "gather_staged" have the
+// buffers of the collective itself. In sendrecv, the two ranks of each pair (0, 1), (2, 3), ...
+// send a message there and back; a last rank without a pair does nothing.
 class Collectives {
  public:
   virtual ~Collectives() = default;

@@ -1,6 +1,6 @@
 // The program "mpi_collectives DIRECTORY RANK SIZE LIBRARIES": one rank of MPI's collectives
-// (mpi_loops.h), for an MPI with MPICH's ABI. No mpiexec starts it: ranks meet by files in
-// DIRECTORY. The program searches the directory LIBRARIES for MPI's library.
+// (mpi_loops.h, staged_mpi.h), for an MPI with MPICH's ABI. No mpiexec starts it: ranks meet by
+// files in DIRECTORY. The program searches the directory LIBRARIES for MPI's library.
 #include <dlfcn.h>
 
 #include <memory>
@@ -11,6 +11,7 @@
 #include "communicator/mpi/library.h"
 #include "meeting.h"
 #include "mpi_loops.h"
+#include "staged_mpi.h"
 
 namespace hbm::bench {
 namespace {
@@ -30,5 +31,5 @@ int main(int argc, char** argv) {
   if (argc != 5) return 2;
   hbm::communicator::mpi::set_search_path({argv[4]});
   const RankPlace place{argv[1], std::stoi(argv[2]), std::stoi(argv[3])};
-  return serve_mpi([&] { return join(place); });
+  return serve_mpi([&] { return join(place); }, staged_call);
 }

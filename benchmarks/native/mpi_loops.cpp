@@ -155,18 +155,22 @@ const std::map<std::string, MpiCall (MpiCalls::*)() const> kCalls = {
 
 class MpiCollectives final : public Collectives {
  public:
-  explicit MpiCollectives(MpiWorld world) : world_(std::move(world)) {}
+  MpiCollectives(MpiWorld world, MakeMpiCall further)
+      : world_(std::move(world)), further_(std::move(further)) {}
 
   int rank() const override { return world_.rank; }
   int size() const override { return world_.size; }
 
   std::function<void()> call(const std::string& collective,
                              const CollectiveBuffers& buffers) override {
-    const auto found = kCalls.find(collective);
-    if (found == kCalls.end()) {
-      throw Error(ErrorKind::kInvalid, "MPI has no loop of \"" + collective + "\"");
+    MpiCall made;
+    if (const auto found = kCalls.find(collective); found != kCalls.end()) {
+      made = (MpiCalls(world_, buffers).*found->second)();
+    } else if (further_) {
+      made = further_(world_, collective, buffers);
     }
-    return [this, collective, call = (MpiCalls(world_, buffers).*found->second)()] {
+    if (!made) throw Error(ErrorKind::kInvalid, "MPI has no loop of \"" + collective + "\"");
+    return [this, collective, call = std::move(made)] {
       const int code = call();
       if (code != MPI_SUCCESS) fail(collective, code);
     };
@@ -184,12 +188,14 @@ class MpiCollectives final : public Collectives {
   }
 
   const MpiWorld world_;
+  const MakeMpiCall further_;
 };
 
 }  // namespace
 
-int serve_mpi(const std::function<MpiWorld()>& join) {
-  return serve_collectives([&] { return std::make_unique<MpiCollectives>(join()); });
+int serve_mpi(const std::function<MpiWorld()>& join, MakeMpiCall further) {
+  return serve_collectives(
+      [&] { return std::make_unique<MpiCollectives>(join(), std::move(further)); });
 }
 
 }  // namespace hbm::bench

@@ -4,6 +4,9 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+
+#include "collective_loops.h"
 
 namespace hbm::bench {
 
@@ -15,8 +18,13 @@ struct MpiWorld {
   void* library;               // handle for dlsym()
 };
 
+// Makes a function that runs a collective once and returns MPI's error code; an empty function for
+// an unknown name.
+using MakeMpiCall = std::function<std::function<int()>(
+    const MpiWorld& world, const std::string& collective, const CollectiveBuffers& buffers)>;
+
 // Serves the commands of collective_loops.h, in float32, float64 and int32. Returns the exit
-// status.
-int serve_mpi(const std::function<MpiWorld()>& join);
+// status. `further`: makes the calls of collectives that MPI itself lacks.
+int serve_mpi(const std::function<MpiWorld()>& join, MakeMpiCall further = {});
 
 }  // namespace hbm::bench

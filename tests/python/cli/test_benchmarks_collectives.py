@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from contextlib import ExitStack
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def test_integers_are_measured_with_hbm_gloo_and_mpi(tmp_path: Path) -> None:
     """Each contender checks its results."""
     everywhere = ("broadcast", "gather", "allreduce")
     contenders = ["hbm-zero-copy", "hbm-staged", "hbm-mpi", "hbm-c-staged", "gloo", "mpich"]
-    contenders += ["mpi-c-in-place", "mpi-objects"]
+    contenders += ["mpi-c-in-place", "mpi-c-staged", "mpi-objects"]
     found = measured_by(
         ",".join(contenders),
         tmp_path / "out.json",
@@ -112,7 +113,8 @@ def test_native_programs_are_measured_together(tmp_path: Path) -> None:
     """Measure all of them in one job, because its start takes longest. They check the results."""
     hbm = ("hbm-c-zero-copy", "hbm-c-staged", "hbm-c-mpi", "hbm-c-mpi-abi")
     cells = {name: [*COLLECTIVES] for name in (*hbm, "mpi-c")}
-    cells["mpi-c-in-place"] = ["allreduce", "broadcast", "gather"]
+    for name in ("mpi-c-in-place", "mpi-c-staged"):
+        cells[name] = ["allreduce", "broadcast", "gather"]
     file = tmp_path / "out.json"
     sizes = ("--sizes", "48,3MiB", "--dtype", "float64,bfloat16")
     measured_by(",".join(cells), file, "--ranks", "3", *sizes)
@@ -158,6 +160,22 @@ def test_another_mpi_tells_how_to_install_it(
     refused = CliRunner().invoke(main.app, ["--contenders", f"gloo,{mpi.name}"])
     assert refused.exit_code == 1
     assert f"{mpi.name}: {expected}" in refused.output
+
+
+def test_each_contender_in_c_has_a_program_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program runs only the loop that was prepared last. If two contenders had one program, both
+    would run the second one's loop."""
+    monkeypatch.setattr(native, "meet", lambda _start: object())
+    monkeypatch.setattr(native, "_rank", cache(native._rank.__wrapped__))
+    found = [
+        contender
+        for contender in main.contenders().values()
+        if isinstance(contender, native.InC) and not isinstance(contender, InstalledMpi)
+    ]
+    assert {"mpi-c", "mpi-c-in-place", "mpi-c-staged"} <= {one.name for one in found}
+    started = [one.program() for one in found]
+    assert len(set(map(id, started))) == len(found)
+    assert [one.program() for one in found] == started
 
 
 def test_open_mpi_needs_setpriv(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,8 +259,8 @@ def test_busy_processes_end_even_if_they_have_just_started() -> None:
 def test_contenders_include_the_installed_commands() -> None:
     assert list(main.contenders()) == [
         "hbm-zero-copy", "hbm-staged", "hbm-mpi", "hbm-c-zero-copy", "hbm-c-staged", "hbm-c-mpi",
-        "hbm-c-mpi-abi", "gloo", "mpich", "mpi-c", "mpi-c-in-place", "intel-mpi", "open-mpi",
-        "mpi-objects", "deepspeed", "deepspeed-c", "nothing", "slots",
+        "hbm-c-mpi-abi", "gloo", "mpich", "mpi-c", "mpi-c-in-place", "mpi-c-staged", "intel-mpi",
+        "open-mpi", "mpi-objects", "deepspeed", "deepspeed-c", "nothing", "slots",
         "bound",
     ]  # fmt: skip
 

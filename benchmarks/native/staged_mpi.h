@@ -1,0 +1,21 @@
+// Collectives of a plain program over MPI's messages that stages its data as hbm does: each rank
+// copies a chunk of its tensor to a staging buffer and sends it, and the receiver copies it from
+// its own staging buffer to its tensor.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "collective_loops.h"
+#include "mpi_loops.h"
+
+namespace hbm::bench {
+
+// Returns a function that runs "allreduce_staged", "broadcast_staged" or "gather_staged" once, and
+// returns MPI's error code. The function is empty for other names. The buffers are in place except
+// in the gather, as in CollectiveBuffers. The staging memory is from the process's segment, as
+// hbm's.
+std::function<int()> staged_call(const MpiWorld& world, const std::string& collective,
+                                 const CollectiveBuffers& buffers);
+
+}  // namespace hbm::bench
