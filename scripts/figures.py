@@ -70,6 +70,7 @@ RECORDS: dict[str, Sequence[str]] = {
     ],
     "benchmarks/mpi-*.json": _COLLECTIVE_BENCHMARK,
     "benchmarks/native-*.json": _COLLECTIVE_BENCHMARK,
+    "benchmarks/over-mpi-*.json": _COLLECTIVE_BENCHMARK,
     "benchmarks/profile-cases-*.json": [
         *(*_COLLECTIVES, "csrc/bindings/profile_bindings.cpp", "torch_hbmcomm/profiling"),
         *("benchmarks/pairs.py", "benchmarks/profile_cases.py"),
@@ -79,6 +80,7 @@ RECORDS: dict[str, Sequence[str]] = {
         *("torch_hbmcomm/bench/ddp.py", "benchmarks/pairs.py", "benchmarks/profile_cost.py"),
     ],
     "benchmarks/scaling-*.json": _SCALING,
+    "benchmarks/slots-*.json": _COLLECTIVE_BENCHMARK,
     "papers/async-sgd-*.json": [*_BOX, "torch_hbmcomm/parameter_server", "papers/async_sgd"],
     "papers/automatic-*.json": [*_COLLECTIVES, *_COMPRESSION, "papers/layer_drop"],
     "papers/layerdrop-2-cores.json": _DROPPING,
