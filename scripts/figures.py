@@ -86,6 +86,7 @@ RECORDS: dict[str, Sequence[str]] = {
     "papers/layerdrop-2-cores.json": _DROPPING,
     "papers/layerdrop-pass-*.json": [*_KERNELS, *_COMPRESSION, "papers/layer_drop"],
     "papers/layerdrop-accuracy.jsonl": [*_COMPRESSION, "papers/layer_drop"],
+    "papers/layerdrop-layers-accuracy.jsonl": [*_COMPRESSION, "papers/layer_drop"],
     "papers/layerdrop-100-megabits.jsonl": [*_COLLECTIVES, *_COMPRESSION, "papers/layer_drop"],
     "papers/layerdrop-ranks-accuracy.jsonl": [
         *(*_COMPRESSION, "torch_hbmcomm/parameter_server", "papers/layer_drop"),

@@ -12,7 +12,7 @@ RESIDUAL_DTYPES = (torch.float32, torch.bfloat16)  # sums of gradients would ove
 
 AUTO = "auto"
 AUTO_RATIO = 0.9
-"""The ratio that ratio="auto" may choose. At 0.95 some trainings lose a point of accuracy."""
+"""The ratio that ratio="auto" may choose. At 0.95 some trainings lose points of accuracy."""
 
 # Rank 1 saves three quarters of an 8 x 8 matrix. It saves less of smaller matrices.
 _LEAST_MATRIX = 64
