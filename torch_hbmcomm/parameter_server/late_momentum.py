@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.optimizers import Optimizer, late_moves, move_on, steps_like
 
 Arrived = tuple[torch.Tensor, Sequence[int]]
 """A parameter, and for each worker that sent it, the number of steps whose gradients it sent."""
+
+_RISKY_RATIO = 0.9
+
+
+def warn_of_loss(optimizer: Optimizer, drop: LayerDrop) -> None:
+    """Warn that training may lose accuracy, if so many layers wait and the optimizer has SGD's
+    momentum."""
+    momentum = steps_like(optimizer, torch.optim.SGD) and any(
+        group["momentum"] for group in optimizer.param_groups
+    )
+    if momentum and drop.fixed_threshold is None and drop.unsent >= _RISKY_RATIO:
+        warnings.warn(
+            f"training may lose accuracy: SyncParameterServer drops layers with ratio={drop.ratio}"
+            ", and the optimizer has momentum. A convolutional net lost 1.4 points at R = 0.9, and "
+            "7.0 at 0.95. ParameterServer lost 0.3 and 0.4",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 @contextmanager

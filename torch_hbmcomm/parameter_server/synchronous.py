@@ -26,7 +26,7 @@ from torch_hbmcomm.groups import chosen_group
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.checkpoint import check_kind, count, part, restored_on_error
 from torch_hbmcomm.parameter_server.config import SyncConfig
-from torch_hbmcomm.parameter_server.late_momentum import Arrived, late_momentum
+from torch_hbmcomm.parameter_server.late_momentum import Arrived, late_momentum, warn_of_loss
 from torch_hbmcomm.parameter_server.own_steps import OwnSteps
 from torch_hbmcomm.parameter_server.shared_model import SharedModel
 from torch_hbmcomm.parameter_server.sync_agreement import (
@@ -70,7 +70,7 @@ class SyncParameterServer:
     gradients count as zeros. It adds them up for later, except the gradients of refused updates.
     With SGD's momentum, late layers make up for the momentum that they missed. Still, training may
     lose accuracy: in docs/parameter-server.md 1.4 points at R = 0.9, and 7 at R = 0.95.
-    ParameterServer lost at most 0.4.
+    ParameterServer lost at most 0.4. From R = 0.9 on a RuntimeWarning on the server says so.
 
     Workers may take different numbers of steps: a closed worker adds nothing to later averages.
     Until they close, workers call step() and pull() in the same order. Between two of these calls
@@ -156,6 +156,8 @@ class SyncParameterServer:
         self._exchange_seconds = 0.0
         self._broadcast(self._weights_and_buffers())
         self._own_steps = OwnSteps(optimizer)
+        if self._is_server and optimizer is not None and drop is not None:
+            warn_of_loss(optimizer, drop)
 
     @property
     def _is_server(self) -> bool:

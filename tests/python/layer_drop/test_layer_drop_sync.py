@@ -39,6 +39,7 @@ from harness.synchronous import (
 )
 from torch import nn
 
+from torch_hbmcomm import SyncParameterServer
 from torch_hbmcomm.layer_drop.config import LayerDrop, Representative, Target
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
@@ -319,3 +320,23 @@ def test_late_layer_moves_as_if_its_gradients_had_come_when_its_wait_began(
     pool: Pool, options: dict[str, Any]
 ) -> None:
     pool.run(check_late_momentum, options)
+
+
+def check_warning(context: Context) -> None:
+    def warned(optimize: Optimize, drop: LayerDrop) -> list[str]:
+        """Return the warnings about accuracy on this rank."""
+        model = model_of()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            SyncParameterServer(model, optimize(model.parameters()), drop=drop).close()
+        texts = [str(one.message) for one in caught]
+        return [text for text in texts if text.startswith("training may lose accuracy: SyncParam")]
+
+    assert len(warned(momentum, LayerDrop(ratio=0.9))) == (1 if context.rank == 0 else 0)
+    assert warned(momentum, LayerDrop(ratio=0.8)) == []
+    assert warned(momentum, LayerDrop(fixed_threshold=1.0)) == []
+    assert warned(sgd, LayerDrop(ratio=0.9)) == []
+
+
+def test_the_server_warns_of_late_momentum(pool: Pool) -> None:
+    pool.run(check_warning)
