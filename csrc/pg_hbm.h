@@ -282,8 +282,8 @@ class ProcessGroupHbm final : public BackendBase {
   }
   // Runs the collectives of a coalesced call.
   c10::intrusive_ptr<c10d::Work> run_all(std::vector<Collective> collectives, c10d::OpType type);
-  // Runs a synchronous allreduce of fewer bytes than preallocated_allreduce_bytes() on the calling
-  // thread, which claims the idle queue. Returns null if these conditions are not met.
+  // Runs a synchronous allreduce on the calling thread, which claims the idle queue. Returns null
+  // if it cannot claim the queue, or if the communicator does not preallocate the allreduce.
   c10::intrusive_ptr<c10d::Work> allreduce_inline(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                   ReduceOp op, const c10d::AllreduceOptions& opts);
   // The next functions check the arguments of one collective and return it. `part_done` is not

@@ -131,7 +131,7 @@ class HbmCalls {
   std::function<void()> allreduce() const {
     const auto [sent, data, count, dtype] = buffers_;
     Communicator& communicator = group_.communicator();
-    if (count * element_size(dtype) < communicator.preallocated_allreduce_bytes()) {
+    if (communicator.preallocates_allreduce(data, count * element_size(dtype))) {
       return [=, this_group = &group_, &communicator] {
         this_group->run([&] {
           return communicator.preallocated_allreduce(this_group->next(), data, count, dtype,

@@ -118,13 +118,16 @@ class Communicator {
 
   virtual int tags() const = 0;
 
-  // preallocated_allreduce() accepts tensors of fewer bytes than this. 0: it accepts none.
-  virtual size_t preallocated_allreduce_bytes() const noexcept { return 0; }
+  // Returns true if preallocated_allreduce() accepts a tensor: a short one to which no other rank
+  // writes.
+  virtual bool preallocates_allreduce(const void* /*data*/, size_t /*bytes*/) const noexcept {
+    return false;
+  }
 
   // Returns an operation that reduces `data` in place. The communicator owns the operation and
   // reuses its storage, so the call allocates nothing and takes no lock. The operation is valid
-  // until the next call. Returns null if preallocated_allreduce_bytes() is 0. REQUIRES: one thread
-  // at a time calls it, and the operation of the previous call is over. Both conditions hold after
+  // until the next call. REQUIRES: preallocates_allreduce(), one thread at a time calls it, and the
+  // operation of the previous call is over. The last two conditions hold after
   // OperationQueue::try_claim().
   virtual progress::Operation* preallocated_allreduce(OperationNumber /*sequence*/, void* /*data*/,
                                                       size_t /*count*/, Dtype /*dtype*/,

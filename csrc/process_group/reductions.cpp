@@ -58,8 +58,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_inline(
     const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = tensors.front();
   if (opts.asyncOp || op == ReduceOp::kPremulSum) return nullptr;
-  if (tensor.nbytes() >= connection_.communicator->preallocated_allreduce_bytes() ||
-      !StagedTensors::usable(tensor) || at::hasCallbacks()) {
+  if (!StagedTensors::usable(tensor) || at::hasCallbacks() ||
+      !connection_.communicator->preallocates_allreduce(tensor.const_data_ptr(), tensor.nbytes())) {
     return nullptr;
   }
   queue_->require_owner("all_reduce");

@@ -102,7 +102,10 @@ class ShmCommunicator final : public Communicator {
 
   int tags() const override { return kTags; }
 
-  size_t preallocated_allreduce_bytes() const noexcept override { return kZeroCopyReductionBytes; }
+  bool preallocates_allreduce(const void* data, size_t bytes) const noexcept override {
+    return bytes < kZeroCopyReductionBytes ||
+           (bytes < kZeroCopyBytes && !shm_group_->offset_in_segment(data, bytes));
+  }
 
   progress::Operation* preallocated_allreduce(OperationNumber sequence, void* data, size_t count,
                                               Dtype dtype, ReduceOp op) override {
