@@ -1,6 +1,6 @@
-// Collectives of a plain program over MPI's messages that stages its data as hbm does: each rank
-// copies a chunk of its tensor to a staging buffer and sends it, and the receiver copies it from
-// its own staging buffer to its tensor.
+// Collectives of a plain program over MPI's messages, which stages its data as hbm does. The sender
+// copies a chunk of its tensor to a staging buffer and sends the chunk. The receiver copies the
+// chunk from a staging buffer to its tensor.
 #pragma once
 
 #include <functional>

@@ -15,10 +15,10 @@
 //   two clusters, cached               10.6                6.0
 //   two clusters, non-temporal          3.0                4.0
 //
-// Processors may be farther apart: on another machine a cached copy took 11 times as long as a
-// non-temporal one. Copies below kTimedPeerCopyBytes are then faster with non-temporal stores too.
-// Where the cached copy took 3 times as long, they were slower: the fence after the stores takes
-// 0.5 us. So these copies have a choice of their own.
+// Copies below kTimedPeerCopyBytes have a choice of their own, because the fence after non-temporal
+// stores takes a large part of their time. They were slower with these stores on processors between
+// which a cached copy of 16 KiB took 3 times as long as a non-temporal one. They were faster where
+// it took 11 times as long (docs/notes/2026-11-30-short-copies.md).
 //
 // Both kinds of store copy the same bytes.
 #pragma once

@@ -102,10 +102,10 @@ inline constexpr int kNonTemporalAbovePercent = 200;
 inline constexpr int kCachedBelowPercent = 150;
 
 // kNonTemporalAbovePercent of copies below kTimedPeerCopyBytes. Non-temporal stores have to be
-// faster by more, because the fence after them takes a large part of a short copy's time. Where
-// the cached copy took 3 times as long as the other, a broadcast of 4 KiB took 0.85 us with
-// non-temporal stores instead of 0.55 us. Where it took 11 times as long, a send and receive of 8
-// KiB took 4.5 us instead of 9 us.
+// faster by more, because the fence after them takes a large part of a short copy's time. On
+// near processors a cached copy of 16 KiB took 3 times as long as the other. A broadcast of 4 KiB
+// then took 0.85 us with non-temporal stores instead of 0.55 us. On distant ones the copy took 11
+// times as long, and a sendrecv of 8 KiB took 4.6 us instead of 9.1 us.
 // Unit: percent
 // Below: up to and including the value, the trial does not count for non-temporal stores.
 // Above: the trial counts for them.

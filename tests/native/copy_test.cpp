@@ -116,7 +116,7 @@ TEST(Copy, ShortCopiesNeedALargerDifference) {
     return std::pair(preference.non_temporal(kTimedPeerCopyBytes - 1),
                      preference.non_temporal(kTimedPeerCopyBytes));
   };
-  // The times in ns are those of 1 KiB.
+  // The times are in ns, for 1 KiB.
   EXPECT_EQ(record(45, 40), std::pair(false, false));  // in one cluster
   EXPECT_EQ(record(140, 40), std::pair(false, true));  // in two clusters
   EXPECT_EQ(record(420, 40), std::pair(true, true));   // farther apart

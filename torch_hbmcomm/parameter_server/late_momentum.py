@@ -18,8 +18,7 @@ _RISKY_RATIO = 0.9
 
 
 def warn_of_loss(optimizer: Optimizer, drop: LayerDrop) -> None:
-    """Warn that training may lose accuracy, if so many layers wait and the optimizer has SGD's
-    momentum."""
+    """Warn that training may lose accuracy with SGD's momentum and a ratio of at least 0.9."""
     momentum = steps_like(optimizer, torch.optim.SGD) and any(
         group["momentum"] for group in optimizer.param_groups
     )

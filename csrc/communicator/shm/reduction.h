@@ -1,10 +1,9 @@
 // allreduce and reduce within a node. All algorithms reduce an element in the order of local ranks,
 // so all give the same bits. They differ in the ranks that reduce and write each element:
 //
-// - zero-copy, from kZeroCopyReductionBytes on, if all buffers are in place and in segments: each
-// rank
-//   reduces a share of the elements in place, and writes the result to the buffer of every rank
-//   that takes the result;
+// - zero-copy, for tensors of kZeroCopyReductionBytes or more, if all buffers are in place and in
+//   segments. Each rank reduces a share of the elements in place, and writes the result to the
+//   buffer of every rank that takes the result;
 // - one shot, for tensors of at most one_shot_bytes(): every rank publishes its data in the first
 //   phase. Every rank that takes the result reduces the data of all ranks into its own buffer;
 // - whole chunks, for other tensors of few ranks: as one shot, chunk by chunk through the slots;
