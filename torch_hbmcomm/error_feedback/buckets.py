@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -163,7 +164,9 @@ class Buckets(BucketSource):
         layers_of: Callable[[Sequence[Shape]], list[Layer]],
     ) -> None:
         super().__init__(state, wire, layers_of)
-        self._model = model
+        # DDP's reducer holds the hook's state where Python's garbage collector does not look. So a
+        # strong reference to the model would keep the model and the state for ever.
+        self._model = weakref.ref(model)
         self._orders = Orders()
         self._names: dict[int, str] = {}  # by the parameters' ids
         # The buckets of a backward(), in order: the ids of the parameters, and the layers.
@@ -230,10 +233,12 @@ class Buckets(BucketSource):
         bucket as the last. Then the next backward() begins with the first bucket that has a
         parameter of an earlier bucket.
         """
+        model = self._model()
+        static = model is not None and model.static_graph
         again = not self._seen.isdisjoint(ids)
         if self._unnumbered and again:
             self._end()
-        elif self._came > 0 and bucket.index() == 0 and not again and self._model.static_graph:
+        elif self._came > 0 and bucket.index() == 0 and not again and static:
             self._unnumbered = self._unnumbered or self._came == 1
         if bucket.index() != (0 if self._unnumbered else self._came):
             raise RuntimeError(
@@ -241,7 +246,7 @@ class Buckets(BucketSource):
                 f"backward() before did not end, or two DDP models share this {self._state}; make "
                 "a new one for each"
             )
-        if self._model._join_config.enable:
+        if model is not None and model._join_config.enable:
             raise ValueError(
                 "ddp.join() sends whole buckets of zeros for finished ranks, and the hook sends "
                 "parts of buckets: leave it out, and give all ranks the same number of iterations"

@@ -56,8 +56,8 @@ def test_contenders_send_parts_of_the_bytes(
 def test_survivors_of_a_killed_worker_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ["--workers", "3", "--steps", "20", "--kill-at", "7"]
-    rows = run(monkeypatch, tmp_path, *options, "--contenders", "plain", "outer,every=5")
+    options = ["--workers", "3", "--steps", "20", "--kill-at", "7", "--contenders"]
+    rows = run(monkeypatch, tmp_path, *options, "plain", "low-rank", "outer,every=5")
     for row in rows:
         assert row["steps_at"][-1] == 20
         assert row["lost_seconds"] > 0
