@@ -62,7 +62,7 @@ class GroupBoxes:
         """Start the box's process. Other machines can reach the box only if `everywhere`."""
         token = secrets.token_hex(32)
         self._process = BoxProcess(
-            listen="0.0.0.0:0" if everywhere else "127.0.0.1:0",
+            listen=":0" if everywhere else "127.0.0.1:0",
             memory=_memory(),
             policy=policy,
             token=token,
@@ -70,7 +70,7 @@ class GroupBoxes:
             lease=_LEASE,
         )
         port = self._process.ready(self._timeout)[0].rpartition(":")[2]
-        hosts = [*machine.addresses(), socket.gethostname()] if everywhere else []
+        hosts = [*_other_addresses(), socket.gethostname()] if everywhere else []
         return _Invitation(
             token,
             [f"smb://127.0.0.1:{port}"],
@@ -226,6 +226,12 @@ def _addresses(wanted: str) -> list[str]:
         else:
             found.append(part)
     return found
+
+
+def _other_addresses() -> list[str]:
+    """Return the addresses at which other machines may reach this one, as in URLs."""
+    found = (each for each in load().machine_addresses() if not each.startswith("127."))
+    return [f"[{each}]" if ":" in each else each for each in found]
 
 
 def _memory() -> int:

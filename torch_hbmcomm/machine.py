@@ -1,19 +1,15 @@
-"""Facts about this machine: the processors and the memory that this process may use, the machine's
-addresses, and the installed versions of this package."""
+"""Facts about this machine: the processors and the memory that this process may use, and the
+installed versions of this package."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
-import socket
-import struct
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the IPv4 address of an interface
 
 
 def cpu_model() -> str:
@@ -69,17 +65,3 @@ def _limits(groups: str) -> list[int]:
             if text != "max":
                 found.append(int(text))
     return found
-
-
-def addresses() -> list[str]:
-    """Return this machine's IPv4 addresses, except 127.*, in interface order."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            try:
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
-            except OSError:
-                continue  # the interface has no address
-            found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if not address.startswith("127.")]

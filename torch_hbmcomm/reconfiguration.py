@@ -73,6 +73,7 @@ def reconfigure_handle() -> str:
 
     Raises:
         RuntimeError: this process cannot serve the store in which the members meet
+        ValueError: a wrong HBMCOMM_PORTS or HBMCOMM_INTERFACES
     """
     handle: str = _reconfiguration().handle()
     return handle

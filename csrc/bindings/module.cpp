@@ -1,10 +1,12 @@
 // The native module: every part registers its own names, most of them at their first use.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <exception>
 #include <string>
 
 #include "base/log.h"
+#include "base/tcp.h"
 #include "bindings/errors.h"
 #include "bindings/module.h"
 #include "kernels/reduce.h"
@@ -41,6 +43,7 @@ py::object late(const std::string& name) {
     register_profile(made);
     made.def("warn", &log::warn, py::arg("message"));
     made.def("info", &log::info, py::arg("message"));
+    made.def("machine_addresses", &machine_addresses);
     made.def("reduce_isa", &kernels::reduce_isa);
     if (PyDict_Merge(PyModule_GetDict(m.ptr()), PyModule_GetDict(made.ptr()), /*override=*/0) !=
         0) {

@@ -14,13 +14,6 @@ namespace {
 
 constexpr const char* kFormat = "hbm-handle-1";  // the first word of a handle's text
 
-std::vector<std::string> words_of(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
-}
-
 }  // namespace
 
 std::string network_id() { return boot_id() + "/" + network_namespace(); }
@@ -30,7 +23,7 @@ Handle make_handle(int port) {
           .process = own_claim(),
           .network = network_id(),
           .port = port,
-          .addresses = words_of(machine_addresses())};
+          .addresses = machine_addresses()};
 }
 
 std::string encode(const Handle& handle) {

@@ -306,7 +306,7 @@ class Server {
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!listener_ || !wake_) {
       throw Error(ErrorKind::kUnavailable,
-                  std::string("this process cannot serve a store: ") + std::strerror(errno));
+                  "this process cannot serve a store: " + listening_error(errno));
     }
   }
 
@@ -713,8 +713,8 @@ std::shared_ptr<MemberStore> open_member_store(const std::vector<std::string>& a
     }
     std::string failures;
     for (const Attempt& attempt : attempts) {
-      failures += (failures.empty() ? "" : "; ") + attempt.address + ":" + std::to_string(port) +
-                  ": " + (attempt.failure.empty() ? "no answer" : attempt.failure);
+      failures += (failures.empty() ? "" : "; ") + with_port(attempt.address, port) + ": " +
+                  (attempt.failure.empty() ? "no answer" : attempt.failure);
     }
     if (waits.empty()) throw Error(ErrorKind::kNetwork, failures);
     if (steady_clock::now() >= deadline) throw Error(ErrorKind::kTimeout, failures);

@@ -73,8 +73,8 @@ class MemberStore {
   Message ask(const Message& question, Deadline deadline);
 };
 
-// Serves a new store on all IPv4 addresses of this machine, until the last reference to the result
-// is gone. Sets `port`, which the kernel chooses. Throws Error(kUnavailable) if that is impossible.
+// Serves a new store on all addresses of this machine, until the last reference to the result is
+// gone. Sets `port`, one of chosen_ports(). Throws Error(kUnavailable) if that is impossible.
 std::shared_ptr<MemberStore> serve_member_store(const std::string& password, uint16_t& port);
 
 // Connects to a store. Tries all addresses together, and takes the one that answers first. Calls

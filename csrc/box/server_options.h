@@ -19,7 +19,7 @@ enum class VerbsChoice { kOff, kAuto, kOn };  // kAuto: on if there is a usable 
 VerbsChoice parse_verbs(const std::string& name);
 
 struct ServerOptions {
-  // TCP addresses, "host:port". Port 0: the kernel chooses a free one. An empty list: no TCP.
+  // TCP addresses, "host:port". Port 0: a free one of chosen_ports(). An empty list: no TCP.
   std::vector<std::string> listen{"127.0.0.1:0"};
   bool unix_socket = true;  // required by shm
   std::string socket_path;  // of the Unix socket; empty: new_socket_path()

@@ -70,8 +70,8 @@ class C10dMemberStore final : public c10d::Store {
 
 class HandleStore {
  public:
-  // Starts to serve a store on all interfaces of this machine, at a port that the kernel chooses.
-  // Throws Error(kUnavailable) if that is impossible.
+  // Starts to serve a store on all addresses of this machine, at one of chosen_ports(). Throws
+  // Error(kUnavailable) if that is impossible, Error(kInvalid) for a wrong environment.
   HandleStore();
 
   const bootstrap::Handle& handle() const noexcept { return handle_; }

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/tcp.h"
 #include "process_group/tuning.h"
 
 namespace hbm::process_group {
@@ -81,6 +82,8 @@ GroupOptions::GroupOptions(const GroupOptions& other, const std::string& backend
 }
 
 c10::intrusive_ptr<GroupOptions> GroupOptions::from_environment() {
+  chosen_ports();  // throws for a wrong HBMCOMM_PORTS
+  chosen_interfaces();
   const std::string named = environment("HBMCOMM_MEMORY", "");
   const std::string memory = named.empty() ? "preferred" : named;
   const std::string staging = environment("HBMCOMM_STAGING_BYTES", "1G");

@@ -30,7 +30,8 @@ struct GroupOptions final : OptionsBase {
   GroupOptions(const GroupOptions& other, const std::string& backend);
 
   // Reads HBMCOMM_MEMORY, HBMCOMM_NODE, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS,
-  // HBMCOMM_PARAMETER_SERVER and HBMCOMM_HEARTBEAT_TIMEOUT.
+  // HBMCOMM_PARAMETER_SERVER and HBMCOMM_HEARTBEAT_TIMEOUT. Also checks
+  // chosen_ports() and chosen_interfaces().
   static c10::intrusive_ptr<GroupOptions> from_environment();
 
   c10::intrusive_ptr<c10d::Backend::Options> clone() const override {

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/tcp.h"
 #include "box/protocol/tuning.h"
 
 namespace hbm::box::protocol {
@@ -129,24 +130,16 @@ Descriptor listen_tcp(const Address& address) {
   const Addresses found = resolve(wanted, AI_PASSIVE, ErrorKind::kUnavailable);
   int failure = 0;
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
-    Descriptor made(socket(one->ai_family, SOCK_STREAM | kFlags, 0));
-    if (made) {
-      set(made.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-      if (one->ai_family == AF_INET6) {
-        set(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, address.host.empty() ? 0 : 1);
-      }
-      if (bind(made.get(), one->ai_addr, one->ai_addrlen) == 0 &&
-          listen(made.get(), SOMAXCONN) == 0) {
-        return made;
-      }
-    }
+    Descriptor made = listen_tcp_at(one->ai_addr, one->ai_addrlen, address.host.empty());
+    if (made) return made;
     failure = errno;
   }
   if (address.host.empty() && (failure == EAFNOSUPPORT || failure == EADDRNOTAVAIL)) {
     return listen_tcp({"0.0.0.0", address.port, ""});  // a machine without IPv6
   }
   throw Error(ErrorKind::kUnavailable,
-              "cannot listen on " + address.host_and_port() + ": " + reason(failure));
+              "cannot listen on " + address.host_and_port() + ": " +
+                  (address.port == 0 ? listening_error(failure) : reason(failure)));
 }
 
 }  // namespace

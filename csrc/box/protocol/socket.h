@@ -21,8 +21,8 @@ namespace hbm::box::protocol {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-// Listens at `address`. Port 0: the kernel chooses, see local_port(). Empty host: IPv6 and IPv4 on
-// all interfaces. Replaces a Unix socket's file if no process listens at it. The new file has
+// Listens at `address`. Port 0: one of chosen_ports(), see local_port(). Empty host: IPv6 and IPv4
+// on all interfaces. Replaces a Unix socket's file if no process listens at it. The new file has
 // `file_mode`; the caller must remove it at the end. Throws Error(kUnavailable) with the cause.
 Descriptor listen_at(const Address& address, mode_t file_mode = 0600);
 

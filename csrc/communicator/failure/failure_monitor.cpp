@@ -119,7 +119,7 @@ std::string FailureMonitor::listen(std::unique_lock<std::mutex>& lock) {
   if (!thread_) {
     if (!connections_)
       connections_ = std::make_unique<LivenessConnections>(bootstrap::process_id());
-    return where_ = connections_->listen();
+    return where_ = connections_->listen(listen_failure_);
   }
   wants_listener_ = true;
   wake();
@@ -132,6 +132,12 @@ void FailureMonitor::all_met(MonitoredGroup& group) {
   group.require({GroupState::kMeeting}, "all_met()");
   group.state = GroupState::kJoining;
   group.listens = group.spans_nodes;
+  if (group.rank == 0 && group.spans_nodes && where_.empty() && !listen_failure_.empty()) {
+    log::warn(
+        "the ranks of other machines notice the end of this process at a timeout only, "
+        "because it cannot listen for them: " +
+        std::exchange(listen_failure_, {}));
+  }
   drop_unused_listener();
 }
 
@@ -407,7 +413,7 @@ void FailureMonitor::run() {
     measure_silence(connections);
     read_mail();
     connect(connections);
-    if (std::exchange(wants_listener_, false)) where_ = connections.listen();
+    if (std::exchange(wants_listener_, false)) where_ = connections.listen(listen_failure_);
     if (where_.empty()) connections.stop_listening();
     const auto stores = stores_;
     changed_.notify_all();

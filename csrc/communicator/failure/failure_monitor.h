@@ -235,6 +235,7 @@ class FailureMonitor {
   // group may not be formed yet.
   std::map<std::string, std::string> claimed_twice_;
   std::string where_;            // address of the listener; empty: not listening
+  std::string listen_failure_;   // why the last attempt to listen failed
   bool wants_listener_ = false;  // the thread must start to listen
   bool stopping_ = false;
   std::chrono::steady_clock::time_point reports_until_;  // until then rounds are frequent

@@ -74,14 +74,19 @@ void LivenessConnections::stop_listening() {
   where_.clear();
 }
 
-std::string LivenessConnections::listen() {
+std::string LivenessConnections::listen(std::string& failure) {
   if (listener_) return where_;
   uint16_t port = 0;
   Descriptor made = listen_on_all_addresses(port);
-  if (!made) return {};
+  if (!made) {
+    failure = listening_error(errno);
+    return {};
+  }
   listener_ = std::move(made);
   close_in_children(listener_.get());
-  return where_ = std::to_string(port) + machine_addresses();
+  where_ = std::to_string(port);
+  for (const std::string& address : machine_addresses()) where_ += " " + address;
+  return where_;
 }
 
 void LivenessConnections::call(const std::string& process, const std::string& where, bool near) {

@@ -28,8 +28,8 @@ class LivenessConnections {
   LivenessConnections& operator=(const LivenessConnections&) = delete;
 
   // Starts to listen, unless it listens already. Returns the port and the addresses of this
-  // machine. Returns an empty text if the kernel refuses.
-  std::string listen();
+  // machine. Returns an empty text, and sets `failure`, if the kernel refuses.
+  std::string listen(std::string& failure);
 
   // Stops listening. Existing connections stay.
   void stop_listening();

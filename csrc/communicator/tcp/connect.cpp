@@ -67,7 +67,7 @@ Place parse(const std::string& record) {
 }
 
 [[noreturn]] void throw_no_socket(const std::string& what, int error) {
-  throw Error(ErrorKind::kUnavailable, "this rank cannot " + what + ": " + std::strerror(error) +
+  throw Error(ErrorKind::kUnavailable, "this rank cannot " + what + ": " + listening_error(error) +
                                            (error == EMFILE ? " (raise `ulimit -n`)" : ""));
 }
 
@@ -106,7 +106,7 @@ struct Call {
   Clock::time_point until{};  // of this step
   UnsharedSocket socket;
   Partial partial;
-  std::string last_failure;
+  std::string failures;  // at the addresses that were tried last
 };
 
 // A caller at the listener.
@@ -203,7 +203,9 @@ class Connecting {
 
   // Gives up the address, and tries the next one in the next turn.
   void fail(Call& call, const std::string& why) {
-    call.last_failure = call.addresses[call.next - 1] + ": " + why;
+    if (call.next == 1) call.failures.clear();
+    call.failures +=
+        (call.failures.empty() ? "" : "; ") + call.addresses[call.next - 1] + ": " + why;
     call.socket.reset();
     call.step = Call::Step::kPausing;
     call.until = Clock::now();
@@ -314,14 +316,14 @@ class Connecting {
       const auto call = std::ranges::find(calls_, rank, &Call::rank);
       text += " at port " + std::to_string(places_[rank].port) + " of";
       for (const std::string& address : call->addresses) text += " " + address;
-      if (!call->last_failure.empty()) text += " (" + call->last_failure + ")";
+      if (!call->failures.empty()) text += " (" + call->failures + ")";
     }
     throw Error(ErrorKind::kTimeout,
                 "rank " + std::to_string(participant_.rank) + " of " + participant_.group +
                     " has no TCP connection in time to:" + text +
                     "\nThe ranks share no MPI world, so they connect directly. Let them reach one "
-                    "another at these addresses, on all TCP ports (docs/running.md, \"Processes "
-                    "that come later\").");
+                    "another at these addresses and ports (docs/running.md, \"Processes that "
+                    "come later\").");
   }
 
   const bootstrap::Participant& participant_;
@@ -346,7 +348,9 @@ std::shared_ptr<Links> connect(const bootstrap::Rendezvous& rendezvous, uint64_t
     uint16_t port = 0;
     listener = UnsharedSocket(listen_on_all_addresses(port));
     if (!listener) throw_no_socket("listen for the connections of other ranks", errno);
-    return std::to_string(port) + " " + token + machine_addresses();
+    std::string record = std::to_string(port) + " " + token;
+    for (const std::string& address : machine_addresses()) record += " " + address;
+    return record;
   });
   Connecting connecting(rendezvous, group_number, std::move(listener), records, token_of(token));
   return std::make_shared<Links>(connecting.run(), participant.group);

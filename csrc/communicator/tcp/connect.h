@@ -1,6 +1,6 @@
 // Makes the TCP links of a group whose ranks have met in the store.
 //
-// Each rank listens on all its IPv4 addresses, and publishes its port, its addresses and a random
+// Each rank listens on all its addresses, and publishes its port, its addresses and a random
 // token in the step "links". The lower rank of each pair calls the higher one:
 //
 //   caller:   Hello with the group's number, the caller's rank and the listener's token

@@ -310,6 +310,8 @@ def test_default_options(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HBMCOMM_STAGING_BYTES", "lots"),
         ("HBMCOMM_REDUCE_THREADS", "-2"),
         ("HBMCOMM_ISA", "sse9"),
+        ("HBMCOMM_PORTS", "41000"),
+        ("HBMCOMM_INTERFACES", "eth7,"),
     ],
 )
 def test_wrong_environment(ranks: int, name: str, value: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,11 +17,12 @@ import torch.distributed as dist
 from harness import beyond_gloo
 from harness.cases import cases
 from harness.fates import Ranks, Said
-from harness.network import enter_namespace
+from harness.network import enter_namespace, own_connections
 from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.distributed_c10d import _get_default_group
 
-from benchmarks.namespaces import NoNamespaces, two_nodes
+import torch_hbmcomm
+from benchmarks.namespaces import Node, NoNamespaces, two_nodes
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
@@ -156,20 +159,79 @@ def test_a_newcomer_joins_and_its_successor_too(layout: str, tmp_path: Path) -> 
     assert [each.text for each in said] == [""] * 3
 
 
-def welcome_over_the_network(pipe: Connection, rank: int, folder: Path, nodes: list[str]) -> None:
-    """Let process 2, in a network namespace of its own, join processes 0 and 1."""
-    enter_namespace(nodes[rank // 2])
+def welcome_over_the_network(pipe: Connection, rank: int, folder: Path, nodes: list[Node]) -> None:
+    """Let process 2, in a network namespace of its own, join processes 0 and 1. Process 0 also
+    serves a box, to which all connect."""
+    enter_namespace(nodes[rank // 2].name)
     if rank < 2:
         form_and_use(folder / "old", rank, 2)
+    os.environ["HBMCOMM_PARAMETER_SERVER"] = "auto"
     form_and_use(folder / "all", rank, 3)
 
 
+def have_ipv4(node: Node) -> None:
+    """Leave the node as it is."""
+
+
+def have_ipv6_alone(node: Node) -> None:
+    try:
+        configure(node, f"address add fd77::{node.address[-1]}/64 dev {node.link} nodad")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no IPv6 here: {error.stderr}")
+    configure(node, f"address delete {node.address}/24 dev {node.link}")
+
+
+def configure(node: Node, words: str) -> None:
+    """Call ip(8) for the node's network."""
+    command = ["ip", "-n", node.name, *words.split()]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
 @pytest.mark.full
-def test_ranks_of_two_networks_connect(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prepare", [have_ipv4, have_ipv6_alone])
+def test_ranks_of_two_networks_connect(prepare: Callable[[Node], None], tmp_path: Path) -> None:
     try:
         with two_nodes(None) as nodes:
-            names = [node.name for node in nodes]
-            with Ranks(3, welcome_over_the_network, tmp_path, names, layout="abc") as ranks:
+            for node in nodes:
+                prepare(node)
+            with Ranks(3, welcome_over_the_network, tmp_path, nodes, layout="abc") as ranks:
+                said = ranks.hear(0, 1, 2, limit=LIMIT)
+    except NoNamespaces as error:
+        pytest.skip(str(error))
+    assert [each.text for each in said] == [""] * 3
+
+
+PORTS = range(41000, 41009)
+HIDDEN = "10.78.0.1"  # an address of both nodes
+
+
+def listen_where_told(pipe: Connection, rank: int, folder: Path, nodes: list[Node]) -> None:
+    node = nodes[rank // 2]
+    enter_namespace(node.name)
+    os.environ |= {"HBMCOMM_PORTS": "41000-41008", "HBMCOMM_INTERFACES": node.link}
+    handle = torch_hbmcomm.reconfigure_handle().split()
+    assert node.address in handle and HIDDEN not in handle, handle
+    if rank < 2:
+        form_and_use(folder / "old", rank, 2)
+    form(folder / "all", rank, 3)
+    use(rank, 3)
+    if rank == 2:  # has not started MPI, which uses other ports
+        ends = own_connections()
+        assert len(ends) > 2, ends
+        for local, remote, _ in ends:
+            assert local in PORTS or remote in PORTS, ends
+    dist.destroy_process_group()
+
+
+@pytest.mark.full
+def test_hbm_listens_at_the_chosen_ports_and_interfaces(tmp_path: Path) -> None:
+    try:
+        with two_nodes(None) as nodes:
+            for node in nodes:
+                configure(node, "link add hidden type veth peer name end")
+                configure(node, f"address add {HIDDEN}/24 dev hidden")
+                configure(node, "link set hidden up")
+            with Ranks(3, listen_where_told, tmp_path, nodes, layout="abc") as ranks:
                 said = ranks.hear(0, 1, 2, limit=LIMIT)
     except NoNamespaces as error:
         pytest.skip(str(error))
