@@ -112,7 +112,9 @@ Descriptor listen_at_port(Name name, unsigned length, uint16_t port, bool takes_
   name.port() = htons(port);
   Descriptor made(socket(name.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!made) return {};
-  const int reuse = port != 0 ? 1 : 0;  // connections of an ended process do not keep the port
+  // The next process can take the port if this one has ended, and connections of it linger. Both
+  // processes must have set this option.
+  const int reuse = 1;
   setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
   const int only = takes_ipv4 ? 0 : 1;
   if (name.any.sa_family == AF_INET6) {

@@ -123,6 +123,25 @@ TEST(Listening, ServesIpv4AndIpv6) {
   });
 }
 
+TEST(Listening, TakesAPortWhoseConnectionsLinger) {
+  in_own_network([] {
+    uint16_t port = 0;
+    Descriptor listener = listen_on_all_addresses(port);
+    const Descriptor caller = start_to_connect("127.0.0.1", port);
+    pollfd ready{listener.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&ready, 1, 60'000), 1);
+    Descriptor accepted(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    ASSERT_TRUE(accepted);
+    accepted = Descriptor();  // before the caller's end, so the connection lingers here
+    listener = Descriptor();
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_port = htons(port);
+    EXPECT_TRUE(listen_tcp_at(reinterpret_cast<sockaddr*>(&name), sizeof name, true))
+        << std::strerror(errno);
+  });
+}
+
 TEST(MachineAddresses, HaveTheLoopbackAddressOfIpv4) {
   in_own_network([] { EXPECT_EQ(machine_addresses(), std::vector<std::string>{"127.0.0.1"}); });
 }
