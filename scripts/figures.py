@@ -91,7 +91,7 @@ RECORDS: dict[str, Sequence[str]] = {
     "papers/layerdrop-ranks-accuracy.jsonl": [
         *(*_COMPRESSION, "torch_hbmcomm/parameter_server", "papers/layer_drop"),
     ],
-    "papers/outer-steps.jsonl": [
+    "papers/outer-steps*.jsonl": [
         *("torch_hbmcomm/outer_steps", "papers/outer_steps", "papers/layer_drop/tasks.py"),
     ],
     "papers/records/async-sgd.json": [*_BOX, "papers/async_sgd"],
