@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -17,7 +19,8 @@ import torch.distributed as dist
 from harness import beyond_gloo
 from harness.cases import cases
 from harness.fates import Ranks, Said
-from harness.network import enter_namespace, own_connections
+from harness.jobs import run
+from harness.network import enter_namespace, free_port, own_connections
 from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.distributed_c10d import _get_default_group
 
@@ -236,6 +239,35 @@ def test_hbm_listens_at_the_chosen_ports_and_interfaces(tmp_path: Path) -> None:
     except NoNamespaces as error:
         pytest.skip(str(error))
     assert [each.text for each in said] == [""] * 3
+
+
+MEET = """
+import os
+import torch.distributed as dist
+os.environ["HBMCOMM_NODE_ID"] = os.environ["RANK"]
+dist.init_process_group("hbm")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.full
+def test_a_process_that_finds_no_port_warns() -> None:
+    start = f'RANK=1 {sys.executable} -c "$1" & RANK=0 {sys.executable} -c "$1"; wait $!'
+    with socket.socket() as taken:
+        taken.bind(("", free_port()))
+        taken.listen()
+        port = taken.getsockname()[1]
+        finished = run(
+            ["sh", "-ec", start, "sh", MEET],
+            WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(free_port()),
+            HBMCOMM_PORTS=f"{port}-{port}",
+        )
+    assert finished.code == 0, finished.output
+    cause = f"cannot listen for them: Address already in use (at every port of HBMCOMM_PORTS={port}"
+    assert finished.output.count(cause) == 1, finished.output
 
 
 class EndingStore(Store):
