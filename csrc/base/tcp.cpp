@@ -72,8 +72,8 @@ struct InterfaceAddress {
   std::string address;
 };
 
-// Returns the addresses of all interfaces that are up, those of IPv4 first. Returns none if the
-// kernel does not tell them.
+// Returns the addresses of all interfaces that are up, first of IPv4, then of IPv6. Returns none if
+// the kernel refuses the list.
 std::vector<InterfaceAddress> interface_addresses() {
   ifaddrs* found = nullptr;
   if (getifaddrs(&found) != 0) return {};

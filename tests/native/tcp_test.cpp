@@ -1,5 +1,5 @@
-// Where a process listens: HBMCOMM_PORTS, HBMCOMM_INTERFACES, IPv4 and IPv6. A process reads the
-// variables once, so most tests run in a process of their own, and in a network of their own.
+// Tests listening with HBMCOMM_PORTS and HBMCOMM_INTERFACES, over IPv4 and IPv6. A process reads
+// the variables once, so most tests run in a process of their own, and in a network of their own.
 #include "base/tcp.h"
 
 #include <net/if.h>
