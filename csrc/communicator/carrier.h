@@ -1,9 +1,25 @@
 // A carrier moves messages between ranks: MPI (mpi/api.h), or TCP connections (tcp/links.h).
+// tests/native/carrier_conformance_test.cpp tests every carrier.
 //
-// Messages of one sender with equal communicator and tag are received in the order in which they
-// were sent.
+// Matching: a message matches a receive of its communicator, tag and sender. Messages of one sender
+// with equal communicator and tag match receives in the order in which they were sent. A receive
+// does not learn the length of its message. A message that is longer than the buffer fails the
+// receive with a code for which truncated() returns true, and the buffer has undefined contents.
+//
+// Progress: no call waits, except free() over MPI. Messages move only while this process calls the
+// carrier: a rank that waits tests its requests again and again. A message without a receive is no
+// obstacle to other messages.
+//
+// Memory: the caller keeps the data of a send and the buffer of a receive until test(),
+// test_ended() or test_some() has reported the end of the request. This also holds for cancelled
+// receives and withdrawn sends. Afterwards the carrier accesses the memory no more.
+//
+// Failures: TCP links fail the requests of a peer whose connection has ended. MPI does not notice
+// the death of a peer, and the requests stay pending. The failure detector (failure/) finds the
+// dead rank in both cases, and the operation then cancels its requests.
 //
 // Threads: any thread may call every member, unless a comment of the implementation says otherwise.
+// One thread at a time uses a request.
 //
 // Errors: unless a comment says otherwise, a call that fails throws Error(kNetwork) with the cause.
 #pragma once
@@ -63,8 +79,8 @@ class Carrier {
   // Returns true if the request is complete or has failed.
   virtual bool test_ended(Request& request) const noexcept = 0;
   // Tests several requests, and makes the complete ones null. Writes an entry of `completions` for
-  // each, and returns their number. REQUIRES: at most mpi::kRequestsPerTest requests, and room for
-  // as many entries in `completions`.
+  // each, and returns their number. Ignores null requests. REQUIRES: at most mpi::kRequestsPerTest
+  // requests, and room for as many entries in `completions`.
   virtual std::size_t test_some(std::span<Request> requests,
                                 std::span<Completion> completions) const = 0;
 

@@ -1,5 +1,5 @@
-// Messages over TCP links: their order and matching, long and short ones, cancelled ones, dead
-// peers and frames that are not hbm's. And how the ranks of a group connect.
+// What TCP links do beyond carrier_conformance_test.cpp: long and short messages, cancelled ones,
+// dead peers and frames that are not hbm's. And how the ranks of a group connect.
 #include "communicator/tcp/links.h"
 
 #include <arpa/inet.h>
@@ -13,9 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <deque>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <random>
 #include <sstream>
@@ -31,15 +29,14 @@
 #include "expect_error.h"
 #include "file_store.h"
 #include "forked_ranks.h"
+#include "pattern.h"
 #include "scratch.h"
 #include "seeds.h"
-#include "stress.h"
 
 namespace hbm::communicator::tcp {
 namespace {
 
 using std::chrono::steady_clock;
-using Bytes = std::vector<unsigned char>;
 using Random = std::mt19937_64;
 
 constexpr std::chrono::seconds kPatience{60};
@@ -99,30 +96,6 @@ bootstrap::Rendezvous meet(const std::filesystem::path& directory, int rank, int
                          [] { return bootstrap::introduce("test", 1); });
 }
 
-int peer_in(CommHandle comm, int rank, int size) {
-  return comm.value == kAll.value ? rank : size - 1 - rank;
-}
-
-Bytes pattern(uint64_t seed, size_t bytes) {
-  Bytes data(bytes);
-  Random random(seed);
-  for (size_t at = 0; at < bytes; at += 8) {
-    const uint64_t word = random();
-    std::memcpy(data.data() + at, &word, std::min<size_t>(8, bytes - at));
-  }
-  return data;
-}
-
-// Returns a size of any magnitude up to `most`.
-size_t random_size(Random& random, size_t most) {
-  const size_t limit = size_t{1} << (random() % 24);
-  return random() % (std::min(limit, most) + 1);
-}
-
-void pause_sometimes(Random& random) {
-  if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
-}
-
 // Tests until the request is complete. A sleep on the links' descriptor must suffice.
 void await(const Links& links, Request& request) {
   const auto limit = steady_clock::now() + kPatience;
@@ -150,136 +123,6 @@ void progress(const Links& links) {
   EXPECT_FALSE(links.irecv_any(&byte, 1, 999, kAll, peer));
 }
 
-struct Sent {
-  CommHandle comm;
-  int tag;
-  uint64_t seed;
-  size_t bytes;
-};
-
-std::vector<Sent> draw(Random& random, size_t count, size_t most) {
-  std::vector<Sent> all;
-  for (size_t i = 0; i < count; ++i) {
-    all.push_back({random() % 2 == 0 ? kAll : kReversed, static_cast<int>(random() % 3), random(),
-                   random_size(random, most)});
-  }
-  return all;
-}
-
-void send_all(const Links& links, int peer, int size, const std::vector<Sent>& messages,
-              Random random) {
-  std::deque<Bytes> data;
-  std::vector<Request> requests;
-  for (const Sent& each : messages) {
-    data.push_back(pattern(each.seed, each.bytes));
-    requests.push_back(links.isend(data.back().data(), each.bytes, peer_in(each.comm, peer, size),
-                                   each.tag, each.comm));
-    pause_sometimes(random);
-  }
-  for (Request& request : requests) await(links, request);
-}
-
-// Receives the messages, those with equal communicator and tag in order, otherwise in any order.
-void receive_all(const Links& links, int peer, int size, const std::vector<Sent>& messages,
-                 Random random) {
-  std::map<std::pair<uintptr_t, int>, std::deque<Sent>> queues;
-  for (const Sent& each : messages) queues[{each.comm.value, each.tag}].push_back(each);
-  struct Receive {
-    Request request;
-    Bytes data;
-    Sent expected;
-  };
-  std::deque<Receive> posted;
-  const auto finish = [&] {
-    Receive& oldest = posted.front();
-    await(links, oldest.request);
-    oldest.data.resize(oldest.expected.bytes);
-    EXPECT_TRUE(oldest.data == pattern(oldest.expected.seed, oldest.expected.bytes));
-    posted.pop_front();
-  };
-  while (!queues.empty()) {
-    auto queue = std::next(queues.begin(), static_cast<long>(random() % queues.size()));
-    const Sent next = queue->second.front();
-    queue->second.pop_front();
-    if (queue->second.empty()) queues.erase(queue);
-    posted.push_back({{}, Bytes(next.bytes + random() % 10), next});
-    posted.back().request = links.irecv(posted.back().data.data(), posted.back().data.size(),
-                                        peer_in(next.comm, peer, size), next.tag, next.comm);
-    pause_sometimes(random);
-    while (!posted.empty() && random() % 3 == 0) finish();
-  }
-  while (!posted.empty()) finish();
-}
-
-TEST(Links, MessagesOfAllSizesArriveInOrder) {
-  Random random = test_random();
-  const auto links = make_links(2);
-  const std::vector<Sent> there = draw(random, 60, 8 << 20);
-  const std::vector<Sent> back = draw(random, 60, 8 << 20);
-  std::vector<std::thread> threads;
-  threads.emplace_back([&, r = Random(random())] { send_all(*links[0], 1, 2, there, r); });
-  threads.emplace_back([&, r = Random(random())] { receive_all(*links[1], 0, 2, there, r); });
-  threads.emplace_back([&, r = Random(random())] { send_all(*links[1], 0, 2, back, r); });
-  threads.emplace_back([&, r = Random(random())] { receive_all(*links[0], 1, 2, back, r); });
-  for (std::thread& thread : threads) thread.join();
-}
-
-TEST(Links, EightRanksAllToAll) {
-  constexpr int kRanks = 8;
-  Random random = test_random();
-  const auto count = static_cast<size_t>(stress("HBM_STRESS_LINKS", 20));
-  const auto links = make_links(kRanks);
-  std::map<std::pair<int, int>, std::vector<Sent>> messages;
-  for (int from = 0; from < kRanks; ++from) {
-    for (int to = 0; to < kRanks; ++to) {
-      if (to != from) messages[{from, to}] = draw(random, count, 300'000);
-    }
-  }
-  std::vector<std::thread> threads;
-  for (const auto& [ranks, sent] : messages) {
-    const auto [from, to] = ranks;
-    threads.emplace_back(
-        [&, from, to, r = Random(random())] { send_all(*links[from], to, kRanks, sent, r); });
-    threads.emplace_back(
-        [&, from, to, r = Random(random())] { receive_all(*links[to], from, kRanks, sent, r); });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-TEST(Links, AReceiveFromAnyRankTakesEachSendersMessagesInOrder) {
-  constexpr int kRanks = 4;
-  constexpr size_t kMessages = 20;
-  Random random = test_random();
-  const auto links = make_links(kRanks);
-  std::vector<std::vector<Sent>> messages(kRanks);
-  std::vector<std::thread> threads;
-  for (int rank = 1; rank < kRanks; ++rank) {
-    auto& own = messages[static_cast<size_t>(rank)];
-    own = draw(random, kMessages, 200'000);
-    for (Sent& each : own) {
-      each.comm = kAll;
-      each.tag = 5;
-    }
-    threads.emplace_back(
-        [&, rank, r = Random(random())] { send_all(*links[rank], 0, kRanks, own, r); });
-  }
-  std::vector<size_t> next(kRanks, 0);
-  Bytes data(200'000);
-  for (size_t i = 0; i < (kRanks - 1) * kMessages; ++i) {
-    int peer = -1;
-    Request request;
-    const auto limit = steady_clock::now() + kPatience;
-    while (!(request = links[0]->irecv_any(data.data(), data.size(), 5, kAll, peer))) {
-      ASSERT_LT(steady_clock::now(), limit);
-    }
-    await(*links[0], request);
-    const Sent& expected = messages[static_cast<size_t>(peer)][next[static_cast<size_t>(peer)]++];
-    const Bytes wanted = pattern(expected.seed, expected.bytes);
-    EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), data.begin()));
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 TEST(Links, ALongMessageWithoutAReceiveTakesNoMemoryAndDoesNotBlock) {
   const auto links = make_links(2);
   const Bytes data = pattern(1, 8 << 20);
@@ -295,92 +138,6 @@ TEST(Links, ALongMessageWithoutAReceiveTakesNoMemoryAndDoesNotBlock) {
   await(*links[0], later);
   EXPECT_EQ(got, small);
   for (Request& send : sends) EXPECT_FALSE(links[0]->test_ended(send));
-}
-
-TEST(Links, TooLongMessagesAreReportedAndTheNextOneIsWhole) {
-  for (const size_t bytes : {size_t{100}, kEagerBytes, kEagerBytes + 1, size_t{1 << 20}}) {
-    for (const bool early : {true, false}) {
-      const auto links = make_links(2);
-      const Bytes data = pattern(3, bytes);
-      Bytes small(bytes - 1, 0xEE);
-      std::vector<Request> receives(1);
-      const auto receive = [&] {
-        receives[0] = links[1]->irecv(small.data(), small.size(), 0, 0, kAll);
-      };
-      if (early) receive();
-      Request first = links[0]->isend(data.data(), bytes, 1, 0, kAll);
-      Request second = links[0]->isend(data.data(), bytes, 1, 0, kAll);
-      if (!early) {
-        progress(*links[1]);
-        receive();
-      }
-      std::vector<Completion> completions(1);
-      const auto limit = steady_clock::now() + kPatience;
-      while (links[1]->test_some(receives, completions) == 0) {
-        ASSERT_LT(steady_clock::now(), limit);
-      }
-      EXPECT_TRUE(links[1]->truncated(completions[0].error));
-      EXPECT_FALSE(receives[0]);
-      EXPECT_EQ(small, Bytes(bytes - 1, 0xEE));
-      await(*links[0], first);
-      Bytes whole(bytes);
-      Request next = links[1]->irecv(whole.data(), bytes, 0, 0, kAll);
-      std::thread sender([&] { await(*links[0], second); });
-      await(*links[1], next);
-      sender.join();
-      EXPECT_TRUE(whole == data);
-    }
-  }
-}
-
-TEST(Links, TestSomeReturnsEachCompletionOnce) {
-  const auto links = make_links(2);
-  const Bytes data = pattern(4, 64);
-  std::vector<Bytes> got(6, Bytes(64));
-  std::vector<Request> receives;
-  for (int tag = 0; tag < 6; ++tag) {
-    receives.push_back(links[1]->irecv(got[static_cast<size_t>(tag)].data(), 64, 0, tag, kAll));
-  }
-  receives.push_back({});
-  for (int tag = 0; tag < 6; tag += 2) {
-    Request send = links[0]->isend(data.data(), 64, 1, tag, kAll);
-    await(*links[0], send);
-  }
-  std::vector<int> found;
-  std::vector<Completion> completions(receives.size());
-  while (found.size() < 3) {
-    const size_t count = links[1]->test_some(receives, completions);
-    for (size_t i = 0; i < count; ++i) {
-      EXPECT_EQ(completions[i].error, 0);
-      found.push_back(completions[i].index);
-    }
-  }
-  std::sort(found.begin(), found.end());
-  EXPECT_EQ(found, (std::vector<int>{0, 2, 4}));
-  EXPECT_EQ(links[1]->test_some(receives, completions), 0u);
-  for (Request& each : receives) {
-    if (each) links[1]->cancel(each);
-  }
-}
-
-TEST(Links, ACancelledReceiveTakesNoMessage) {
-  const auto links = make_links(2);
-  for (const size_t bytes : {size_t{10}, kEagerBytes + 1}) {
-    const Bytes data = pattern(5, bytes);
-    Bytes untouched(bytes, 0xEE);
-    Bytes got(bytes);
-    Request receive = links[1]->irecv(untouched.data(), bytes, 0, 0, kAll);
-    links[1]->cancel(receive);
-    EXPECT_TRUE(links[1]->test_ended(receive));
-    EXPECT_FALSE(receive);
-    Request send = links[0]->isend(data.data(), bytes, 1, 0, kAll);
-    std::thread sender([&] { await(*links[0], send); });
-    receive = links[1]->irecv(got.data(), bytes, 0, 0, kAll);
-    await(*links[1], receive);
-    sender.join();
-    EXPECT_TRUE(got == data);
-    EXPECT_EQ(untouched, Bytes(bytes, 0xEE));
-  }
 }
 
 // A rank's links to a peer that is a bare socket.
