@@ -2,6 +2,8 @@
 
     torchrun --standalone --nproc-per-node 4 -m papers.layer_drop.sharded --task transformer
 
+With `--nproc-per-node 2` each node has a single shard: whole parameters, as under DDP.
+
 The processes are two emulated nodes, which have replicas of a model. FSDP2 shards each replica over
 the processes of a node. Plain training sends everything between the nodes. For each seed, all
 contenders start with the same weights, and get the data in the same order. Tasks with BatchNorm are
@@ -11,9 +13,10 @@ left out: their statistics would be of smaller batches than under papers.layer_d
 from __future__ import annotations
 
 import argparse
-import statistics
+import json
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,9 +25,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import torch_hbmcomm as hbmcomm
-from papers.layer_drop.learning import OPTIMIZERS, RANKS, schedule
+from papers.layer_drop.accuracy import row_of
+from papers.layer_drop.learning import OPTIMIZERS, PLAIN, RANKS, Learned, schedule
 from papers.layer_drop.tasks import TASKS, Task
-from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench import checkout, report
 
 _NODES = 2
 
@@ -42,8 +46,10 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=None)
     parser.add_argument("--ratios", default="0.9")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["LowRank"])
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1, help="the number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", RuntimeWarning)  # of layers that are always sent
@@ -55,21 +61,28 @@ def main() -> None:
     task = TASKS[args.task]()
     optimizer = args.optimizer or next(iter(task.rates))
 
-    def measure(config: Config) -> list[tuple[float, float]]:
-        return [
-            learn(task, mesh, optimizer, config, seed, args.steps) for seed in range(args.seeds)
-        ]
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    terms = {"task": args.task, "optimizer": optimizer, "steps": args.steps}
+    terms |= {"seeds": list(seeds), "shards": shards}
 
-    table = Table("", "bytes", "quality", title=f"{args.task}, {optimizer}, {args.steps} steps")
+    def measure(config: Config) -> list[Learned]:
+        return [learn(task, mesh, optimizer, config, seed, args.steps) for seed in seeds]
+
     plain = measure(hbmcomm.LowRank(ratio=0))
-    cases = [("plain", plain)]
+    cases = [(PLAIN, 0.0, plain)]
     for ratio in map(float, args.ratios.split(",")):
-        for name in args.contenders:
-            cases.append((f"{name}, R = {ratio}", measure(CONTENDERS[name](ratio))))
-    for name, runs in cases:
-        qualities = [quality for _, quality in runs]
-        share = statistics.fmean(share for share, _ in runs)
-        table.add_row(name, f"{share:.2%}", f"{statistics.fmean(qualities):.3f}")
+        cases += [(name, ratio, measure(CONTENDERS[name](ratio))) for name in args.contenders]
+    title = f"{args.task}, {optimizer}, {args.steps} steps, nodes of {shards}"
+    table = Table("", "bytes", "quality", "beside plain", title=title)
+    for name, ratio, runs in cases:
+        row = row_of(plain, runs) | {"contender": name, "ratio": ratio} | terms | checkout.state()
+        error = "" if row["error"] is None else f" ± {row['error']:.3f}"
+        quality = f"{row['qualities']['mean']:.3f}"
+        title = name if name == PLAIN else f"{name}, R = {ratio}"
+        table.add_row(title, f"{row['share']:.2%}", quality, f"{row['difference']:+.3f}{error}")
+        if dist.get_rank() == 0 and args.json is not None:
+            with args.json.open("a") as file:
+                file.write(json.dumps(row) + "\n")
     if dist.get_rank() == 0:
         report.show(table)
     dist.destroy_process_group()
@@ -77,8 +90,8 @@ def main() -> None:
 
 def learn(
     task: Task, mesh: DeviceMesh, optimizer: str, config: Config, seed: int, steps: int
-) -> tuple[float, float]:
-    """Train, and return the sent share of the bytes between the nodes, and the model's quality."""
+) -> Learned:
+    """Train, and evaluate at the end. The share is of the bytes between the nodes."""
     torch.manual_seed(seed)
     model = task.model()
     fully_shard(model, mesh=mesh["shards"])
@@ -98,7 +111,8 @@ def learn(
         task.loss(outputs, targets.chunk(world)[rank]).backward()
         stepping.step()
     counts = state.summary()
-    return counts["sent_bytes"] / counts["gradient_bytes"], task.quality(model)
+    share = counts["sent_bytes"] / counts["gradient_bytes"]
+    return Learned(share=share, steps=[steps], quality=[task.quality(model)])
 
 
 if __name__ == "__main__":

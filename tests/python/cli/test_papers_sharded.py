@@ -20,13 +20,13 @@ pytestmark = [
 
 def train(context: Context) -> None:
     mesh, task = mesh_of(context), Residuals()
-    share, plain = learn(task, mesh, "SGD", hbmcomm.LowRank(ratio=0), 0, 4)
-    assert share == 1
-    assert math.isfinite(plain)
+    plain = learn(task, mesh, "SGD", hbmcomm.LowRank(ratio=0), 0, 4)
+    assert plain.share == 1
+    assert math.isfinite(*plain.quality)
     for contender in CONTENDERS.values():
-        share, quality = learn(task, mesh, "SGD", contender(0.5), 0, 4)
-        assert 0 < share < 1.1
-        assert math.isfinite(quality)
+        found = learn(task, mesh, "SGD", contender(0.5), 0, 4)
+        assert 0 < found.share < 1.1
+        assert math.isfinite(*found.quality)
 
 
 def test_a_task_of_each_contender(pool: Pool) -> None:
