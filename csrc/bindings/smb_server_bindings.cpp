@@ -66,6 +66,8 @@ py::dict stats(const Server& server) {
     found = server.stats();
   }
   py::dict dict = stats_dict(found.box);
+  size_t row = 0;
+  for (const py::handle client : dict["client_table"]) client["host"_s] = found.box.hosts[row++];
   dict["pool"] =
       py::dict("capacity_bytes"_a = found.pool.capacity, "used_bytes"_a = found.pool.used,
                "blocks"_a = found.pool.blocks, "largest_free_bytes"_a = found.pool.largest_free,

@@ -62,7 +62,8 @@ class FakeHandler final : public server::RequestHandler {
   protocol::Id generation() const override { return {7, 8}; }
   uint32_t lease_ms() const override { return 30'000; }
 
-  server::Joining join(const protocol::Join& join, protocol::TransportKind) override {
+  server::Joining join(const protocol::Join& join, protocol::TransportKind,
+                       const std::string& /*host*/) override {
     server::Joining joining;
     if (join.session == protocol::Id{404, 404}) {
       joining.status = protocol::Status::kExpired;

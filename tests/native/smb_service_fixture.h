@@ -65,13 +65,14 @@ T as(const server::Reply& reply) {
 // One client, with one connection. It numbers its sequenced requests.
 class Caller {
  public:
-  explicit Caller(Box& box, uint32_t flags = 0, protocol::Id session = {})
+  explicit Caller(Box& box, uint32_t flags = 0, protocol::Id session = {},
+                  const std::string& host = "")
       : handler_(*box.service) {
     protocol::Join join{};
     join.session = session;
     join.flags = flags;
     join.pid = 7;
-    joining = handler_.join(join, protocol::TransportKind::kTcp);
+    joining = handler_.join(join, protocol::TransportKind::kTcp, host);
     number_ = joining.applied;
   }
   ~Caller() { disconnect(); }

@@ -350,6 +350,23 @@ TEST(Service, StatisticsHideTheIdsOfOtherClients) {
   EXPECT_EQ(box.service->statistics().segments.front().key, kKey);  // the box itself has the key
 }
 
+// The newest connection counts. One that does not know its host, such as over verbs, changes
+// nothing.
+TEST(Service, StatisticsHaveTheHostsOfClientsInTheirOrder) {
+  Box box;
+  Caller first(box, 0, {}, "192.0.2.1");
+  Caller second(box, 0, {}, "local");
+  const protocol::Id moved = first.joining.id;
+  const Caller elsewhere(box, protocol::Join::kFurtherConnection, moved, "192.0.2.7");
+  const Caller unknown(box, protocol::Join::kFurtherConnection, moved);
+  const server::Statistics found = box.service->statistics();
+  ASSERT_EQ(found.clients.size(), 2u);
+  ASSERT_EQ(found.hosts.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(found.hosts[i], found.clients[i].session == moved ? "192.0.2.7" : "local");
+  }
+}
+
 TEST(Service, SegmentsLeaveDescriptorsForOthers) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);

@@ -175,7 +175,7 @@ TEST(Session, TimerRetriesToEndASession) {
                          },
                      .settled = [] {}},
                     *records);
-  ASSERT_EQ(sessions.join({}, protocol::TransportKind::kTcp).status, Status::kOk);
+  ASSERT_EQ(sessions.join({}, protocol::TransportKind::kTcp, "").status, Status::kOk);
   EXPECT_TRUE(eventually([&] { return sessions.all().front()->ended(); }));
   EXPECT_EQ(tries, 2);
 }

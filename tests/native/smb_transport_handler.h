@@ -34,7 +34,8 @@ class TransportHandler final : public server::RequestHandler {
   protocol::Id generation() const override { return {7, 7}; }
   uint32_t lease_ms() const override { return 30000; }
 
-  server::Joining join(const protocol::Join& join, protocol::TransportKind) override {
+  server::Joining join(const protocol::Join& join, protocol::TransportKind,
+                       const std::string& /*host*/) override {
     const std::lock_guard lock(mutex_);
     ++joins;
     server::Joining joining;

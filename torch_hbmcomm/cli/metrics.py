@@ -206,6 +206,7 @@ def _client_labels(row: dict[str, Any]) -> dict[str, str]:
         "client": _fingerprint(row["session"]),
         "pid": str(row["pid"]),
         "transport": row["transport"],
+        "host": row["host"],
     }
 
 

@@ -123,7 +123,9 @@ class Server(Closeable):
         return self._native.closed
 
     def stats(self) -> dict[str, Any]:
-        """Return the counts of Box.stats(), and the state of the memory pool (``pool``)."""
+        """Return the counts of Box.stats(), and the state of the memory pool (``pool``). A row of
+        ``client_table`` also has the ``host`` of the client: its address as the box sees it,
+        ``"local"`` for a Unix socket, or ``""`` if it is unknown."""
         return readable(self._native.stats())
 
     def drain(self, most: float = 5.0) -> None:

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <string_view>
 #include <thread>
 
 #include "base/error.h"
@@ -54,6 +55,30 @@ sockaddr_un unix_name(const std::string& path) {
   }
   std::memcpy(name.sun_path, path.data(), path.size());
   return name;
+}
+
+// Returns false if the peer has gone.
+bool get_peer(int socket, sockaddr_storage& name) {
+  socklen_t length = sizeof(name);
+  return getpeername(socket, reinterpret_cast<sockaddr*>(&name), &length) == 0;
+}
+
+// An IPv4 client of a socket of IPv6 has its IPv4 address.
+std::string host_of(const sockaddr_storage& name) {
+  char host[NI_MAXHOST];
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&name), sizeof(name), host, sizeof(host),
+                  nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "";
+  }
+  const std::string_view mapped = "::ffff:";
+  const bool ipv4 = name.ss_family == AF_INET6 &&
+                    IN6_IS_ADDR_V4MAPPED(&reinterpret_cast<const sockaddr_in6&>(name).sin6_addr);
+  return ipv4 ? host + mapped.size() : host;
+}
+
+uint16_t port_of(const sockaddr_storage& name) {
+  return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(name).sin6_port
+                                          : reinterpret_cast<const sockaddr_in&>(name).sin_port);
 }
 
 void set(int socket, int level, int option, int value) noexcept {
@@ -225,23 +250,18 @@ std::optional<uid_t> peer_user(int socket) noexcept {
 
 std::string peer_name(int socket) {
   sockaddr_storage name{};
-  socklen_t length = sizeof(name);
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
-    return "a client that has gone";
-  }
-  if (name.ss_family == AF_UNIX) {
-    ucred peer{};
-    socklen_t size = sizeof(peer);
-    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return "a local process";
-    return "process " + std::to_string(peer.pid) + " of user " + std::to_string(peer.uid);
-  }
-  char host[NI_MAXHOST];
-  char port[NI_MAXSERV];
-  const int failure = getnameinfo(reinterpret_cast<sockaddr*>(&name), length, host, sizeof(host),
-                                  port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
-  if (failure != 0) return "a client without a name";
-  return std::string(name.ss_family == AF_INET6 ? "[" : "") + host +
-         (name.ss_family == AF_INET6 ? "]:" : ":") + port;
+  if (!get_peer(socket, name)) return "a client that has gone";
+  if (name.ss_family != AF_UNIX) return with_port(host_of(name), port_of(name));
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return "a local process";
+  return "process " + std::to_string(peer.pid) + " of user " + std::to_string(peer.uid);
+}
+
+std::string peer_host(int socket) {
+  sockaddr_storage name{};
+  if (!get_peer(socket, name)) return "";
+  return name.ss_family == AF_UNIX ? "local" : host_of(name);
 }
 
 }  // namespace hbm::box::protocol

@@ -47,4 +47,8 @@ std::optional<uid_t> peer_user(int socket) noexcept;
 // "process 77 of user 0".
 std::string peer_name(int socket);
 
+// Returns the peer's address without its port, such as "192.0.2.1" or "::1"; "local" for the peer
+// of a Unix socket. Returns an empty text if the peer has gone.
+std::string peer_host(int socket);
+
 }  // namespace hbm::box::protocol

@@ -89,8 +89,10 @@ class RequestHandler {
   virtual uint32_t lease_ms() const = 0;
 
   // Admits a connection whose client has proved the token: begins a session, or joins the one that
-  // `join` names. The session counts the connection until left().
-  virtual Joining join(const protocol::Join& join, protocol::TransportKind transport) = 0;
+  // `join` names. The session counts the connection until left(). `host`: where the client is, as
+  // protocol::peer_host() returns it; empty: unknown.
+  virtual Joining join(const protocol::Join& join, protocol::TransportKind transport,
+                       const std::string& host) = 0;
 
   // Called when a connection of the session has closed. The session stays until its lease ends.
   virtual void left(const std::shared_ptr<Session>& session) = 0;

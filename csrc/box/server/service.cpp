@@ -39,8 +39,9 @@ void Service::close() {
 
 uint32_t Service::lease_ms() const { return static_cast<uint32_t>(sessions_.lease().count()); }
 
-Joining Service::join(const protocol::Join& join, protocol::TransportKind transport) {
-  if (!closing_.load(std::memory_order_acquire)) return sessions_.join(join, transport);
+Joining Service::join(const protocol::Join& join, protocol::TransportKind transport,
+                      const std::string& host) {
+  if (!closing_.load(std::memory_order_acquire)) return sessions_.join(join, transport, host);
   Joining joining;
   joining.status = protocol::Status::kClosing;
   joining.cause = kClosing;
@@ -139,6 +140,7 @@ Statistics Service::statistics() const {
   const Clock::time_point now = Clock::now();
   for (const auto& session : sessions_.all()) {
     statistics.clients.push_back(session->statistics(now));
+    statistics.hosts.push_back(session->host());
   }
   statistics.segments = registry_.statistics();
 

@@ -46,7 +46,8 @@ class Service final : public RequestHandler {
 
   protocol::Id generation() const override { return store_.generation(); }
   uint32_t lease_ms() const override;
-  Joining join(const protocol::Join& join, protocol::TransportKind transport) override;
+  Joining join(const protocol::Join& join, protocol::TransportKind transport,
+               const std::string& host) override;
   void left(const std::shared_ptr<Session>& session) override;
   void submit(const std::shared_ptr<Session>& session, protocol::Opcode opcode,
               std::span<const std::byte> body, Answer answer) override;
@@ -55,7 +56,7 @@ class Service final : public RequestHandler {
   void on_new_segment(std::function<void(storage::BoxSegment&)> action) override;
   bool ended(const std::shared_ptr<Session>& session) const override;
 
-  Statistics statistics() const;  // has all ids and keys: not for clients
+  Statistics statistics() const;  // has all ids, keys and hosts: not for clients
 
   // Refuses all requests with kClosing from now on, including queued ones. Returns when the
   // requests being executed are answered.

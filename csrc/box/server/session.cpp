@@ -128,6 +128,16 @@ std::set<protocol::Id> Session::keys() const {
   return keys;
 }
 
+std::string Session::host() const {
+  const std::lock_guard lock(mutex_);
+  return host_;
+}
+
+void Session::set_host(const std::string& host) {
+  const std::lock_guard lock(mutex_);
+  host_ = host;
+}
+
 protocol::ClientStats Session::statistics(Clock::time_point now) const {
   const auto idle = std::chrono::duration_cast<std::chrono::milliseconds>(now - seen());
   return {.session = identity_.id,

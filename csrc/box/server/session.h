@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -124,6 +125,10 @@ class Session {
 
   protocol::ClientStats statistics(Clock::time_point now) const;
 
+  // The host of the newest connection whose host is known; empty: of none.
+  std::string host() const;
+  void set_host(const std::string& host);
+
   // Only the handler that has the session uses `record` and `request_cache`, except that any thread
   // may read record.applied and call request_cache.applied(). Any thread may use `counters` and
   // `connections`.
@@ -141,6 +146,7 @@ class Session {
   mutable std::mutex mutex_;  // guards all below; no other lock is taken under it
   std::unordered_map<uint32_t, SessionAttachment> attachments_;
   std::deque<QueuedRequest> requests_;
+  std::string host_;
   bool scheduled_ = false;  // in the run queue, or with a handler
 };
 

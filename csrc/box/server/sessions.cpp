@@ -31,7 +31,8 @@ Sessions::~Sessions() {
   watch_.join();
 }
 
-Joining Sessions::join(const protocol::Join& join, protocol::TransportKind transport) {
+Joining Sessions::join(const protocol::Join& join, protocol::TransportKind transport,
+                       const std::string& host) {
   Joining joining;
   try {
     if ((join.flags & ~(protocol::Join::kReadOnlyClient | protocol::Join::kFurtherConnection)) !=
@@ -41,6 +42,7 @@ Joining Sessions::join(const protocol::Join& join, protocol::TransportKind trans
     const std::lock_guard lock(mutex_);
     joining.session = join.session ? resume(join, transport) : begin(join, transport);
     joining.session->renew();
+    if (!host.empty()) joining.session->set_host(host);
     ++joining.session->connections;
     joining.id = joining.session->identity().id;
     joining.applied = joining.session->request_cache.applied();

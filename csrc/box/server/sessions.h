@@ -45,7 +45,8 @@ class Sessions {
   Sessions(const Sessions&) = delete;
   Sessions& operator=(const Sessions&) = delete;
 
-  Joining join(const protocol::Join& join, protocol::TransportKind transport);
+  Joining join(const protocol::Join& join, protocol::TransportKind transport,
+               const std::string& host);
 
   // Forgets a session that its handler has ended, and frees its record.
   void forget(const Session& session);

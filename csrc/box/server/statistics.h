@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "box/protocol/protocol.h"
@@ -14,6 +15,7 @@ namespace hbm::box::server {
 struct Statistics {
   protocol::StatsTotals totals{};
   std::vector<protocol::ClientStats> clients;
+  std::vector<std::string> hosts;  // of the clients, in their order; no page shows them
   std::vector<protocol::SegmentStats> segments;
 };
 

@@ -181,6 +181,7 @@ def test_metrics() -> None:
         assert len({labels["segment"] for labels, _ in rows}) == 2
         ((labels, _),) = found["hbmcomm_box_client_attachments"]
         assert (labels["pid"], labels["transport"]) == (str(os.getpid()), "tcp")
+        assert labels["host"] == "127.0.0.1"
         text = str(found)
         assert f"{segments[0].key:032x}" not in text
         assert process.terminate() == 0

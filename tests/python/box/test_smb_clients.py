@@ -89,6 +89,9 @@ def test_stats(server: smb.Server, box: smb.Box) -> None:
     assert (row["size"], row["attachments"], row["accumulates"]) == (4 * KIB, 1, 1)
     mine = [row for row in after["client_table"] if row["pid"] == os.getpid()]
     assert any(row["transport"] == box.transport for row in mine)
+    assert all("host" not in row for row in after["client_table"])  # others need not know
+    own = [row for row in server.stats()["client_table"] if row["pid"] == os.getpid()]
+    assert {row["host"] for row in own} <= {"local", "127.0.0.1"}
     assert server.stats()["pool"]["capacity_bytes"] == 256 * MIB
     box.ping()
 

@@ -40,7 +40,7 @@ Handshake::Handshake(RequestHandler& handler, const ListenerIdentity& identity,
   hello_.authenticated = authenticated ? hello_.token_required : 0;
 }
 
-Handshake::Admission Handshake::join(const protocol::Join& join) {
+Handshake::Admission Handshake::join(const protocol::Join& join, const std::string& host) {
   Admission admission;
   if (!identity_.token.empty() &&
       !protocol::equal(join.proof, protocol::client_proof(identity_.token, hello_, join))) {
@@ -59,7 +59,7 @@ Handshake::Admission Handshake::join(const protocol::Join& join) {
   protocol::Join asked = join;
   asked.flags &=
       ~protocol::Join::kAuthenticated;  // a property of the connection, not of the session
-  Joining joining = handler_.join(asked, transport_);
+  Joining joining = handler_.join(asked, transport_, host);
   admission.status = joining.status;
   admission.cause = std::move(joining.cause);
   if (!joining.session) return admission;

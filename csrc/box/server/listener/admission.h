@@ -47,7 +47,8 @@ class Handshake {
     protocol::Joined joined{};
     std::optional<protocol::MacKeys> keys;  // for all frames after `joined`; none: unauthenticated
   };
-  Admission join(const protocol::Join& join);
+  // `host`: as for RequestHandler::join().
+  Admission join(const protocol::Join& join, const std::string& host);
 
  private:
   RequestHandler& handler_;

@@ -209,7 +209,7 @@ void StreamConnection::frame(const protocol::Header& header, std::span<const std
 }
 
 void StreamConnection::join(const protocol::Join& join) {
-  Handshake::Admission admission = handshake_.join(join);
+  Handshake::Admission admission = handshake_.join(join, protocol::peer_host(fd_));
   context_.pending.leave(*this);
   if (!admission.session) return reject(admission.status, admission.cause);
   session_ = std::move(admission.session);

@@ -210,7 +210,7 @@ std::shared_ptr<Peer> VerbsListener::welcome(const common::CallMessage& call,
   protocol::Join join{};
   join.session = call.session;
   join.flags = (call.flags & protocol::Join::kReadOnlyClient) | protocol::Join::kFurtherConnection;
-  box::server::Joining joining = context_->handler.join(join, protocol::TransportKind::kVerbs);
+  box::server::Joining joining = context_->handler.join(join, protocol::TransportKind::kVerbs, "");
   if (joining.session == nullptr) throw box::server::Refusal(joining.status, joining.cause);
   auto peer = std::make_shared<Peer>(context_, std::move(joining.session), call.queue_pairs,
                                      mac_keys(call, options_.token, hello));
