@@ -1,6 +1,5 @@
 #include "mpi_loops.h"
 
-#include <dlfcn.h>
 #include <mpi.h>
 
 #include <array>
@@ -31,28 +30,28 @@ class MpiCalls {
   MpiCalls(const MpiWorld& world, const CollectiveBuffers& buffers)
       : rank_(world.rank),
         size_(world.size),
-        library_(world.library),
+        world_(world),
         sent_(buffers.sent),
         received_(buffers.received),
         elements_(buffers.count),
         type_(type_of(buffers.dtype)) {}
 
   MpiCall allreduce() const {
-    const auto allreduce = function<decltype(::MPI_Allreduce)>("MPI_Allreduce");
+    const auto allreduce = world_.function<decltype(::MPI_Allreduce)>("MPI_Allreduce");
     return [=, data = received_, count = count(), type = type_] {
       return allreduce(MPI_IN_PLACE, data, count, type, MPI_SUM, MPI_COMM_WORLD);
     };
   }
 
   MpiCall broadcast() const {
-    const auto broadcast = function<decltype(::MPI_Bcast)>("MPI_Bcast");
+    const auto broadcast = world_.function<decltype(::MPI_Bcast)>("MPI_Bcast");
     return [=, data = received_, count = count(), type = type_] {
       return broadcast(data, count, type, 0, MPI_COMM_WORLD);
     };
   }
 
   MpiCall reduce() const {
-    const auto reduce = function<decltype(::MPI_Reduce)>("MPI_Reduce");
+    const auto reduce = world_.function<decltype(::MPI_Reduce)>("MPI_Reduce");
     return [=, root = root(), data = received_, count = count(), type = type_] {
       return reduce(root ? MPI_IN_PLACE : data, root ? data : nullptr, count, type, MPI_SUM, 0,
                     MPI_COMM_WORLD);
@@ -60,21 +59,21 @@ class MpiCalls {
   }
 
   MpiCall allgather() const {
-    const auto allgather = function<decltype(::MPI_Allgather)>("MPI_Allgather");
+    const auto allgather = world_.function<decltype(::MPI_Allgather)>("MPI_Allgather");
     return [=, own = sent_, gathered = received_, part = part(), type = type_] {
       return allgather(own, part, type, gathered, part, type, MPI_COMM_WORLD);
     };
   }
 
   MpiCall gather() const {
-    const auto gather = function<decltype(::MPI_Gather)>("MPI_Gather");
+    const auto gather = world_.function<decltype(::MPI_Gather)>("MPI_Gather");
     return [=, own = sent_, gathered = received_, part = part(), type = type_] {
       return gather(own, part, type, gathered, part, type, 0, MPI_COMM_WORLD);
     };
   }
 
   MpiCall gather_in_place() const {
-    const auto gather = function<decltype(::MPI_Gather)>("MPI_Gather");
+    const auto gather = world_.function<decltype(::MPI_Gather)>("MPI_Gather");
     return [=, root = root(), data = received_, part = part(), type = type_] {
       return gather(root ? MPI_IN_PLACE : data, part, type, root ? data : nullptr, part, type, 0,
                     MPI_COMM_WORLD);
@@ -82,34 +81,35 @@ class MpiCalls {
   }
 
   MpiCall scatter() const {
-    const auto scatter = function<decltype(::MPI_Scatter)>("MPI_Scatter");
+    const auto scatter = world_.function<decltype(::MPI_Scatter)>("MPI_Scatter");
     return [=, scattered = sent_, own = received_, part = part(), type = type_] {
       return scatter(scattered, part, type, own, part, type, 0, MPI_COMM_WORLD);
     };
   }
 
   MpiCall reduce_scatter() const {
-    const auto call = function<decltype(::MPI_Reduce_scatter_block)>("MPI_Reduce_scatter_block");
+    const auto call =
+        world_.function<decltype(::MPI_Reduce_scatter_block)>("MPI_Reduce_scatter_block");
     return [=, scattered = sent_, own = received_, part = part(), type = type_] {
       return call(scattered, own, part, type, MPI_SUM, MPI_COMM_WORLD);
     };
   }
 
   MpiCall alltoall() const {
-    const auto alltoall = function<decltype(::MPI_Alltoall)>("MPI_Alltoall");
+    const auto alltoall = world_.function<decltype(::MPI_Alltoall)>("MPI_Alltoall");
     return [=, sent = sent_, received = received_, part = part(), type = type_] {
       return alltoall(sent, part, type, received, part, type, MPI_COMM_WORLD);
     };
   }
 
   MpiCall barrier() const {
-    const auto barrier = function<decltype(::MPI_Barrier)>("MPI_Barrier");
+    const auto barrier = world_.function<decltype(::MPI_Barrier)>("MPI_Barrier");
     return [=] { return barrier(MPI_COMM_WORLD); };
   }
 
   MpiCall sendrecv() const {
-    const auto send = function<decltype(::MPI_Send)>("MPI_Send");
-    const auto receive = function<decltype(::MPI_Recv)>("MPI_Recv");
+    const auto send = world_.function<decltype(::MPI_Send)>("MPI_Send");
+    const auto receive = world_.function<decltype(::MPI_Recv)>("MPI_Recv");
     const Pair pair(rank_, size_);
     return [=, data = received_, count = count(), type = type_] {
       if (!pair.whole) return MPI_SUCCESS;
@@ -124,20 +124,13 @@ class MpiCalls {
   }
 
  private:
-  template <class Function>
-  Function* function(const char* name) const {
-    void* const found = dlsym(library_, name);
-    if (found == nullptr) throw Error(ErrorKind::kUnavailable, dlerror());
-    return reinterpret_cast<Function*>(found);
-  }
-
   bool root() const { return rank_ == 0; }
   int count() const { return static_cast<int>(elements_); }
   int part() const { return static_cast<int>(share_of(elements_, size_)); }
 
   const int rank_;
   const int size_;
-  void* const library_;
+  const MpiWorld world_;
   const void* const sent_;
   void* const received_;
   const size_t elements_;
@@ -180,8 +173,7 @@ class MpiCollectives final : public Collectives {
   [[noreturn]] void fail(const std::string& collective, int code) const {
     std::array<char, MPI_MAX_ERROR_STRING> text{};
     int length = 0;
-    const auto error_string =
-        reinterpret_cast<decltype(::MPI_Error_string)*>(dlsym(world_.library, "MPI_Error_string"));
+    const auto error_string = world_.function<decltype(::MPI_Error_string)>("MPI_Error_string");
     error_string(code, text.data(), &length);
     throw Error(ErrorKind::kNetwork, "MPI's " + collective + " failed: " +
                                          std::string(text.data(), static_cast<size_t>(length)));

@@ -2,10 +2,13 @@
 // with the mpi.h of one ABI: for mpi_collectives.cpp, and for open_mpi_collectives.cpp.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "base/error.h"
 #include "collective_loops.h"
 
 namespace hbm::bench {
@@ -16,6 +19,14 @@ struct MpiWorld {
   int size;
   std::shared_ptr<void> kept;  // keeps MPI initialised
   void* library;               // handle for dlsym()
+
+  // Returns a function of MPI. Throws Error(kUnavailable) if the library lacks it.
+  template <class Function>
+  Function* function(const char* name) const {
+    void* const found = dlsym(library, name);
+    if (found == nullptr) throw Error(ErrorKind::kUnavailable, dlerror());
+    return reinterpret_cast<Function*>(found);
+  }
 };
 
 // Makes a function that runs a collective once and returns MPI's error code; an empty function for

@@ -1,6 +1,5 @@
 #include "staged_mpi.h"
 
-#include <dlfcn.h>
 #include <mpi.h>
 
 #include <algorithm>
@@ -11,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "memory/segment.h"
 
 namespace hbm::bench {
@@ -22,20 +20,13 @@ constexpr size_t kChunk = size_t{512} << 10;
 constexpr size_t kInFlight = 2;    // chunks, or blocks of an allreduce
 constexpr size_t kOneShot = 4096;  // bytes of an allreduce in which each rank sums all tensors
 
-template <class Function>
-Function* function(const MpiWorld& world, const char* name) {
-  void* const found = dlsym(world.library, name);
-  if (found == nullptr) throw Error(ErrorKind::kUnavailable, dlerror());
-  return reinterpret_cast<Function*>(found);
-}
-
 // Nonblocking messages of bytes, and the waits for them.
 class Messages {
  public:
   explicit Messages(const MpiWorld& world)
-      : isend_(function<decltype(::MPI_Isend)>(world, "MPI_Isend")),
-        irecv_(function<decltype(::MPI_Irecv)>(world, "MPI_Irecv")),
-        waitall_(function<decltype(::MPI_Waitall)>(world, "MPI_Waitall")) {}
+      : isend_(world.function<decltype(::MPI_Isend)>("MPI_Isend")),
+        irecv_(world.function<decltype(::MPI_Irecv)>("MPI_Irecv")),
+        waitall_(world.function<decltype(::MPI_Waitall)>("MPI_Waitall")) {}
 
   void send(std::vector<MPI_Request>& requests, const void* data, size_t bytes, int peer) {
     note(isend_(data, static_cast<int>(bytes), MPI_BYTE, peer, 0, MPI_COMM_WORLD,
