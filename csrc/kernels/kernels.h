@@ -73,6 +73,7 @@ struct Kernels {
 extern const Kernels kBaselineKernels;  // "neon" on AArch64: all its processors have it
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512fKernels;
 extern const Kernels kAvx512Kernels;
 #endif
 
