@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 Policy = Literal["preferred", "bind", "interleave", "ddr"]
-BindMode = Literal["none", "core", "numa"]
+BindMode = Literal["none", "core", "numa", "auto"]
 
 _SETTINGS = (
     "HBMCOMM_MEMORY",
@@ -67,6 +67,9 @@ class Node:
     total_bytes: int
     free_bytes: int
     """Free pages and half of the file cache."""
+    room_bytes: int
+    """The bytes that hbm would allocate: ``free_bytes`` less a margin of 32 MiB and 1/128 of the
+    node."""
     is_hbm: bool
     has_cpus: bool
     cpus: str
@@ -102,9 +105,9 @@ class Info:
     hbm_available: bool
     hbm_source: str
     """The way in which memkind found HBM, or its reason for finding none."""
-    mode: Literal["none", "flat", "cache", "hybrid"]
+    mode: Literal["none", "flat", "cache", "hybrid", "hbm-only"]
     """``flat``: HBM has NUMA nodes of its own. ``cache``: HBM is a cache in front of DDR.
-    ``hybrid``: both. ``none``: no HBM was found."""
+    ``hybrid``: both. ``hbm-only``: all memory is HBM. ``none``: no HBM was found."""
     mode_source: str
     cluster: str
     """The number of CPU nodes in a socket, as in ``"4 (SNC-4)"``."""
@@ -255,20 +258,21 @@ def bind(
     """Bind this process' threads to CPUs, and so to the memory nearest to them.
 
     ``core`` gives each local rank a core of its own. ``numa`` gives it a NUMA node; ranks share
-    nodes if there are more ranks than nodes. ``none`` changes nothing. A binding stays within the
-    CPUs that the process may use. Call it before memory is allocated. Returns a description of the
-    binding.
+    nodes if there are more ranks than nodes. ``auto`` gives it its part of the machine: whole
+    nodes, or whole L3 caches of a node (``docs/memory.md``, "Binding ranks"). ``none`` changes
+    nothing. A binding stays within the CPUs that the process may use. Call it before memory is
+    allocated. Returns a description of the binding.
 
     Args:
-        mode: "core", "numa" or "none"; None: HBMCOMM_BIND, else "none"
+        mode: "core", "numa", "auto" or "none"; None: HBMCOMM_BIND, else "none"
         local_rank: the index of this process among the job's processes on this machine; None: from
             the variables of torchrun, mpiexec or srun, else 0 if the process is alone
         local_size: the number of the job's processes on this machine; None: from these variables,
             else 1 if the process is alone
 
-    Raises ValueError for a bad argument and for more ranks than cores under ``core``. Under
-    ``core`` and ``numa`` raises ValueError if the variables show several processes but not both
-    numbers, or contradict each other (``docs/memory.md``, "Binding ranks").
+    Raises ValueError for a bad argument and for more ranks than cores under ``core``. Except under
+    ``none`` raises ValueError if the variables show several processes but not both numbers, or
+    contradict each other (``docs/memory.md``, "Binding ranks").
     """
     first_use()
     if mode is not None:

@@ -13,7 +13,7 @@ from functools import cache
 
 VARIABLES = {
     "HBMCOMM_ALLOCATOR": "where PyTorch puts large CPU tensors: default or segment (shared memory)",
-    "HBMCOMM_BIND": "CPUs of each rank: none (the default), core or numa",
+    "HBMCOMM_BIND": "CPUs of each rank: none (the default), core, numa or auto",
     "HBMCOMM_BOX": "address of the memory box that C programs use (smb.h)",
     "HBMCOMM_BOX_MEMORY": "bytes of the box that parameter_server=auto makes (half the machine's)",
     "HBMCOMM_BOX_SEAL": "0: boxes and their clients do not authenticate tcp's data (1: they do)",

@@ -1,9 +1,11 @@
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <limits>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -13,6 +15,7 @@
 #include "memory/placement.h"
 #include "memory/policy.h"
 #include "memory/segment.h"
+#include "memory/speed.h"
 #include "memory/topology.h"
 #include "process_group/segment_allocator.h"
 
@@ -50,6 +53,18 @@ std::map<int, uint64_t> where(uintptr_t address, size_t bytes) {
   return memory::where(reinterpret_cast<const void*>(address), bytes);
 }
 
+at::Tensor on_node(int node, size_t bytes) {
+  std::shared_ptr<void> block = memory::block_on_node(node, bytes);
+  void* const data = block.get();
+  return at::from_blob(
+      data, {static_cast<int64_t>(bytes)},
+      [block = std::move(block)](void*) mutable { block.reset(); }, at::TensorOptions(at::kByte));
+}
+
+double load_seconds(const at::Tensor& block) {
+  return memory::load_seconds(block.data_ptr(), block.nbytes());
+}
+
 std::string bind(const std::string& mode, int local_rank, int local_size) {
   return memory::bind(memory::parse_bind_mode(mode), local_rank, local_size);
 }
@@ -57,8 +72,8 @@ std::string bind(const std::string& mode, int local_rank, int local_size) {
 py::dict as_dict(const memory::NodeInfo& node) {
   using namespace py::literals;
   return py::dict("id"_a = node.id, "total_bytes"_a = node.total_bytes,
-                  "free_bytes"_a = node.free_bytes, "is_hbm"_a = node.is_hbm,
-                  "has_cpus"_a = node.has_cpus, "cpus"_a = node.cpus);
+                  "free_bytes"_a = node.free_bytes, "room_bytes"_a = node.room_bytes,
+                  "is_hbm"_a = node.is_hbm, "has_cpus"_a = node.has_cpus, "cpus"_a = node.cpus);
 }
 
 py::dict as_dict(memory::Policy policy, const memory::SharedSegmentStats& stats) {
@@ -116,6 +131,8 @@ void register_memory(py::module_& m) {
       },
       py::arg("policy"), Unlocked());
   m.def("memory_where", &where, py::arg("address"), py::arg("bytes"), Unlocked());
+  m.def("memory_on_node", &on_node, py::arg("node"), py::arg("bytes"), Unlocked());
+  m.def("memory_load_seconds", &load_seconds, py::arg("block"), Unlocked());
   m.def("memory_bind", &bind, py::arg("mode"), py::arg("local_rank"), py::arg("local_size"),
         Unlocked());
 }

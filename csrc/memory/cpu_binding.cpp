@@ -8,11 +8,12 @@
 namespace hbm::memory {
 
 BindMode parse_bind_mode(const std::string& name) {
-  constexpr std::array<const char*, 3> kNames = {"none", "core", "numa"};
+  constexpr std::array<const char*, 4> kNames = {"none", "core", "numa", "auto"};
   for (size_t i = 0; i < kNames.size(); ++i) {
     if (name == kNames[i]) return static_cast<BindMode>(i);
   }
-  throw Error(ErrorKind::kInvalid, "bind mode \"" + name + "\" is not one of none, core and numa");
+  throw Error(ErrorKind::kInvalid,
+              "bind mode \"" + name + "\" is not one of none, core, numa and auto");
 }
 
 std::string bind(BindMode mode, int local_rank, int local_size) {

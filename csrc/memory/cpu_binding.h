@@ -1,10 +1,10 @@
 // Binds each rank of a machine to CPUs of its own, and so to the nearest memory.
 //
-// Binding assumes that each process uses one NUMA node: its cores, its DDR, and the closest HBM
-// node. Only CPUs are bound, and memory follows. The kernel allocates ordinary pages on the node of
-// the thread that touches them first. memkind allocates HBM on the node closest to the allocating
-// thread. If that node is full, the kernel and memkind take memory of other nodes, as the policy
-// allows. With a hard memory binding, the kernel would kill the process instead.
+// kCore and kNuma assume that each process uses one NUMA node: its cores, its DDR, and the closest
+// HBM node. Only CPUs are bound, and memory follows. The kernel allocates ordinary pages on the
+// node of the thread that touches them first. memkind allocates HBM on the node closest to the
+// allocating thread. If that node is full, the kernel and memkind take memory of other nodes, as
+// the policy allows. With a hard memory binding, the kernel would kill the process instead.
 //
 // Bind before memory is allocated, because existing memory does not move. Bind before thread pools
 // start, because they may choose their number of threads by the CPUs that are allowed then.
@@ -20,9 +20,12 @@ enum class BindMode {
   kNone,  // leave the process as it is
   kCore,  // one core, all its hardware threads
   kNuma,  // the cores of one NUMA node; with more ranks than nodes, ranks share nodes
+  // The rank's part of the machine: whole NUMA nodes, or with more ranks than nodes one node, of
+  // which its ranks take whole L3 caches if there are enough, and otherwise share a cache's cores.
+  kAuto,
 };
 
-// Parses "none", "core" or "numa". Throws Error(kInvalid), naming these three, for another name.
+// Parses "none", "core", "numa" or "auto". Throws Error(kInvalid), naming these, for another name.
 BindMode parse_bind_mode(const std::string& name);
 
 // Binds all threads of this process, within the CPUs that it was allowed before the first bind().

@@ -53,7 +53,8 @@ CpuSet allowed_cpus(hwloc_topology_t topology) {
   return ours ? copy_of(narrowed.before.get()) : std::move(current);
 }
 
-// Returns the allowed CPUs of each core, or of each NUMA node with CPUs, in the machine's order.
+// Returns the allowed CPUs of each object of a type, in the machine's order. Leaves out NUMA nodes
+// without CPUs of their own.
 std::vector<CpuSet> parts(hwloc_topology_t topology, hwloc_obj_type_t type,
                           hwloc_const_bitmap_t allowed) {
   std::vector<CpuSet> found;
@@ -65,6 +66,42 @@ std::vector<CpuSet> parts(hwloc_topology_t topology, hwloc_obj_type_t type,
     if (!hwloc_bitmap_iszero(part.get())) found.push_back(std::move(part));
   }
   return found;
+}
+
+// A rank's share of parts: of several parts, which it has alone, or of one part, which `size` ranks
+// have, this one as number `rank`.
+struct Share {
+  size_t first;
+  size_t last;  // exclusive
+  size_t rank = 0;
+  size_t size = 1;
+};
+
+Share share_of(size_t parts, size_t rank, size_t size) {
+  if (size <= parts) return {rank * parts / size, (rank + 1) * parts / size};
+  const size_t part = rank * parts / size;
+  const auto first_of = [&](size_t which) { return (which * size + parts - 1) / parts; };
+  return {part, part + 1, rank - first_of(part), first_of(part + 1) - first_of(part)};
+}
+
+CpuSet joined(const std::vector<CpuSet>& parts, const Share& share) {
+  CpuSet all = empty_set();
+  for (size_t i = share.first; i < share.last; ++i) {
+    hwloc_bitmap_or(all.get(), all.get(), parts[i].get());
+  }
+  return all;
+}
+
+// Returns the CPUs of kAuto. REQUIRES: some CPUs are allowed.
+CpuSet part_of_machine(hwloc_topology_t topology, hwloc_const_bitmap_t allowed, size_t rank,
+                       size_t size) {
+  const std::vector<CpuSet> nodes = parts(topology, HWLOC_OBJ_NUMANODE, allowed);
+  const Share of_nodes = share_of(nodes.size(), rank, size);
+  CpuSet cpus = joined(nodes, of_nodes);
+  if (of_nodes.size == 1) return cpus;
+  const std::vector<CpuSet> caches = parts(topology, HWLOC_OBJ_L3CACHE, cpus.get());
+  if (caches.size() < 2) return cpus;
+  return joined(caches, share_of(caches.size(), of_nodes.rank, of_nodes.size));
 }
 
 std::string describe_nodes(hwloc_topology_t topology, hwloc_const_bitmap_t cpus) {
@@ -92,8 +129,8 @@ std::string bind_by_hwloc(BindMode mode, int local_rank, int local_size) {
   const HwlocTopology topology = load_hwloc();
   if (mode == BindMode::kNone) return describe_unbound(topology.get());
 
-  const bool by_core = mode == BindMode::kCore;
   CpuSet allowed = allowed_cpus(topology.get());
+  const bool by_core = mode == BindMode::kCore;
   const std::vector<CpuSet> choices =
       parts(topology.get(), by_core ? HWLOC_OBJ_CORE : HWLOC_OBJ_NUMANODE, allowed.get());
   const size_t ranks = static_cast<size_t>(local_size);
@@ -105,8 +142,11 @@ std::string bind_by_hwloc(BindMode mode, int local_rank, int local_size) {
             list_of(allowed.get()) +
             " allowed): start fewer ranks, allow more CPUs, or bind by \"numa\" or \"none\"");
   }
-  const size_t index = static_cast<size_t>(local_rank) * choices.size() / ranks;
-  hwloc_const_bitmap_t cpus = choices[index].get();
+  const size_t rank = static_cast<size_t>(local_rank);
+  const CpuSet chosen = mode == BindMode::kAuto
+                            ? part_of_machine(topology.get(), allowed.get(), rank, ranks)
+                            : copy_of(choices[rank * choices.size() / ranks].get());
+  hwloc_const_bitmap_t cpus = chosen.get();
   if (hwloc_set_cpubind(topology.get(), cpus, HWLOC_CPUBIND_PROCESS) != 0) {
     throw Error(ErrorKind::kUnavailable,
                 "cannot bind this process to CPUs " + list_of(cpus) + ": " + std::strerror(errno));

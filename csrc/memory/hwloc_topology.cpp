@@ -88,12 +88,21 @@ void find_hbm(hwloc_topology_t topology, const std::string& why_no_hbm, Topology
 
 void find_mode(hwloc_topology_t topology, Topology& found) {
   const bool cache = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_MEMCACHE) > 0;
-  const bool flat = found.hbm_available;
-  found.mode = flat ? (cache ? MemoryMode::kHybrid : MemoryMode::kFlat)
-                    : (cache ? MemoryMode::kCache : MemoryMode::kNone);
-  found.mode_source =
-      std::string(flat ? "HBM nodes by memkind" : "no HBM nodes by memkind") +
-      (cache ? ", a memory-side cache by hwloc" : ", no memory-side cache by hwloc");
+  const bool nodes = found.hbm_available;
+  // A node without memory counts as neither kind.
+  const auto has = [&](bool hbm) {
+    return std::ranges::any_of(found.nodes, [hbm](const NodeInfo& node) {
+      return node.is_hbm == hbm && node.total_bytes > 0;
+    });
+  };
+  const bool only = nodes && has(true) && !has(false);
+  if (nodes) {
+    found.mode = only ? MemoryMode::kOnly : cache ? MemoryMode::kHybrid : MemoryMode::kFlat;
+  } else {
+    found.mode = cache ? MemoryMode::kCache : MemoryMode::kNone;
+  }
+  const std::string hbm = only ? "HBM nodes alone" : nodes ? "HBM nodes" : "no HBM nodes";
+  found.mode_source = hbm + " by memkind, " + (cache ? "a" : "no") + " memory-side cache by hwloc";
 }
 
 std::string describe_cluster(const Topology& found, int packages) {
@@ -163,6 +172,7 @@ Topology discover_by_hwloc(const std::string& why_no_hbm) {
     found.nodes.push_back({.id = id,
                            .total_bytes = node->attr->numanode.local_memory,
                            .free_bytes = node_free_bytes(id),
+                           .room_bytes = 0,
                            .is_hbm = false,
                            .has_cpus = has_cpus,
                            .cpus = has_cpus ? list_of(node->cpuset) : std::string()});

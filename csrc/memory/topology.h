@@ -14,6 +14,7 @@ struct NodeInfo {
   int id;
   uint64_t total_bytes;
   uint64_t free_bytes;  // free pages and half the file cache: see system_memory.h
+  uint64_t room_bytes;  // that may be allocated: room.h
   bool is_hbm;
   bool has_cpus;
   std::string cpus;  // as in "0-3,8", empty for a node of memory alone
@@ -24,6 +25,7 @@ enum class MemoryMode {
   kFlat,    // HBM has its own nodes
   kCache,   // HBM is a cache in front of DDR, and cannot be allocated
   kHybrid,  // one part of HBM has its own nodes, the other part is a cache
+  kOnly,    // all nodes with memory are HBM
 };
 const char* memory_mode_name(MemoryMode mode) noexcept;
 

@@ -201,8 +201,45 @@ TEST(Bind, SpreadsRanksOverNodes) {
   });
 }
 
+TEST(Bind, AutoGivesEachRankItsPartOfTheMachine) {
+  in_child([] {
+    setenv("HWLOC_SYNTHETIC", "Package:2 Group:2 [NUMANode] L3:2 Core:2 PU:1", 1);
+    const auto ranks = [](int size) {
+      std::vector<std::string> all;
+      for (int rank = 0; rank < size; ++rank) all.push_back(bind(BindMode::kAuto, rank, size));
+      return all;
+    };
+    using Parts = std::vector<std::string>;
+    EXPECT_EQ(ranks(1), Parts({"NUMA nodes 0-3 (CPUs 0-15)"}));
+    EXPECT_EQ(ranks(2), Parts({"NUMA nodes 0-1 (CPUs 0-7)", "NUMA nodes 2-3 (CPUs 8-15)"}));
+    EXPECT_EQ(ranks(3), Parts({"NUMA node 0 (CPUs 0-3)", "NUMA node 1 (CPUs 4-7)",
+                               "NUMA nodes 2-3 (CPUs 8-15)"}));
+    EXPECT_EQ(ranks(4), Parts({"NUMA node 0 (CPUs 0-3)", "NUMA node 1 (CPUs 4-7)",
+                               "NUMA node 2 (CPUs 8-11)", "NUMA node 3 (CPUs 12-15)"}));
+    EXPECT_EQ(
+        ranks(6),  // the first and the third node have two ranks, and a cache for each
+        Parts({"NUMA node 0 (CPUs 0-1)", "NUMA node 0 (CPUs 2-3)", "NUMA node 1 (CPUs 4-7)",
+               "NUMA node 2 (CPUs 8-9)", "NUMA node 2 (CPUs 10-11)", "NUMA node 3 (CPUs 12-15)"}));
+    const Parts many = ranks(16);  // two ranks share a cache
+    EXPECT_EQ(many[0], "NUMA node 0 (CPUs 0-1)");
+    EXPECT_EQ(many[1], many[0]);
+    EXPECT_EQ(many[2], "NUMA node 0 (CPUs 2-3)");
+    EXPECT_EQ(many[15], "NUMA node 3 (CPUs 14-15)");
+  });
+}
+
+TEST(Bind, AutoWithoutL3CachesSharesTheNode) {
+  in_child([] {
+    setenv("HWLOC_SYNTHETIC", "Package:1 Group:2 [NUMANode] Core:4 PU:1", 1);
+    EXPECT_EQ(bind(BindMode::kAuto, 0, 4), "NUMA node 0 (CPUs 0-3)");
+    EXPECT_EQ(bind(BindMode::kAuto, 1, 4), "NUMA node 0 (CPUs 0-3)");
+    EXPECT_EQ(bind(BindMode::kAuto, 3, 4), "NUMA node 1 (CPUs 4-7)");
+  });
+}
+
 TEST(Bind, RejectsBadArguments) {
-  expect_error(ErrorKind::kInvalid, {"none, core and numa"}, [] { parse_bind_mode("socket"); });
+  expect_error(ErrorKind::kInvalid, {"none, core, numa and auto"},
+               [] { parse_bind_mode("socket"); });
   expect_error(ErrorKind::kInvalid, {"local rank 2 of 2"}, [] { bind(BindMode::kNone, 2, 2); });
   expect_error(ErrorKind::kInvalid, {"local rank -1"}, [] { bind(BindMode::kCore, -1, 2); });
 }

@@ -1,6 +1,7 @@
 // Allocates memory, writes to it, and reports its nodes: the guest's half of test_placement.py.
 //
 //   vm_placement POLICY BLOCK_BYTES TOTAL_BYTES SOURCE...
+//   vm_placement mode   (prints the mode of HBM)
 //
 // The program takes blocks from each source until they add up to TOTAL_BYTES or the source refuses
 // a block.
@@ -19,6 +20,7 @@
 #include "memory/pool.h"
 #include "memory/segment.h"
 #include "memory/staging.h"
+#include "memory/topology.h"
 
 namespace hbm::memory {
 namespace {
@@ -73,8 +75,13 @@ void take(const std::string& source, Policy policy, size_t block_bytes, size_t t
 
 int main(int argc, char** argv) {
   using namespace hbm::memory;
+  if (argc == 2 && std::string(argv[1]) == "mode") {
+    std::cout << memory_mode_name(discover().mode) << "\n";
+    return 0;
+  }
   if (argc < 5) {
-    std::cerr << "usage: vm_placement POLICY BLOCK_BYTES TOTAL_BYTES SOURCE...\n";
+    std::cerr << "usage: vm_placement mode\n"
+                 "       vm_placement POLICY BLOCK_BYTES TOTAL_BYTES SOURCE...\n";
     return 2;
   }
   for (int i = 4; i < argc; ++i) {

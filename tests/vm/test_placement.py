@@ -32,7 +32,8 @@ def run(topology: str, script: Iterable[str], directory: Path) -> list[Report]:
     """Return the reports of a shell script's processes; none of them may fail or be killed."""
     # Without the names of the HBM nodes, memkind interleaves over the closest HBM node alone.
     nodes = ",".join(map(str, TOPOLOGIES[topology].hbm_nodes))
-    environment = {"MEMKIND_HBW_NODES": nodes} if topology == "snc4" else {}
+    several = TOPOLOGIES[topology].cpu_nodes > 1
+    environment = {"MEMKIND_HBW_NODES": nodes} if several else {}
     command = ["sh", "-ec", "\n".join(script)]
     result = boot.run(topology, command, directory, environment=environment)
     assert result.oom_kills == []
@@ -52,7 +53,7 @@ class Placed:
     BYTES = 8 * MIB
 
 
-@pytest.fixture(scope="module", params=["hbm", "snc4"])
+@pytest.fixture(scope="module", params=["hbm", "snc4", "hbm-only"])
 def placed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Placed:
     machine = TOPOLOGIES[request.param]
     processes = list(product(POLICIES, range(machine.cpu_nodes)))
@@ -78,8 +79,23 @@ def test_memory_lies_where_the_policy_says(placed: Placed, policy: str, source: 
             share = Placed.BYTES // len(machine.hbm_nodes)
             assert report.ours == pytest.approx(dict.fromkeys(machine.hbm_nodes, share), rel=0.1)
         else:
-            expected = node if policy == "ddr" else machine.hbm_of(node)
+            expected = node if policy == "ddr" else machine.hbm_of(node)  # equal if all is HBM
             assert set(report.kernel) == {expected}, report
+
+
+@pytest.mark.parametrize(
+    ("topology", "mode"),
+    [
+        ("hbm", "flat"),
+        ("snc4", "flat"),
+        ("cache", "cache"),
+        ("hybrid", "hybrid"),
+        ("hbm-only", "hbm-only"),
+    ],
+)
+def test_the_memory_mode_is_found(topology: str, mode: str, tmp_path: Path) -> None:
+    result = boot.run(topology, [boot.PROGRAMS / "vm_placement", "mode"], tmp_path)
+    assert result.stdout == f"{mode}\n"
 
 
 MACHINE = TOPOLOGIES["hbm"]

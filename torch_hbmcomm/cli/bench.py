@@ -190,6 +190,35 @@ def box(
     finish(measured.render(result), result, json)
 
 
+@app.command()
+def memory(
+    size: Annotated[
+        str, typer.Option(help="Of each of three arrays on a node; beyond the caches.")
+    ] = "256MiB",
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each node.")] = 7,
+    json: Json = None,
+) -> None:
+    """Measure the bandwidth and the latency of each NUMA node, and say whether HBM pays.
+
+    The process measures from its own processors, with PyTorch's threads (OMP_NUM_THREADS). The exit
+    status never depends on a time.
+    """
+    check_file(json)
+    from torch_hbmcomm.bench import memory as measured
+    from torch_hbmcomm.bench.result import run
+    from torch_hbmcomm.sizes import parse_bytes
+
+    try:
+        plan = measured.MemoryPlan(size=parse_bytes(size), rounds=rounds)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        result = run("memory", measured.SECTIONS, plan, say)
+    except RuntimeError as error:
+        fail(str(error))
+    finish(measured.render(result), result, json)
+
+
 _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 

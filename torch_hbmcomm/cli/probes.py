@@ -103,9 +103,10 @@ def numa() -> Finding:
         + (f"cpus {node.cpus}" if node.cpus else "no cpus")
         for node in nodes
     )
-    return Finding(
-        "numa", value, "hwloc, memkind", data={"nodes": [asdict(node) for node in nodes]}
-    )
+    several = sum(node.has_cpus for node in nodes) > 1
+    advice = "HBMCOMM_BIND=auto keeps each rank near its memory" if several else ""
+    data = {"nodes": [asdict(node) for node in nodes]}
+    return Finding("numa", value, "hwloc, memkind", remedy=advice, data=data)
 
 
 def hbm() -> Finding:
@@ -141,6 +142,43 @@ def policy() -> Finding:
         remedy = "set HBMCOMM_MEMORY to preferred or ddr"
         return _broken("policy", f"{value}, which needs HBM; there is none", found_by, remedy)
     return Finding("policy", value, found_by, data={"name": value})
+
+
+def places() -> Finding:
+    """Where new data are placed, and how much fits there."""
+    chosen = os.environ.get("HBMCOMM_MEMORY") or "preferred"
+    if chosen not in get_args(memory.Policy):
+        return Finding("places", "unknown", state=ProbeState.WARNING, remedy="fix the row policy")
+    found = memory.info()
+    own = f"{_place(found, chosen)} ({chosen})"
+    ordinary = _place(found, "ddr")
+    if os.environ.get("HBMCOMM_ALLOCATOR") == "segment":
+        tensors = f"other tensors of 64 KiB and more: {own}"
+    else:
+        tensors = f"other tensors: {ordinary}; HBMCOMM_ALLOCATOR=segment changes this"
+    lines = [
+        f"DDP's buckets, staging, hbmcomm.memory.empty(): {own}",
+        f"a box of hbmcomm serve: {_place(found, 'preferred')}, or as --policy says",
+        tensors,
+    ]
+    return Finding("places", "\n".join(lines), "the policies, and the free memory of each node")
+
+
+def _place(found: memory.Info, policy: str) -> str:
+    """Return where memory of the policy is, and how much fits."""
+    hbm = [node for node in found.nodes if node.is_hbm]
+    if policy != "interleave":
+        hbm = [node for node in hbm if node.id in found.closest_hbm_nodes]
+    only = found.mode == "hbm-only"
+    ordinary = [node for node in found.nodes if only or not node.is_hbm]
+    cached = " with HBM as its cache" if found.mode == "cache" else ""
+    ddr = f"ordinary memory{cached}, {format_bytes(sum(node.room_bytes for node in ordinary))} fit"
+    if policy == "ddr" or not hbm:
+        return ddr
+    names = " and ".join(str(node.id) for node in hbm)
+    room = format_bytes(sum(node.room_bytes for node in hbm))
+    text = f"HBM node{'s' if len(hbm) > 1 else ''} {names}, {room} fit"
+    return f"{text}, then {ddr}" if policy == "preferred" and not only else text
 
 
 def mpi() -> Finding:
@@ -259,6 +297,7 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     numa,
     hbm,
     policy,
+    places,
     mpi,
     transports,
     box,

@@ -30,17 +30,41 @@ memory::BindMode bind_mode() {
   return memory::parse_bind_mode(wanted != nullptr && *wanted != '\0' ? wanted : "none");
 }
 
+// Logs at level info on which NUMA node this thread runs, and if binding would place its memory.
+void log_unbound() {
+  if (!log::enabled(log::Level::kInfo)) return;
+  const memory::Topology found = memory::discover();
+  const auto nodes = std::ranges::count_if(found.nodes, &memory::NodeInfo::has_cpus);
+  log::info("not bound (HBMCOMM_BIND=none); running on NUMA node " +
+            std::to_string(found.cpu_node) +
+            (nodes > 1 ? " of " + std::to_string(nodes) +
+                             ": HBMCOMM_BIND=auto keeps a rank near its memory (docs/memory.md)"
+                       : ""));
+}
+
+// Returns true if this rank may use fewer processors than the ranks of its machine together:
+// because a launcher has bound it. `local`: as for processor_demand().
+bool bound_by_launcher(int rank, const std::vector<int>& local,
+                       const std::vector<bootstrap::Member>& members) {
+  std::vector<std::string> masks;
+  for (const int peer : local) masks.push_back(members[static_cast<size_t>(peer)].processors);
+  return count_processors({members[static_cast<size_t>(rank)].processors}) <
+         count_processors(masks);
+}
+
 // Binds the process if HBMCOMM_BIND says so, and logs where it runs; once in a process.
-void bind_once(int local_rank, int local_size) {
+void bind_once(int rank, const std::vector<int>& local,
+               const std::vector<bootstrap::Member>& members) {
   static std::once_flag once;
   std::call_once(once, [&] {
     const memory::BindMode mode = bind_mode();
-    if (mode != memory::BindMode::kNone) {
-      log::info("bound to " + memory::bind(mode, local_rank, local_size));
-    } else if (log::enabled(log::Level::kInfo)) {
-      log::info("not bound (HBMCOMM_BIND=none); running on NUMA node " +
-                std::to_string(memory::discover().cpu_node));
+    if (mode == memory::BindMode::kNone) return log_unbound();
+    if (mode == memory::BindMode::kAuto && bound_by_launcher(rank, local, members)) {
+      return log::info("left on the CPUs to which the launcher has bound it (HBMCOMM_BIND=auto)");
     }
+    const auto local_rank = std::ranges::find(local, rank) - local.begin();
+    log::info("bound to " +
+              memory::bind(mode, static_cast<int>(local_rank), static_cast<int>(local.size())));
   });
 }
 
@@ -141,8 +165,7 @@ void join_all(const GroupSetup& setup, shm::PeerListener* listener,
 
   const std::vector<int> local = bootstrap::on_machine_of(setup.rank, made.rendezvous.members);
   const int local_size = static_cast<int>(local.size());
-  const auto local_rank = std::find(local.begin(), local.end(), setup.rank) - local.begin();
-  bind_once(static_cast<int>(local_rank), local_size);
+  bind_once(setup.rank, local, made.rendezvous.members);
   if (!made.segment) take_memory(setup, made);
   const ProcessorDemand demand = processor_demand(local, made.rendezvous.members);
   count_group(local_size);

@@ -334,11 +334,13 @@ def test_bind() -> None:
         assert "one core" in memory.bind()  # from the environment
         assert os.sched_getaffinity(0) < allowed or len(allowed) <= 2
         assert "NUMA node" in memory.bind("numa", 0, 1)
+        assert "NUMA node" in memory.bind("auto", 0, 1)
+        assert os.sched_getaffinity(0) == allowed
         with pytest.raises(ValueError, match="100000 local ranks"):
             memory.bind("core", 0, 100000)
         with pytest.raises(ValueError, match="cannot bind local rank 4294967296 of 4294967297"):
             memory.bind("none", 1 << 32, (1 << 32) + 1)
-        with pytest.raises(ValueError, match="mode must be one of none, core, numa"):
+        with pytest.raises(ValueError, match="mode must be one of none, core, numa, auto"):
             memory.bind("socket", 0, 1)
         """,
         HBMCOMM_BIND="core",

@@ -177,6 +177,9 @@ state.drain(optimizer)
         # One rank, because two ranks would overwrite each other's weights.
         Script(BOX, after="assert (array == numpy.float32(0.9)).all()", ranks=1)
     ],
+    "docs/high-bandwidth-memory.md": [
+        Script(after="assert sum(hbmcomm.memory.where(t).values()) == 4 << 20")
+    ],
     "docs/memory.md": [
         Script(after="assert sum(hbmcomm.memory.where(weights).values()) == 4 * weights.numel()"),
         None,  # needs a node of high-bandwidth memory

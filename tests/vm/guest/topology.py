@@ -10,9 +10,10 @@ class Topology:
     """A machine of `cpu_nodes` nodes with CPUs and DDR, then as many nodes with HBM alone.
 
     Node N + cpu_nodes has the HBM of node N. If `hbm_mib` is 0, there are no nodes with HBM. If
+    `ddr_mib` is 0, the nodes with CPUs have the HBM, and there are no others (HBM-only mode). If
     `cache_mib` is not 0, the DDR of each node has a cache of this size, as in HBM's cache mode. In
-    hybrid mode neither is 0. QEMU only lists the cache in the firmware's tables, so the cache
-    changes no speed.
+    hybrid mode none is 0. QEMU only lists the cache in the firmware's tables, so the cache changes
+    no speed.
 
     The firmware's tables (HMAT, SLIT) have the values that memkind and the kernel use: bandwidth,
     latency and distance from each node with CPUs to every node.
@@ -29,14 +30,14 @@ class Topology:
         return f"{first}-{first + self.cpus_per_node - 1}"
 
     def hbm_of(self, node: int) -> int:
-        return node + self.cpu_nodes
+        return node + self.cpu_nodes if self.ddr_mib else node
 
     @property
     def hbm_nodes(self) -> list[int]:
         return [self.hbm_of(node) for node in range(self.cpu_nodes)] if self.hbm_mib else []
 
     def arguments(self) -> list[str]:
-        nodes = range(self.cpu_nodes + len(self.hbm_nodes))
+        nodes = range(self.cpu_nodes + (len(self.hbm_nodes) if self.ddr_mib else 0))
         total = self.cpu_nodes * (self.ddr_mib + self.hbm_mib)
         arguments = ["-machine", "q35,hmat=on", "-m", f"{total}M"]
         arguments += ["-smp", str(self.cpu_nodes * self.cpus_per_node)]
@@ -44,7 +45,7 @@ class Topology:
             size = self.hbm_mib if self.is_hbm(node) else self.ddr_mib
             arguments += ["-object", f"memory-backend-ram,id=ram{node},size={size}M"]
             owner = node % self.cpu_nodes
-            cpus = "" if self.is_hbm(node) else f",cpus={self.cpus(node)}"
+            cpus = f",cpus={self.cpus(node)}" if node < self.cpu_nodes else ""
             arguments += ["-numa", f"node,nodeid={node},memdev=ram{node},initiator={owner}{cpus}"]
         for a in nodes:
             for b in nodes:
@@ -65,12 +66,12 @@ class Topology:
         return arguments
 
     def is_hbm(self, node: int) -> bool:
-        return node >= self.cpu_nodes
+        return node in self.hbm_nodes
 
     def distance(self, a: int, b: int) -> int:
         """A node's own HBM is its nearest HBM, and farther than the DDR of any node."""
         near = a % self.cpu_nodes == b % self.cpu_nodes
-        if self.is_hbm(a) or self.is_hbm(b):
+        if max(a, b) >= self.cpu_nodes:
             return 31 if near else 41
         return 21
 
@@ -80,5 +81,6 @@ TOPOLOGIES = {
     # Sub-NUMA clustering: one socket in four quarters. Each quarter has its own HBM node.
     "snc4": Topology(cpu_nodes=4, cpus_per_node=1, ddr_mib=256, hbm_mib=192),
     "cache": Topology(cpu_nodes=1, cpus_per_node=2, ddr_mib=1024, hbm_mib=0, cache_mib=192),
+    "hbm-only": Topology(cpu_nodes=2, cpus_per_node=1, ddr_mib=0, hbm_mib=480),
     "hybrid": Topology(cpu_nodes=1, cpus_per_node=2, ddr_mib=896, hbm_mib=128, cache_mib=64),
 }
