@@ -113,6 +113,11 @@ class Info:
     """The number of CPU nodes in a socket, as in ``"4 (SNC-4)"``."""
     cpu_node: int | None
     """The NUMA node of the CPU that this thread runs on."""
+    cpu_nodes: int
+    """The number of NUMA nodes with CPUs that this process may use."""
+    room_bytes: int
+    """The bytes of memory that hbm would allocate: of this machine, and within the limits of this
+    process' control groups."""
     closest_hbm_nodes: tuple[int, ...]
     """The HBM nodes closest to ``cpu_node``."""
     memkind_version: str

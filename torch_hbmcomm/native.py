@@ -79,11 +79,11 @@ def _keep_to_own_processor() -> None:
     """Disable hwloc's x86 component, which runs code on each processor in turn.
 
     memkind uses hwloc to find high-bandwidth memory. On a busy machine the component would make the
-    thread wait for each processor. memkind needs only facts that the kernel's files have. If the
-    user shows hwloc another machine, hwloc leaves the component out, and a list of components would
-    make it read this machine.
+    thread wait for each processor. memkind needs only facts that the kernel's files have. If
+    HWLOC_COMPONENTS is set, hwloc ignores the variables that show it another machine.
     """
-    if not {"HWLOC_XMLFILE", "HWLOC_SYNTHETIC", "HWLOC_FSROOT"} & os.environ.keys():
+    others = ("HWLOC_XMLFILE", "HWLOC_SYNTHETIC", "HWLOC_FSROOT")
+    if not any(map(os.environ.get, others)):
         os.environ.setdefault("HWLOC_COMPONENTS", "-x86")
     if not os.path.isdir("/sys/devices/system/cpu"):
         os.environ.setdefault("HWLOC_HIDE_ERRORS", "2")  # else hwloc prints that there is no /sys

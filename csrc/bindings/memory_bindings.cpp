@@ -10,10 +10,12 @@
 
 #include "base/error.h"
 #include "bindings/module.h"
+#include "memory/control_group.h"
 #include "memory/cpu_binding.h"
 #include "memory/libraries.h"
 #include "memory/placement.h"
 #include "memory/policy.h"
+#include "memory/room.h"
 #include "memory/segment.h"
 #include "memory/speed.h"
 #include "memory/topology.h"
@@ -103,12 +105,12 @@ py::dict info() {
   for (const auto& [policy, stats] : memory::process_segment_stats()) {
     segments.append(as_dict(policy, stats));
   }
-  return py::dict("hbm_available"_a = found.hbm_available, "hbm_source"_a = found.hbm_source,
-                  "mode"_a = memory::memory_mode_name(found.mode),
-                  "mode_source"_a = found.mode_source, "cluster"_a = found.cluster,
-                  "cpu_node"_a = found.cpu_node, "closest_hbm_nodes"_a = found.closest_hbm,
-                  "memkind_version"_a = memkind_version(), "nodes"_a = nodes,
-                  "segments"_a = segments);
+  return py::dict(
+      "hbm_available"_a = found.hbm_available, "hbm_source"_a = found.hbm_source,
+      "mode"_a = memory::memory_mode_name(found.mode), "mode_source"_a = found.mode_source,
+      "cluster"_a = found.cluster, "cpu_node"_a = found.cpu_node, "cpu_nodes"_a = found.cpu_nodes,
+      "room_bytes"_a = memory::machine_room(), "closest_hbm_nodes"_a = found.closest_hbm,
+      "memkind_version"_a = memkind_version(), "nodes"_a = nodes, "segments"_a = segments);
 }
 
 }  // namespace
@@ -131,6 +133,7 @@ void register_memory(py::module_& m) {
       },
       py::arg("policy"), Unlocked());
   m.def("memory_where", &where, py::arg("address"), py::arg("bytes"), Unlocked());
+  m.def("core_quota", [] { return memory::core_quota().cores; });
   m.def("memory_on_node", &on_node, py::arg("node"), py::arg("bytes"), Unlocked());
   m.def("memory_load_seconds", &load_seconds, py::arg("block"), Unlocked());
   m.def("memory_bind", &bind, py::arg("mode"), py::arg("local_rank"), py::arg("local_size"),

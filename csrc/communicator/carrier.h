@@ -22,6 +22,7 @@
 // One thread at a time uses a request.
 //
 // Errors: unless a comment says otherwise, a call that fails throws Error(kNetwork) with the cause.
+// Once finalised() returns true, calls throw Error(kUnavailable).
 #pragma once
 
 #include <cstddef>

@@ -20,12 +20,11 @@ struct Runnable {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c");
-    const bool avx512f =
-        avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd");
+    const bool avx512f = avx2 && __builtin_cpu_supports("avx512f");
     const bool avx512 = avx512f && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx512) best_first[count++] = &kAvx512Kernels;
-    if (avx512f) best_first[count++] = &kAvx512fKernels;
+    if (avx512f && __builtin_cpu_supports("avx512cd")) best_first[count++] = &kAvx512fKernels;
     if (avx2) best_first[count++] = &kAvx2Kernels;
 #endif
     best_first[count++] = &kBaselineKernels;

@@ -50,11 +50,11 @@ void reduce_to(void* const* dsts, size_t m, const void* const* srcs, size_t n, s
 // == nullptr.
 void scale(void* dst, const void* src, size_t count, Dtype dtype, double factor);
 
-// Returns the instruction set of the kernels in use: "avx512", "avx2", "neon" or "baseline". It is
-// the best that this processor runs, unless HBMCOMM_ISA names another. It changes the speed of
-// reductions, never their bits. Throws Error if HBMCOMM_ISA names no instruction set (kInvalid), or
-// an unusable one (kUnavailable). reduce() and scale() throw the same errors, so call this once at
-// start.
+// Returns the instruction set of the kernels in use: "avx512", "avx512f", "avx2", "neon" or
+// "baseline". It is the best that this processor runs, unless HBMCOMM_ISA names another. It changes
+// the speed of reductions, never their bits. Throws Error if HBMCOMM_ISA names no instruction set
+// (kInvalid), or an unusable one (kUnavailable). reduce() and scale() throw the same errors, so
+// call this once at start.
 const char* reduce_isa();
 
 }  // namespace hbm::kernels

@@ -20,8 +20,9 @@ enum class BindMode {
   kNone,  // leave the process as it is
   kCore,  // one core, all its hardware threads
   kNuma,  // the cores of one NUMA node; with more ranks than nodes, ranks share nodes
-  // The rank's part of the machine: whole NUMA nodes, or with more ranks than nodes one node, of
-  // which its ranks take whole L3 caches if there are enough, and otherwise share a cache's cores.
+  // The rank's part of the machine: whole NUMA nodes. With more ranks than nodes, a node's ranks
+  // take whole L3 caches of it. With more ranks than caches they share a cache's cores, and without
+  // such caches the node's. Parts differ in size if the ranks do not divide the nodes or caches.
   kAuto,
 };
 

@@ -11,11 +11,6 @@
 namespace hbm::memory {
 namespace {
 
-struct FreeBitmap {
-  void operator()(hwloc_bitmap_t set) const noexcept { hwloc_bitmap_free(set); }
-};
-using CpuSet = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
-
 CpuSet empty_set() {
   CpuSet set(hwloc_bitmap_alloc());
   if (set == nullptr) throw std::bad_alloc();
@@ -25,16 +20,6 @@ CpuSet empty_set() {
 CpuSet copy_of(hwloc_const_bitmap_t other) {
   CpuSet set(hwloc_bitmap_dup(other));
   if (set == nullptr) throw std::bad_alloc();
-  return set;
-}
-
-CpuSet current_cpus(hwloc_topology_t topology) {
-  CpuSet set = empty_set();
-  if (hwloc_get_cpubind(topology, set.get(), HWLOC_CPUBIND_PROCESS) != 0) {
-    throw Error(
-        ErrorKind::kUnavailable,
-        std::string("cannot read the CPUs that this process may use: ") + std::strerror(errno));
-  }
   return set;
 }
 
@@ -92,10 +77,17 @@ CpuSet joined(const std::vector<CpuSet>& parts, const Share& share) {
   return all;
 }
 
-// Returns the CPUs of kAuto. REQUIRES: some CPUs are allowed.
+// Returns the CPUs of kAuto. If the process may use CPUs of a node whose memory its cpuset forbids,
+// hwloc does not show this node. The allowed CPUs then count as one node. REQUIRES: some CPUs are
+// allowed.
 CpuSet part_of_machine(hwloc_topology_t topology, hwloc_const_bitmap_t allowed, size_t rank,
                        size_t size) {
-  const std::vector<CpuSet> nodes = parts(topology, HWLOC_OBJ_NUMANODE, allowed);
+  std::vector<CpuSet> nodes = parts(topology, HWLOC_OBJ_NUMANODE, allowed);
+  const CpuSet shown = joined(nodes, {0, nodes.size()});
+  if (!hwloc_bitmap_isincluded(allowed, shown.get())) {
+    nodes.clear();
+    nodes.push_back(copy_of(allowed));
+  }
   const Share of_nodes = share_of(nodes.size(), rank, size);
   CpuSet cpus = joined(nodes, of_nodes);
   if (of_nodes.size == 1) return cpus;
@@ -120,6 +112,16 @@ std::string describe_unbound(hwloc_topology_t topology) {
 
 }  // namespace
 
+CpuSet current_cpus(hwloc_topology_t topology) {
+  CpuSet set = empty_set();
+  if (hwloc_get_cpubind(topology, set.get(), HWLOC_CPUBIND_PROCESS) != 0) {
+    throw Error(
+        ErrorKind::kUnavailable,
+        std::string("cannot read the CPUs that this process may use: ") + std::strerror(errno));
+  }
+  return set;
+}
+
 std::string bind_by_hwloc(BindMode mode, int local_rank, int local_size) {
   if (local_rank < 0 || local_rank >= local_size) {
     throw Error(ErrorKind::kInvalid, "cannot bind local rank " + std::to_string(local_rank) +
@@ -135,12 +137,12 @@ std::string bind_by_hwloc(BindMode mode, int local_rank, int local_size) {
       parts(topology.get(), by_core ? HWLOC_OBJ_CORE : HWLOC_OBJ_NUMANODE, allowed.get());
   const size_t ranks = static_cast<size_t>(local_size);
   if (choices.empty() || (by_core && ranks > choices.size())) {
-    throw Error(
-        ErrorKind::kInvalid,
-        "cannot bind " + std::to_string(ranks) + " local ranks to " +
-            std::to_string(choices.size()) + (by_core ? " cores" : " NUMA nodes") + " (CPUs " +
-            list_of(allowed.get()) +
-            " allowed): start fewer ranks, allow more CPUs, or bind by \"numa\" or \"none\"");
+    throw Error(ErrorKind::kInvalid,
+                "cannot bind " + std::to_string(ranks) + " local ranks to " +
+                    std::to_string(choices.size()) + (by_core ? " cores" : " NUMA nodes") +
+                    " (CPUs " + list_of(allowed.get()) +
+                    " allowed): start fewer ranks, allow more CPUs, or bind by " +
+                    (by_core ? "\"auto\" or " : "") + "\"none\"");
   }
   const size_t rank = static_cast<size_t>(local_rank);
   const CpuSet chosen = mode == BindMode::kAuto

@@ -113,6 +113,16 @@ std::string describe_cluster(const Topology& found, int packages) {
   return std::to_string(a_socket) + " (SNC-" + std::to_string(a_socket) + ")";
 }
 
+int count_cpu_nodes(hwloc_topology_t topology) {
+  const CpuSet allowed = current_cpus(topology);
+  int count = 0;
+  for (hwloc_obj_t node = next_node(topology, nullptr); node != nullptr;
+       node = next_node(topology, node)) {
+    count += owns_cpus(topology, node) && hwloc_bitmap_intersects(node->cpuset, allowed.get());
+  }
+  return count;
+}
+
 std::vector<int> closest_hbm(const Topology& found) {
   std::vector<int> closest;
   if (found.cpu_node < 0) return closest;
@@ -184,6 +194,7 @@ Topology discover_by_hwloc(const std::string& why_no_hbm) {
   found.cluster =
       describe_cluster(found, hwloc_get_nbobjs_by_type(topology.get(), HWLOC_OBJ_PACKAGE));
   found.cpu_node = numa_node_of_cpu(sched_getcpu());
+  found.cpu_nodes = count_cpu_nodes(topology.get());
   found.closest_hbm = closest_hbm(found);
   return found;
 }

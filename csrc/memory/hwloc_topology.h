@@ -23,6 +23,15 @@ HwlocTopology load_hwloc();
 // only memory. hwloc gives such a node a cpuset too: the CPUs near the node.
 bool owns_cpus(hwloc_topology_t topology, hwloc_obj_t node);
 
+struct FreeBitmap {
+  void operator()(hwloc_bitmap_t set) const noexcept { hwloc_bitmap_free(set); }
+};
+using CpuSet = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
+
+// Returns the CPUs that this process may use. Throws Error(kUnavailable) if the kernel does not
+// say.
+CpuSet current_cpus(hwloc_topology_t topology);
+
 // Returns a set in the kernel's notation: "0-3,8".
 std::string list_of(hwloc_const_bitmap_t set);
 

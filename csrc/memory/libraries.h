@@ -23,7 +23,7 @@ namespace hbm::memory {
 struct Libraries {
   // Raise this number with every change of the table or of a type in it. _C refuses a
   // libhbm_memkind.so with another number, because that library is of another build.
-  static constexpr uint32_t kAbi = 1;
+  static constexpr uint32_t kAbi = 2;
   static constexpr const char* kEntry = "hbm_memkind";  // this function returns the table
 
   uint32_t abi;
@@ -41,6 +41,10 @@ struct Libraries {
   Topology (*discover)(const std::string& why_no_hbm);
   std::string (*bind)(BindMode mode, int local_rank, int local_size);
 };
+
+// If one of these fails, the type has changed: raise kAbi.
+static_assert(sizeof(NodeInfo) == 40 + sizeof(std::string));
+static_assert(sizeof(Topology) == 24 + 3 * sizeof(std::string) + 2 * sizeof(std::vector<int>));
 
 // Throws Error(kUnavailable) with the cause if the libraries have to be loaded and cannot be
 // loaded.

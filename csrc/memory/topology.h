@@ -36,6 +36,7 @@ struct Topology {
   std::string mode_source;
   std::string cluster;           // NUMA nodes with CPUs in each socket, as in "4 (SNC-4)"
   int cpu_node;                  // of the CPU that the calling thread runs on; -1 when unknown
+  int cpu_nodes;                 // nodes with CPUs that this process may use
   std::vector<int> closest_hbm;  // HBM nodes closest to cpu_node
   std::vector<NodeInfo> nodes;   // by id
 };

@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
     args = parser.parse_args()
+    report.check_file(args.json)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", RuntimeWarning)  # of layers that are always sent
     dist.init_process_group("hbm")
@@ -69,12 +70,13 @@ def main() -> None:
         return [learn(task, mesh, optimizer, config, seed, args.steps) for seed in seeds]
 
     plain = measure(hbmcomm.LowRank(ratio=0))
-    cases = [(PLAIN, 0.0, plain)]
-    for ratio in map(float, args.ratios.split(",")):
-        cases += [(name, ratio, measure(CONTENDERS[name](ratio))) for name in args.contenders]
+    ratios = [float(ratio) for ratio in args.ratios.split(",")]
+    cases: list[tuple[str, float]] = [(PLAIN, 0.0)]
+    cases += [(name, ratio) for ratio in ratios for name in args.contenders]
     title = f"{args.task}, {optimizer}, {args.steps} steps, nodes of {shards}"
     table = Table("", "bytes", "quality", "beside plain", title=title)
-    for name, ratio, runs in cases:
+    for name, ratio in cases:
+        runs = plain if name == PLAIN else measure(CONTENDERS[name](ratio))
         row = row_of(plain, runs) | {"contender": name, "ratio": ratio} | terms | checkout.state()
         error = "" if row["error"] is None else f" ± {row['error']:.3f}"
         quality = f"{row['qualities']['mean']:.3f}"

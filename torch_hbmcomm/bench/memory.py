@@ -1,15 +1,17 @@
-"""Measures the memory of each NUMA node from this process' processors: bandwidth and latency.
+"""Measures the memory of each NUMA node from the processors of one node: bandwidth and latency.
 
-The bandwidth is that of the triad a = b + 3 c over float32, with PyTorch's threads, and of one
+The bandwidth is that of the triad a = b + 3 c over float32, with a thread on each core, and of one
 thread. It counts the bytes that the triad reads and writes, as STREAM does. The latency is that of
 loads which depend on one another. The nodes take turns.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Group, RenderableType
@@ -26,59 +28,93 @@ from torch_hbmcomm.bench.result import (
     sampled,
 )
 from torch_hbmcomm.native import load
-from torch_hbmcomm.sizes import MIB, format_bytes
+from torch_hbmcomm.sizes import MIB, format_bytes, parse_bytes
 
 NODES = "nodes"
 TRIAD, TRIAD_ALONE, LOAD = "triad", "triad of one thread", "dependent loads"
 _ARRAYS = 3
+_CPU = Path("/sys/devices/system/cpu")
 # HBM pays if its bandwidth is so many times that of DDR.
 _FASTER = 1.2
 # With fewer than this share of the ideal speed-up, more threads gain little: memory is the limit.
 _LINEAR = 0.8
+_CACHES = 8  # an array has so many times the size of the last cache
+
+
+def default_size() -> int:
+    """Return the bytes of an array: 256 MiB, or more if the processor's L3 cache is large."""
+    cache = _CPU / "cpu0" / "cache" / "index3" / "size"
+    size = parse_bytes(f"{cache.read_text().strip()}iB") if cache.exists() else 0
+    return max(256 * MIB, _CACHES * size)
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """size: bytes of each of three arrays of a triad, and of the memory of the loads."""
 
-    sections: Sequence[str] = (NODES,)
-    size: int = 256 * MIB
+    size: int
     rounds: int = 7
+    sections: Sequence[str] = (NODES,)
 
     def __post_init__(self) -> None:
         check_counts(self, {"rounds": 1})
-        if self.size < MIB:
-            raise ValueError(f"the size is {self.size} bytes; at least {MIB}")
+        if self.size < MIB or self.size % 64:
+            raise ValueError(f"the size is {self.size} bytes; at least {MIB}, a multiple of 64")
 
 
 def _measure(plan: MemoryPlan, findings: Findings) -> None:
-    native = load()
-    arrays: dict[int, list[torch.Tensor]] = {}
-    for node in memory.info().nodes:
-        needed = _ARRAYS * plan.size
-        if node.room_bytes < needed:
-            findings.unavailable[f"node {node.id}"] = (
-                f"it has room for {format_bytes(node.room_bytes)}, and three arrays need "
-                f"{format_bytes(needed)}: choose a smaller --size"
-            )
-            continue
-        blocks = [native.memory_on_node(node.id, plan.size) for _ in range(_ARRAYS)]
-        arrays[node.id] = [block.view(torch.float32) for block in blocks]
-    threads = torch.get_num_threads()
+    """Binds this process to the CPUs of one NUMA node."""
+    memory.bind("numa", 0, 1)
+    threads = min(_cores(), load().core_quota())
     found: dict[tuple[int, str], list[float]] = {}
+    nodes = [node for node in memory.info().nodes if node.total_bytes > 0]
     for turn in range(plan.rounds):
         findings.progress(f"round {turn + 1} of {plan.rounds}")
-        for node_id, (a, b, c) in arrays.items():
-            for what, count in ((TRIAD, threads), (TRIAD_ALONE, 1)):
-                found.setdefault((node_id, what), []).append(_triad_us(a, b, c, count))
-            loads = native.memory_load_seconds(a) * 1e6
-            found.setdefault((node_id, LOAD), []).append(loads)
-    torch.set_num_threads(threads)
-    for (node_id, what), samples in found.items():
+        for node in nodes:
+            name = f"node {node.id}"
+            if name in findings.unavailable:
+                continue
+            try:
+                samples = _samples(node.id, plan.size, threads)
+            except (MemoryError, RuntimeError) as error:
+                findings.unavailable[name] = str(error)
+                continue
+            for what, value in samples.items():
+                found.setdefault((node.id, what), []).append(value)
+    for (node_id, what), samples_of in found.items():
+        if f"node {node_id}" in findings.unavailable:
+            continue
         of = {"section": NODES, "node": node_id, "what": what}
         of["bytes"] = 0 if what == LOAD else _ARRAYS * plan.size
         of["threads"] = threads if what == TRIAD else 1
-        findings.add([sampled(of, "memory", samples)])
+        findings.add([sampled(of, "memory", samples_of)])
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use, without their hardware threads."""
+    cpus = os.sched_getaffinity(0)
+    files = [_CPU / f"cpu{cpu}" / "topology" / "thread_siblings_list" for cpu in cpus]
+    return len({file.read_text() if file.exists() else str(file) for file in files})
+
+
+def _samples(node: int, size: int, threads: int) -> dict[str, float]:
+    """Return microseconds, by what was measured. Raises MemoryError if the memory is too small."""
+    native = load()
+    room = next(one.room_bytes for one in memory.info().nodes if one.id == node)
+    if room < _ARRAYS * size:
+        raise MemoryError(
+            f"it has room for {format_bytes(room)}, and three arrays need "
+            f"{format_bytes(_ARRAYS * size)}: choose a smaller --size"
+        )
+    blocks = [native.memory_on_node(node, size) for _ in range(_ARRAYS)]
+    a, b, c = (block.view(torch.float32) for block in blocks)
+    found = {
+        TRIAD: _triad_us(a, b, c, threads),
+        TRIAD_ALONE: _triad_us(a, b, c, 1),
+        LOAD: native.memory_load_seconds(a) * 1e6,
+    }
+    torch.set_num_threads(threads)
+    return found
 
 
 def _triad_us(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, threads: int) -> float:
@@ -99,29 +135,31 @@ def gigabytes_per_second(found: Measurement) -> float:
 def verdict(nodes: Mapping[int, Mapping[str, Measurement]], info: memory.Info) -> str:
     """Return a sentence that says whether HBM pays on this machine.
 
-    nodes: the measurements of each node, by what they measure
+    nodes: the measurements of each node, by what they measure, from the CPUs of info.cpu_node
     """
-    speeds = {node: gigabytes_per_second(found[TRIAD]) for node, found in nodes.items()}
-    fast = {node.id: speeds[node.id] for node in info.nodes if node.is_hbm and node.id in speeds}
     if info.mode == "hbm-only":
         return "All memory is HBM: there is nothing to choose."
     if info.mode == "cache":
         return "HBM is a cache of DDR here, and cannot be chosen."
-    slow = [speed for node, speed in speeds.items() if node not in fast]
-    if not fast or not slow:
-        return "No HBM and DDR were measured, so there is nothing to compare."
-    node = max(fast, key=fast.__getitem__)
-    ratio = fast[node] / max(slow)
-    compared = f"HBM node {node} has {ratio:.2f} times the bandwidth of DDR"
+    if info.mode == "hybrid":
+        return "Cannot tell: a part of HBM is a cache of DDR here (hybrid mode)."
+    fast = [node for node in info.closest_hbm_nodes if node in nodes]
+    ddr = info.cpu_node
+    if not fast or ddr is None or ddr not in nodes:
+        return "No HBM and DDR of the same processors were measured: there is nothing to compare."
+    speeds = {node: gigabytes_per_second(found[TRIAD]) for node, found in nodes.items()}
+    node = max(fast, key=speeds.__getitem__)
+    ratio = speeds[node] / speeds[ddr]
+    compared = f"HBM node {node} has {ratio:.2f} times the bandwidth of DDR node {ddr}"
     if ratio >= _FASTER:
         return f"HBM pays: {compared}."
     with_one = gigabytes_per_second(nodes[node][TRIAD_ALONE])
     threads = nodes[node][TRIAD].of["threads"]
-    if fast[node] >= _LINEAR * threads * with_one:
+    if speeds[node] >= _LINEAR * threads * with_one:
         return (
-            f"Cannot tell: {compared}, but {threads} threads are {fast[node] / with_one:.1f} times "
-            "as fast as one, so the processors are the limit and not memory. Measure with all "
-            "processors of the machine (OMP_NUM_THREADS)."
+            f"Cannot tell: {compared}, but {threads} threads are {speeds[node] / with_one:.1f} "
+            "times as fast as one. So the processors are the limit, and not memory: allow this "
+            "command all cores of a node."
         )
     return f"HBM does not pay: {compared}."
 
@@ -134,7 +172,7 @@ def render(result: Result) -> RenderableType:
     kinds = {node.id: "HBM" if node.is_hbm else "DDR" for node in info.nodes}
     threads = next(iter(nodes.values()))[TRIAD].of["threads"] if nodes else 1
     headings = ["node", "memory", f"{threads} threads, GB/s", "one thread, GB/s", "a load, ns"]
-    table = report.table_of("memory from this process' processors (medians)", headings)
+    table = report.table_of(f"from the processors of node {info.cpu_node} (medians)", headings)
     for node, found in nodes.items():
         table.add_row(
             str(node),

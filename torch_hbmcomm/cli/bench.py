@@ -193,15 +193,19 @@ def box(
 @app.command()
 def memory(
     size: Annotated[
-        str, typer.Option(help="Of each of three arrays on a node; beyond the caches.")
-    ] = "256MiB",
+        str | None,
+        typer.Option(
+            help="Of each of three arrays on a node.",
+            show_default="256MiB, or 8 times the L3 cache",
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each node.")] = 7,
     json: Json = None,
 ) -> None:
     """Measure the bandwidth and the latency of each NUMA node, and say whether HBM pays.
 
-    The process measures from its own processors, with PyTorch's threads (OMP_NUM_THREADS). The exit
-    status never depends on a time.
+    The command measures from the processors of one node, with a thread on each core: the first node
+    that it may use (numactl chooses another). The exit status never depends on a time.
     """
     check_file(json)
     from torch_hbmcomm.bench import memory as measured
@@ -209,7 +213,8 @@ def memory(
     from torch_hbmcomm.sizes import parse_bytes
 
     try:
-        plan = measured.MemoryPlan(size=parse_bytes(size), rounds=rounds)
+        bytes_of_one = measured.default_size() if size is None else parse_bytes(size)
+        plan = measured.MemoryPlan(size=bytes_of_one, rounds=rounds)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     try:

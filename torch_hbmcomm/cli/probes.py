@@ -96,15 +96,16 @@ def cpu() -> Finding:
 
 
 def numa() -> Finding:
-    nodes = memory.info().nodes
+    found = memory.info()
+    nodes = found.nodes
     value = "\n".join(
         f"node {node.id}{' (HBM)' if node.is_hbm else ''}: {format_bytes(node.total_bytes)}, "
         f"{format_bytes(node.free_bytes)} free, "
         + (f"cpus {node.cpus}" if node.cpus else "no cpus")
         for node in nodes
     )
-    several = sum(node.has_cpus for node in nodes) > 1
-    advice = "HBMCOMM_BIND=auto keeps each rank near its memory" if several else ""
+    unbound = found.cpu_nodes > 1 and not os.environ.get("HBMCOMM_BIND")
+    advice = "HBMCOMM_BIND=auto keeps each rank near its memory" if unbound else ""
     data = {"nodes": [asdict(node) for node in nodes]}
     return Finding("numa", value, "hwloc, memkind", remedy=advice, data=data)
 
@@ -147,37 +148,43 @@ def policy() -> Finding:
 def places() -> Finding:
     """Where new data are placed, and how much fits there."""
     chosen = os.environ.get("HBMCOMM_MEMORY") or "preferred"
-    if chosen not in get_args(memory.Policy):
-        return Finding("places", "unknown", state=ProbeState.WARNING, remedy="fix the row policy")
     found = memory.info()
+    needs_hbm = chosen in ("bind", "interleave") and not found.hbm_available
+    if needs_hbm or chosen not in get_args(memory.Policy):
+        return Finding("places", "unknown", state=ProbeState.WARNING, remedy="fix the row policy")
     own = f"{_place(found, chosen)} ({chosen})"
     ordinary = _place(found, "ddr")
+    buckets = "" if os.environ.get("DDP_DISABLE_COMM_MEM") == "1" else "DDP's buckets, "
     if os.environ.get("HBMCOMM_ALLOCATOR") == "segment":
         tensors = f"other tensors of 64 KiB and more: {own}"
     else:
         tensors = f"other tensors: {ordinary}; HBMCOMM_ALLOCATOR=segment changes this"
     lines = [
-        f"DDP's buckets, staging, hbmcomm.memory.empty(): {own}",
+        f"{buckets}staging, hbmcomm.memory.empty(): {own}",
         f"a box of hbmcomm serve: {_place(found, 'preferred')}, or as --policy says",
         tensors,
     ]
-    return Finding("places", "\n".join(lines), "the policies, and the free memory of each node")
+    found_by = "the policies, the free memory of each node, the limits of control groups"
+    return Finding("places", "\n".join(lines), found_by)
 
 
 def _place(found: memory.Info, policy: str) -> str:
     """Return where memory of the policy is, and how much fits."""
+
+    def room(nodes: list[memory.Node]) -> str:
+        return f"{format_bytes(min(found.room_bytes, sum(n.room_bytes for n in nodes)))} fit"
+
     hbm = [node for node in found.nodes if node.is_hbm]
     if policy != "interleave":
         hbm = [node for node in hbm if node.id in found.closest_hbm_nodes]
     only = found.mode == "hbm-only"
     ordinary = [node for node in found.nodes if only or not node.is_hbm]
     cached = " with HBM as its cache" if found.mode == "cache" else ""
-    ddr = f"ordinary memory{cached}, {format_bytes(sum(node.room_bytes for node in ordinary))} fit"
+    ddr = f"ordinary memory{cached}, {room(ordinary)}"
     if policy == "ddr" or not hbm:
         return ddr
     names = " and ".join(str(node.id) for node in hbm)
-    room = format_bytes(sum(node.room_bytes for node in hbm))
-    text = f"HBM node{'s' if len(hbm) > 1 else ''} {names}, {room} fit"
+    text = f"HBM node{'s' if len(hbm) > 1 else ''} {names}, {room(hbm)}"
     return f"{text}, then {ddr}" if policy == "preferred" and not only else text
 
 

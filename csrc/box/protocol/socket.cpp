@@ -251,7 +251,10 @@ std::optional<uid_t> peer_user(int socket) noexcept {
 std::string peer_name(int socket) {
   sockaddr_storage name{};
   if (!get_peer(socket, name)) return "a client that has gone";
-  if (name.ss_family != AF_UNIX) return with_port(host_of(name), port_of(name));
+  if (name.ss_family != AF_UNIX) {
+    const std::string host = host_of(name);
+    return host.empty() ? "a client without a name" : with_port(host, port_of(name));
+  }
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return "a local process";

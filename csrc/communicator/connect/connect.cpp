@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -34,37 +35,42 @@ memory::BindMode bind_mode() {
 void log_unbound() {
   if (!log::enabled(log::Level::kInfo)) return;
   const memory::Topology found = memory::discover();
-  const auto nodes = std::ranges::count_if(found.nodes, &memory::NodeInfo::has_cpus);
-  log::info("not bound (HBMCOMM_BIND=none); running on NUMA node " +
-            std::to_string(found.cpu_node) +
-            (nodes > 1 ? " of " + std::to_string(nodes) +
-                             ": HBMCOMM_BIND=auto keeps a rank near its memory (docs/memory.md)"
-                       : ""));
+  log::info(
+      "not bound (HBMCOMM_BIND=none); running on NUMA node " + std::to_string(found.cpu_node) +
+      (found.cpu_nodes > 1 ? " of " + std::to_string(found.cpu_nodes) +
+                                 ": HBMCOMM_BIND=auto keeps a rank near its memory (docs/memory.md)"
+                           : ""));
 }
 
-// Returns true if this rank may use fewer processors than the ranks of its machine together:
-// because a launcher has bound it. `local`: as for processor_demand().
-bool bound_by_launcher(int rank, const std::vector<int>& local,
-                       const std::vector<bootstrap::Member>& members) {
-  std::vector<std::string> masks;
-  for (const int peer : local) masks.push_back(members[static_cast<size_t>(peer)].processors);
-  return count_processors({members[static_cast<size_t>(rank)].processors}) <
-         count_processors(masks);
+// Returns the ranks among `local` that may use the same processors as `rank`.
+std::vector<int> equally_allowed(int rank, const std::vector<int>& local,
+                                 const std::vector<bootstrap::Member>& members) {
+  const auto mask = [&](int of) { return members[static_cast<size_t>(of)].processors; };
+  std::vector<int> equal;
+  std::ranges::copy_if(local, std::back_inserter(equal),
+                       [&](int peer) { return mask(peer) == mask(rank); });
+  return equal;
 }
 
-// Binds the process if HBMCOMM_BIND says so, and logs where it runs; once in a process.
+// Binds the process if HBMCOMM_BIND says so, and logs where it runs; once in a process. kAuto
+// divides processors among the ranks that may all use them. So it leaves a rank alone that a
+// launcher has bound by itself.
 void bind_once(int rank, const std::vector<int>& local,
                const std::vector<bootstrap::Member>& members) {
   static std::once_flag once;
   std::call_once(once, [&] {
     const memory::BindMode mode = bind_mode();
     if (mode == memory::BindMode::kNone) return log_unbound();
-    if (mode == memory::BindMode::kAuto && bound_by_launcher(rank, local, members)) {
-      return log::info("left on the CPUs to which the launcher has bound it (HBMCOMM_BIND=auto)");
+    const bool is_auto = mode == memory::BindMode::kAuto;
+    const std::vector<int> among = is_auto ? equally_allowed(rank, local, members) : local;
+    if (is_auto && among.size() == 1) {
+      return log::info(
+          "left on its own CPUs: no other rank here may use the same CPUs "
+          "(HBMCOMM_BIND=auto)");
     }
-    const auto local_rank = std::ranges::find(local, rank) - local.begin();
+    const auto place = std::ranges::find(among, rank) - among.begin();
     log::info("bound to " +
-              memory::bind(mode, static_cast<int>(local_rank), static_cast<int>(local.size())));
+              memory::bind(mode, static_cast<int>(place), static_cast<int>(among.size())));
   });
 }
 

@@ -29,22 +29,23 @@ def test_each_node_is_measured(tmp_path: Path) -> None:
     done = bench("--size", "1MiB", "--rounds", "2", "--json", str(file))
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())["measurements"]
-    room = {node.id for node in memory.info().nodes if node.room_bytes > 3 * MIB}
+    room = {node.id for node in memory.info().nodes if node.room_bytes > 100 * MIB}
     found = {(row["node"], row["what"]) for row in rows}
-    assert found == {(node, what) for node in room for what in (TRIAD, TRIAD_ALONE, LOAD)}
+    assert found >= {(node, what) for node in room for what in (TRIAD, TRIAD_ALONE, LOAD)}
     assert all(row["n"] == 2 and row["minimum_us"] > 0 for row in rows)
     assert "to compare" in done.stdout or "HBM" in done.stdout
 
 
 def test_a_node_without_room_is_named() -> None:
-    done = bench("--size", "1024GiB", "--rounds", "1")
+    node = memory.info().nodes[0]
+    done = bench("--size", f"{node.total_bytes // 64 * 64}", "--rounds", "1")
     assert done.returncode == 0, done.stderr
-    assert "not measured: node 0: it has room for" in done.stdout
+    assert f"not measured: node {node.id}: it has room for" in done.stdout
     assert "choose a smaller --size" in done.stdout
 
 
 def test_a_wrong_size_is_refused() -> None:
-    for size in ("1KiB", "much"):
+    for size in ("1KiB", "much", str(MIB + 1)):
         done = bench("--size", size)
         assert done.returncode == 2
         assert "size" in done.stderr
@@ -70,6 +71,7 @@ def info(mode: Mode, hbm: set[int]) -> memory.Info:
     nodes = tuple(memory.Node(i, 1 << 30, 1 << 30, 1 << 29, i in hbm, i == 0, "") for i in (0, 1))
     known: dict[str, Any] = dict.fromkeys(("hbm_source", "mode_source", "cluster"), "")
     known |= {"memkind_version": "", "segments": (), "settings": {}, "cpu_node": 0}
+    known |= {"cpu_nodes": 1, "room_bytes": 1 << 30}
     return memory.Info(bool(hbm), mode=mode, closest_hbm_nodes=tuple(hbm), nodes=nodes, **known)
 
 
@@ -85,10 +87,10 @@ def node_of(speed: float, one: float) -> dict[str, Measurement]:
 @pytest.mark.parametrize(
     ("fast", "words"),
     [
-        ((300.0, 80.0), "HBM pays: HBM node 1 has 3.00 times the bandwidth of DDR"),
+        ((300.0, 80.0), "HBM pays: HBM node 1 has 3.00 times the bandwidth of DDR node 0."),
         (
             (102.0, 26.0),
-            "Cannot tell: HBM node 1 has 1.02 times the bandwidth of DDR, but 4 threads",
+            "Cannot tell: HBM node 1 has 1.02 times the bandwidth of DDR node 0, but 4",
         ),
         ((102.0, 60.0), "HBM does not pay: HBM node 1 has 1.02 times"),
     ],
@@ -102,5 +104,6 @@ def test_the_verdict_without_a_choice() -> None:
     nodes = {0: node_of(100, 30), 1: node_of(100, 30)}
     assert verdict(nodes, info("hbm-only", {0, 1})).startswith("All memory is HBM")
     assert verdict(nodes, info("cache", set())).startswith("HBM is a cache")
+    assert verdict(nodes, info("hybrid", {1})).startswith("Cannot tell")
     assert "nothing to compare" in verdict(nodes, info("none", set()))
     assert "nothing to compare" in verdict({1: node_of(100, 30)}, info("flat", {1}))

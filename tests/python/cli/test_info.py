@@ -64,6 +64,8 @@ class FakeExtension(ModuleType):
             "mode_source": "a fake",
             "cluster": "1",
             "cpu_node": 0,
+            "cpu_nodes": 1,
+            "room_bytes": 1 << 20,
             "closest_hbm_nodes": [0] if self._hbm else [],
             "memkind_version": "1.14.0",
             "nodes": [{**node, "is_hbm": self._hbm}],
@@ -235,6 +237,7 @@ def test_info_shows_the_memory_box(
         ({"HBMCOMM_MEMORY": "ddr"}, ("hbmcomm.memory.empty(): ordinary memory, 512 B fit (ddr)",)),
         ({"HBMCOMM_ALLOCATOR": "segment"}, ("other tensors of 64 KiB and more: HBM node 1,",)),
         ({"HBMCOMM_MEMORY": "fast"}, ("unknown",)),
+        ({"DDP_DISABLE_COMM_MEM": "1"}, ("staging, hbmcomm.memory.empty(): HBM node 1,",)),
     ],
 )
 def test_info_shows_where_memory_comes_from_and_how_much_fits(
@@ -250,11 +253,13 @@ def test_info_shows_where_memory_comes_from_and_how_much_fits(
     found = extension.memory_info() | {"nodes": [ordinary, *fast], "closest_hbm_nodes": [1]}
     monkeypatch.setattr(extension, "memory_info", lambda: dict(found))
     stand_in(extension)
+    monkeypatch.delenv("DDP_DISABLE_COMM_MEM", raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     shown = json.loads(invoke("info", "--json").output)["places"]["value"]
     for line in lines:
         assert line in shown, shown
+    assert ("DDP" in shown) != ("DDP_DISABLE_COMM_MEM" in settings or shown == "unknown")
 
 
 @pytest.mark.parametrize("policy", ["bind", "hbm-please"])

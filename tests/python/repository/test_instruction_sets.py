@@ -1,11 +1,13 @@
-"""The kernels of an instruction set (csrc/kernels/kernels_*.cpp) have no instruction beyond it. The
-assembler judges: it assembles the disassembled instructions for a processor without the others."""
+"""The kernels of an instruction set (csrc/kernels/kernels_*.cpp) have no vector instruction beyond
+it. The assembler judges: it assembles the disassembled instructions for a processor without the
+others."""
 
 from __future__ import annotations
 
 import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,11 +23,11 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="instruct
 
 
 def vector_instructions(isa: str) -> set[str]:
-    """Return the instructions of the kernels that the last build made."""
-    pattern = f"build/*/CMakeFiles/hbm_core.dir/kernels/kernels_{isa}.cpp.o"
-    objects = sorted(ROOT.glob(pattern), key=lambda path: path.stat().st_mtime)
-    assert objects, f"no {pattern}: run `make build`"
-    command = ["objdump", "-d", "--no-show-raw-insn", str(objects[-1])]
+    """Return the instructions of the kernels in the build for this Python."""
+    build = ROOT / "build" / str(sys.implementation.cache_tag)
+    made = build / "CMakeFiles" / "hbm_core.dir" / "kernels" / f"kernels_{isa}.cpp.o"
+    assert made.exists(), f"there is no {made}: run `make build`"
+    command = ["objdump", "-d", "--no-show-raw-insn", str(made)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     lines = re.findall(r"^ *[0-9a-f]+:\t([vk][^#<\n]*)", text, re.MULTILINE)
     return {line.strip() for line in lines}
