@@ -80,11 +80,14 @@ def _keep_to_own_processor() -> None:
 
     memkind uses hwloc to find high-bandwidth memory. On a busy machine the component would make the
     thread wait for each processor. memkind needs only facts that the kernel's files have. If
-    HWLOC_COMPONENTS is set, hwloc ignores the variables that show it another machine.
+    HWLOC_COMPONENTS is set, hwloc ignores the variables that show it another machine, so then this
+    removes the value that a parent process with hbm has left.
     """
-    others = ("HWLOC_XMLFILE", "HWLOC_SYNTHETIC", "HWLOC_FSROOT")
-    if not any(map(os.environ.get, others)):
-        os.environ.setdefault("HWLOC_COMPONENTS", "-x86")
+    without_x86 = "-x86"
+    if not any(map(os.environ.get, ("HWLOC_XMLFILE", "HWLOC_SYNTHETIC", "HWLOC_FSROOT"))):
+        os.environ.setdefault("HWLOC_COMPONENTS", without_x86)
+    elif os.environ.get("HWLOC_COMPONENTS") == without_x86:
+        del os.environ["HWLOC_COMPONENTS"]
     if not os.path.isdir("/sys/devices/system/cpu"):
         os.environ.setdefault("HWLOC_HIDE_ERRORS", "2")  # else hwloc prints that there is no /sys
 
