@@ -63,8 +63,8 @@ def main() -> None:
     optimizer = args.optimizer or next(iter(task.rates))
 
     seeds = range(args.first_seed, args.first_seed + args.seeds)
-    terms = {"task": args.task, "optimizer": optimizer, "steps": args.steps}
-    terms |= {"seeds": list(seeds), "shards": shards}
+    terms = {"task": args.task, "optimizer": optimizer, "steps": args.steps, "shards": shards}
+    terms |= {"first_seed": args.first_seed, "megabits": None}
 
     def measure(config: Config) -> list[Learned]:
         return [learn(task, mesh, optimizer, config, seed, args.steps) for seed in seeds]
