@@ -91,6 +91,9 @@ RECORDS: dict[str, Sequence[str]] = {
     "papers/layerdrop-ranks-accuracy.jsonl": [
         *(*_COMPRESSION, "torch_hbmcomm/parameter_server", "papers/layer_drop"),
     ],
+    "papers/layerdrop-sharded.jsonl": [
+        *(*_COMPRESSION, "torch_hbmcomm/sharded", "papers/layer_drop"),
+    ],
     "papers/outer-steps*.jsonl": [
         *("torch_hbmcomm/outer_steps", "papers/outer_steps", "papers/layer_drop/tasks.py"),
     ],
