@@ -14,7 +14,7 @@ struct NodeInfo {
   int id;
   uint64_t total_bytes;
   uint64_t free_bytes;  // free pages and half the file cache: see system_memory.h
-  uint64_t room_bytes;  // that may be allocated: room.h
+  uint64_t room_bytes;  // room_on() of this node: room.h
   bool is_hbm;
   bool has_cpus;
   std::string cpus;  // as in "0-3,8", empty for a node of memory alone

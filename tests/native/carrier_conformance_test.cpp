@@ -1,5 +1,5 @@
-// What every carrier does (communicator/carrier.h). The tests run over MPI and over TCP links. For
-// a new carrier, add a value to Kind, and connect it in CarrierConformance::connected().
+// Tests of all carriers (communicator/carrier.h): MPI and TCP links. For a new carrier, add a value
+// to Kind, and connect it in CarrierConformance::connected().
 #include "communicator/carrier.h"
 
 #include <gtest/gtest.h>

@@ -350,7 +350,7 @@ TEST(Service, StatisticsHideTheIdsOfOtherClients) {
   EXPECT_EQ(box.service->statistics().segments.front().key, kKey);  // the box itself has the key
 }
 
-// The newest connection counts. One that does not know its host, such as over verbs, changes
+// The newest connection with a known host counts. A connection without one, as over verbs, changes
 // nothing.
 TEST(Service, StatisticsHaveTheHostsOfClientsInTheirOrder) {
   Box box;

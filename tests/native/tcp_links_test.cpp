@@ -1,5 +1,5 @@
-// What TCP links do beyond carrier_conformance_test.cpp: long and short messages, cancelled ones,
-// dead peers and frames that are not hbm's. And how the ranks of a group connect.
+// Tests of TCP links beyond carrier_conformance_test.cpp: long and short messages, cancelled ones,
+// dead peers, frames that are not hbm's, and the connecting of a group's ranks.
 #include "communicator/tcp/links.h"
 
 #include <arpa/inet.h>

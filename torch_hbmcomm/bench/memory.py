@@ -1,8 +1,8 @@
 """Measures the memory of each NUMA node from the processors of one node: bandwidth and latency.
 
-The bandwidth is that of the triad a = b + 3 c over float32, with a thread on each core, and of one
-thread. It counts the bytes that the triad reads and writes, as STREAM does. The latency is that of
-loads which depend on one another. The nodes take turns.
+To find the bandwidth, it times the triad a = b + 3 c over float32, with a thread on each core, and
+with one thread. The bandwidth counts the bytes that the triad reads and writes, as STREAM does. To
+find the latency, it times loads that depend on one another. The nodes take turns.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NODES = "nodes"
 TRIAD, TRIAD_ALONE, LOAD = "triad", "triad of one thread", "dependent loads"
 _ARRAYS = 3
 _CPU = Path("/sys/devices/system/cpu")
-# HBM pays if its bandwidth is so many times that of DDR.
+# The ratio of HBM's bandwidth to DDR's from which HBM pays.
 _FASTER = 1.2
 # With fewer than this share of the ideal speed-up, more threads gain little: memory is the limit.
 _LINEAR = 0.8
-_CACHES = 8  # an array has so many times the size of the last cache
+_CACHES = 8  # the size of an array, in L3 caches
 
 
 def default_size() -> int:
@@ -63,7 +63,7 @@ class MemoryPlan:
 
 
 def _measure(plan: MemoryPlan, findings: Findings) -> None:
-    """Binds this process to the CPUs of one NUMA node."""
+    """Measure all nodes. Binds this process to the CPUs of one NUMA node."""
     memory.bind("numa", 0, 1)
     threads = min(_cores(), load().core_quota())
     found: dict[tuple[int, str], list[float]] = {}
@@ -98,7 +98,8 @@ def _cores() -> int:
 
 
 def _samples(node: int, size: int, threads: int) -> dict[str, float]:
-    """Return microseconds, by what was measured. Raises MemoryError if the memory is too small."""
+    """Return the microseconds of TRIAD, TRIAD_ALONE and LOAD. Raises MemoryError if the node has no
+    room for three arrays."""
     native = load()
     room = next(one.room_bytes for one in memory.info().nodes if one.id == node)
     if room < _ARRAYS * size:
@@ -135,7 +136,7 @@ def gigabytes_per_second(found: Measurement) -> float:
 def verdict(nodes: Mapping[int, Mapping[str, Measurement]], info: memory.Info) -> str:
     """Return a sentence that says whether HBM pays on this machine.
 
-    nodes: the measurements of each node, by what they measure, from the CPUs of info.cpu_node
+    nodes: the TRIAD, TRIAD_ALONE and LOAD of each node, from the CPUs of info.cpu_node
     """
     if info.mode == "hbm-only":
         return "All memory is HBM: there is nothing to choose."

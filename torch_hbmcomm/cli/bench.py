@@ -219,7 +219,7 @@ def memory(
         raise typer.BadParameter(str(error)) from error
     try:
         result = run("memory", measured.SECTIONS, plan, say)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # ValueError: no CPUs of a node to bind to
         fail(str(error))
     finish(measured.render(result), result, json)
 

@@ -1,4 +1,4 @@
-"""`hbmcomm info`: what it finds on this machine and on others, and the JSON that scripts read."""
+"""`hbmcomm info`: its findings on this machine and on others, and the JSON for scripts."""
 
 from __future__ import annotations
 

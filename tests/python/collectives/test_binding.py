@@ -1,4 +1,4 @@
-"""HBMCOMM_BIND: where the ranks of a group run, and what the log says of it."""
+"""HBMCOMM_BIND: the places of a group's ranks, as the log names them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on
 
 
 def placed(mode: str, cpus: tuple[int | None, ...] = (None, None), machine: str = "") -> list[str]:
-    """Return what the log says of each rank's place.
+    """Return the place of each rank, in the words of the log.
 
     cpus: for each rank, the index of the CPU that its launcher gave it; None: it may use all
-    machine: what hwloc shows instead of this machine; empty: this machine
+    machine: an invented machine for hwloc; empty: this machine
     """
     environment = {"HBMCOMM_BIND": mode, "HBMCOMM_LOG": "info"}
     if machine:
