@@ -44,6 +44,7 @@ FORMING = ("forming", "meeting")  # states in which rank 0 leaves before it has 
 MOST_SECONDS = 0.05  # longest random sleep of rank 0 between reaching the state and leaving
 MOST_SECONDS_TO_FORM = 0.3  # longest random sleep for FORMING, which includes MPI_Init
 MANY = 300  # operations
+END_OF_RANK_0 = "has died"
 SERVER = """
 import sys
 from torch.distributed import TCPStore
@@ -186,6 +187,12 @@ def in_thread(function: Any) -> None:
     begun.wait()
 
 
+def meet(rank: Rank) -> None:
+    """Return once both ranks have come here. Uses no group. Raise if the other rank has ended."""
+    os.write(rank.other, b"!")
+    assert os.read(rank.other, 1)
+
+
 class Noted(torch.Tensor):
     """A tensor with a Python attribute. The thread that frees the tensor needs the GIL."""
 
@@ -200,6 +207,14 @@ def reduce_many(group: Any) -> None:
     """Issue many allreduces with callbacks, on both ranks. Callbacks run while rank 0 leaves."""
     for _ in range(MANY):
         group.allreduce([ones(5)]).get_future().then(lambda done: done.value())
+
+
+def reduce_many_until_rank_0_ends(group: Any) -> None:
+    try:
+        reduce_many(group)
+    except RuntimeError as error:
+        if END_OF_RANK_0 not in str(error):
+            raise
 
 
 def bring_into_state(role: Rank, group: Any) -> list[Any]:
@@ -234,7 +249,8 @@ def bring_into_state(role: Rank, group: Any) -> list[Any]:
         # Rank 1 sends only after then(), so a worker thread runs the callback.
         ended, endless = group.recv([ones(5)], 1, 2), group.allreduce([ones(LARGE)])
         ended.get_future().then(lambda _: endless.wait())
-        os.write(role.other, b"!")
+        meet(role)
+        meet(role)
         return [ended, endless]
     elif state == "dropped":
         for size in (5, LARGE):
@@ -250,6 +266,7 @@ def bring_into_state(role: Rank, group: Any) -> list[Any]:
     elif state == "subgroup":
         works = [each.allreduce([ones(5)]) for each in (form_subgroup(role, group), group)]
         in_thread(works[0].wait)
+        meet(role)
         return works
     elif state == "forming_subgroup":
         in_thread(lambda: form_subgroup(role, group))
@@ -286,15 +303,18 @@ def be_rank_1(rank: Rank) -> None:
         group = form(rank, prepare(rank))
     if rank.state not in FORMING:
         reduce_now(group)
+        meet(rank)  # rank 0 must not leave while rank 1 needs it
     if rank.state == "destroyed":
         destroy(group)
     elif rank.state == "called":
-        os.read(rank.other, 1)
+        meet(rank)
         group.send([torch.ones(5)], 0, 2).wait()
+        meet(rank)
     elif rank.state == "subgroup":
         group = (group, form_subgroup(rank, group))
+        meet(rank)
     elif rank.state == "many":
-        reduce_many(group)
+        reduce_many_until_rank_0_ends(group)
         return
     os.read(rank.other, 1)
     if rank.way != "return" and rank.state != "meeting":
@@ -322,6 +342,7 @@ elif role is not None:
     else:
         held = form(role, store)
         reduce_now(held)
+        meet(role)
         alive = bring_into_state(role, held)
     most = MOST_SECONDS_TO_FORM if role.state in FORMING else MOST_SECONDS
     time.sleep(random.random() * most)
