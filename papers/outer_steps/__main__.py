@@ -9,8 +9,8 @@ A contender is one of these names, with terms after commas (`outer,every=100,dty
     outer     hbmcomm.OuterSteps; its arguments by name, by default every=50. With `pace=1` a slow
               worker takes fewer steps between two meetings
     torchft   torchft's DiLoCo over its ProcessGroupGloo, with outer_lr=0.7 and momentum=0.9; by
-              default every=50. It needs torchft: run with build/libraries/bin/python
-              (`make test-libraries`)
+              default every=50. `outer,momentum=0.9` computes the same. It needs torchft: run with
+              build/libraries/bin/python (`make test-libraries`)
 
 The workers are processes on this host. With `--megabits 100` they are on two hosts, network
 namespaces joined by a link of that rate. This needs root. `--slow 5` makes the last worker five
@@ -21,8 +21,8 @@ The first contender is the base: "to base" is when a contender is as good as the
 "To target" is when a contender is as good as the worst one at its end. For each seed, all
 contenders start with the same weights, and get the data in the same order.
 
-With several numbers of `--steps` the program also says from which number on outer steps are ahead
-of a rival. They are ahead if any of their trainings reaches the rival's final quality sooner.
+With several numbers of `--steps` the program also shows how soon each contender reaches a quality
+with its best number of steps (papers/outer_steps/soonest.py).
 
 `python -m papers.plot` draws the records that `--json` writes.
 """
@@ -47,6 +47,7 @@ from papers.layer_drop.accuracy import nearly, row_of, times_of
 from papers.layer_drop.cluster import Cluster, one_host, two_hosts
 from papers.layer_drop.learning import OPTIMIZERS
 from papers.layer_drop.tasks import TASKS
+from papers.outer_steps import soonest
 from papers.outer_steps.rank import LOOKS, Trained
 from papers.outer_steps.ways import EVERY, NAMES
 from torch_hbmcomm.bench import checkout, report
@@ -95,8 +96,8 @@ def main() -> None:
         parser.error(str(error))
     except PeerFailed as error:
         sys.exit(str(error))
-    for line in ahead(found):
-        print(line)
+    if len(args.steps) > 1:
+        report.show(soonest.table(found))
 
 
 def _parse(contender: str) -> tuple[str, dict[str, Any]]:
@@ -230,30 +231,6 @@ def _look(ranks: list[Peer], doomed: bool) -> tuple[dict[str, Any], bool]:
             ranks.pop()
             doomed = False
     return found[0], doomed
-
-
-def ahead(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield sentences: from which number of steps on outer steps reach a rival's final quality
-    sooner than the rival. Nothing for rows of one number of steps."""
-    lengths = sorted({row["steps"] for row in rows})
-    names = list(dict.fromkeys(row["contender"] for row in rows))
-    if len(lengths) < 2:
-        return
-    for name in (name for name in names if name.startswith("outer")):
-        own = [row for row in rows if row["contender"] == name]
-        for rival in (other for other in names if other.split(",")[0] != "outer"):
-            first = None
-            for row in sorted(
-                (row for row in rows if row["contender"] == rival), key=lambda row: row["steps"]
-            ):
-                reached = [_until(one, nearly(row["quality_at"][-1])) for one in own]
-                least = min((one["seconds"] for one in reached if one), default=float("inf"))
-                if least >= row["seconds_at"][-1]:
-                    first = None
-                elif first is None:
-                    first = row["steps"]
-            when = f"from {first} steps on" if first else "never"
-            yield f"{name} is ahead of {rival} {when} (of {', '.join(map(str, lengths))})"
 
 
 def _table(args: argparse.Namespace, steps: int, rows: Sequence[Row]) -> Table:

@@ -326,7 +326,7 @@ def test_torchft_aborts_a_pending_operation() -> None:
 @pytest.mark.parametrize("instead_of", ["", "gloo"], ids=["over Gloo", "over hbm"])
 def test_outer_steps_learn_as_torchfts_diloco(instead_of: str, tmp_path: Path) -> None:
     """papers/outer_steps compares the two, which compute the same up to rounding."""
-    record, ways = tmp_path / "rows.jsonl", ["outer,every=4", "torchft,every=4"]
+    record, ways = tmp_path / "rows.jsonl", ["outer,every=4,momentum=0.9", "torchft,every=4"]
     command = [sys.executable, "-m", "papers.outer_steps", "--workers", "2", "--steps", "40"]
     command += ["--contenders", *ways, "--json", str(record)]
     root = str(HERE.parents[1])

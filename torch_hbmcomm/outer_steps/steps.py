@@ -101,8 +101,10 @@ class OuterSteps:
         every: steps between two meetings of a fragment, a multiple of `fragments`; None: the
             program calls meet(). Over boxes each worker may have its own.
         outer_lr: learning rate of the outer optimizer
-        momentum: Nesterov momentum of the outer optimizer. With 0, and outer_lr=1, the outer
-            weights are the mean of the inner weights (federated averaging, local SGD)
+        momentum: Nesterov momentum of the outer optimizer. A delta moves the outer weights for
+            about 1 / (1 - momentum) meetings, in total by outer_lr / (1 - momentum) times itself.
+            The DiLoCo paper takes 0.9, for more than a hundred meetings. With 0, and outer_lr=1,
+            the outer weights are the mean of the inner weights (federated averaging, local SGD)
         fragments: parts that meet in turn
         delay: steps during which a fragment is sent, at most every / fragments
         alpha: the part of the inner weights in the mix after a meeting, in [0, 1]; None: the outer
@@ -136,7 +138,7 @@ class OuterSteps:
         *,
         every: int | None,
         outer_lr: float = 0.7,
-        momentum: float = 0.9,
+        momentum: float = 0.5,
         fragments: int = 1,
         delay: int = 0,
         alpha: float | None = None,

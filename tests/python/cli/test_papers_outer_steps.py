@@ -1,4 +1,4 @@
-"""papers.outer_steps: measurements, refusals, and the lengths at which outer steps are ahead."""
+"""papers.outer_steps: measurements, refusals, and the seconds until a quality."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.namespaces import NoNamespaces, two_nodes
 from papers.outer_steps import __main__ as outer_steps
+from papers.outer_steps import soonest
 from papers.plot import plot_records
 from torch_hbmcomm.bench import checkout
 
@@ -46,7 +47,7 @@ def test_contenders_send_parts_of_the_bytes(
         assert row["to_target"] is not None and row["lost_seconds"] == 0
     shown = capsys.readouterr().out
     assert "digits, SGD, 40 steps, 2 workers" in shown
-    assert f"{contenders[2]} is ahead of plain" in shown
+    assert "seconds, best of 20, 40 steps" in shown
     pytest.importorskip("matplotlib")
     plot_records("\n".join(map(json.dumps, rows)), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
@@ -115,28 +116,46 @@ def row(contender: str, steps: int, seconds: float, quality: float) -> dict[str,
     """Return a row of a training whose quality grows in two evaluations."""
     return {
         "contender": contender,
+        "task": "digits",
+        "megabits": 100,
         "steps": steps,
-        "examples_a_step": 1,
-        "steps_at": [steps // 2, steps],
         "seconds_at": [seconds / 2, seconds],
         "quality_at": [quality / 2, quality],
     }
 
 
-def test_outer_steps_are_ahead_from_a_length_on() -> None:
-    rows = [
-        row("plain", 100, 10, 80),
-        row("plain", 200, 20, 90),
-        row("plain", 400, 40, 95),
-        row("outer,every=50", 100, 2, 60),
-        row("outer,every=50", 200, 4, 70),
-        row("outer,every=50", 400, 12, 94.6),
-    ]
-    assert list(outer_steps.ahead(rows)) == [
-        "outer,every=50 is ahead of plain from 200 steps on (of 100, 200, 400)"
-    ]
-    rows[-1]["quality_at"] = [50, 94]  # farther from 95 than chance
-    assert list(outer_steps.ahead(rows)) == [
-        "outer,every=50 is ahead of plain never (of 100, 200, 400)"
-    ]
-    assert list(outer_steps.ahead(rows[:1])) == []
+ROWS = [
+    row("plain", 100, 10, 80),
+    row("plain", 200, 20, 98),
+    row("outer", 100, 2, 60),
+    row("outer", 400, 16, 96),
+]
+
+
+@pytest.mark.parametrize(
+    ("aim", "plain", "outer"),
+    [
+        (40, 5, 2),
+        (48, 10, 2),
+        (80, 10, 16),
+        (97, 20, None),
+        (99, None, None),
+    ],
+)
+def test_each_way_reaches_a_quality_with_its_best_number_of_steps(
+    aim: float, plain: float | None, outer: float | None
+) -> None:
+    assert soonest.soonest(ROWS, aim) == {"plain": plain, "outer": outer}
+
+
+def test_a_record_shows_the_seconds_until_a_quality(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "rows.jsonl"
+    record.write_text("".join(json.dumps(one) + "\n" for one in ROWS))
+    monkeypatch.setattr("sys.argv", ["soonest", str(record), "--reach", "97", "80"])
+    soonest.main()
+    shown = capsys.readouterr().out
+    assert "seconds, best of 100, 200, 400 steps, 100 Mbit/s" in " ".join(shown.split())
+    cells = [line.replace("│", " ").split() for line in shown.splitlines()]
+    assert cells.index(["80.000", "10.0", "16.0"]) < cells.index(["97.000", "20.0", "never"])

@@ -60,7 +60,7 @@ class Serial:
         *,
         every: int,
         outer_lr: float = 0.7,
-        momentum: float = 0.9,
+        momentum: float = 0.5,
         fragments: int = 1,
         delay: int = 0,
         alpha: float | None = None,
