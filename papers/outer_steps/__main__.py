@@ -8,6 +8,7 @@ A contender is one of these names, with terms after commas (`outer,every=100,dty
     low-rank  with low_rank_hook; terms of LowRank, by default ratio=0.9
     outer     hbmcomm.OuterSteps; its arguments by name, by default every=50. With `pace=1` a slow
               worker takes fewer steps between two meetings
+    boxes     OuterSteps over a memory box that the first worker serves; terms as for outer
     torchft   torchft's DiLoCo over its ProcessGroupGloo, with outer_lr=0.7 and momentum=0.9; by
               default every=50. `outer,momentum=0.9` computes the same. It needs torchft: run with
               build/libraries/bin/python (`make test-libraries`)
@@ -115,7 +116,10 @@ def _parse(contender: str) -> tuple[str, dict[str, Any]]:
 
 def _check(contender: str, steps: int, slow: float) -> None:
     """Raise ValueError or Unavailable for a contender that cannot take this number of steps."""
-    _, terms = _parse(contender)
+    way, terms = _parse(contender)
+    if way == "boxes" and slow != 1 and not terms.get("pace"):
+        # The clock stops at an evaluation, where the workers wait for each other.
+        raise ValueError("with --slow, boxes needs the term pace=1")
     if terms.get("pace"):
         # All workers are at the same meeting at an evaluation, and the slow one has whole steps.
         every = terms.get("every", EVERY)

@@ -65,7 +65,7 @@ class Worker:
         self._training = self._train(**terms)
 
     def look(self) -> dict[str, Any]:
-        """Train until the next evaluation. Return the training so far."""
+        """Train until the next evaluation, which rank 0 makes. Return the training so far."""
         return asdict(next(self._training))
 
     def _train(
@@ -122,8 +122,9 @@ class Worker:
                 found.seconds.append(now)
                 found.share = trainer.sent_bytes / (bytes_of(model) * (step + 1))
                 found.sent_mb = trainer.sent_bytes / 1e6
-                with trainer.weights():
-                    found.quality.append(self._task.quality(model))
+                if self._rank == 0:
+                    with trainer.weights():
+                        found.quality.append(self._task.quality(model))
                 yield found
                 begin = time.perf_counter()
 

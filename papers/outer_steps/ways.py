@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,9 +21,12 @@ from torch.optim import SGD, Optimizer
 import torch_hbmcomm as hbmcomm
 from benchmarks.namespaces import address
 from papers.layer_drop.hooks import register
+from torch_hbmcomm import smb
 
 EVERY = 50  # steps between two meetings, by default
-NAMES = ("plain", "low-rank", "outer", "torchft")
+NAMES = ("plain", "low-rank", "outer", "boxes", "torchft")
+_BOX_MEMORY = "256MiB"
+_BOX_LEASE = 5.0  # seconds, as torchft's lighthouse awaits heartbeats
 _TORCHFT_TIMEOUT = timedelta(seconds=60)
 
 
@@ -101,13 +105,11 @@ class Outer(Way):
         self, model: nn.Module, optimizer: Optimizer, terms: Mapping[str, Any], stride: int
     ) -> None:
         self.forward, self._optimizer = model, optimizer
-        self._terms = {"every": EVERY} | dict(terms)
+        self._terms = _arguments(terms)
         self._own_every = None
-        if self._terms.pop("pace", False):
+        if terms.get("pace"):
             self._own_every = self._terms["every"] // stride
             self._terms["every"] = None
-        if "dtype" in self._terms:
-            self._terms["dtype"] = getattr(torch, self._terms["dtype"])
         self._outer = self._made()
 
     def _made(self) -> hbmcomm.OuterSteps:
@@ -138,6 +140,59 @@ class Outer(Way):
         self._outer.close()
 
 
+class OuterOverBox(Way):
+    """OuterSteps over a memory box that rank 0 serves. No worker waits for another one.
+
+    terms: arguments of OuterSteps by name
+    stride: steps of the other workers for each of this one's; "every" counts the others' steps
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        terms: Mapping[str, Any],
+        stride: int,
+        meeting: Store,
+    ) -> None:
+        self.forward, self._optimizer = model, optimizer
+        arguments = _arguments(terms)
+        arguments["every"] //= stride
+        if dist.get_rank() == 0:
+            token = secrets.token_hex(16)
+            # Serves until the next training begins, because other workers close later.
+            self._server = smb.Server(
+                f"{_own_address()}:0", _BOX_MEMORY, token=token, lease=_BOX_LEASE, verbs="off"
+            )
+            meeting.set("box", f"{self._server.url} {token}")
+        url, token = meeting.get("box").decode().split()
+        # Two emulated hosts share a file system, so the far one would find the box's shared memory.
+        far = os.environ.get("HBMCOMM_NODE_ID", "0") != "0"
+        self._outer = hbmcomm.OuterSteps(
+            model,
+            optimizer,
+            box=smb.connect(url, token, "tcp" if far else "auto"),
+            workers=dist.get_world_size(),
+            **arguments,
+        )
+
+    def step(self) -> None:
+        self._optimizer.step()
+        self._outer.step()
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._outer.stats()["sent_bytes"]
+
+    @contextmanager
+    def weights(self) -> Iterator[None]:
+        with self._outer.weights():
+            yield
+
+    def close(self) -> None:
+        self._outer.close(wait=True)
+
+
 class TorchftDiLoCo(Way):
     """torchft's DiLoCo over its ProcessGroupGloo: each worker is a replica group by itself.
 
@@ -153,9 +208,7 @@ class TorchftDiLoCo(Way):
 
         self.forward, self._optimizer = model, optimizer
         rank, world = dist.get_rank(), dist.get_world_size()
-        here = "127.0.0.1"
-        if "HBMCOMM_NODE_ID" in os.environ:
-            here = address(int(os.environ["HBMCOMM_NODE_ID"]))
+        here = _own_address()
         self._lighthouse = None
         if rank == 0:
             # The lighthouse waits for slow workers, as long as they are alive.
@@ -207,9 +260,26 @@ def way_of(
     """Return a way by its name in NAMES. meeting: a fresh store of the workers"""
     if name == "outer":
         return Outer(model, optimizer, terms, stride)
+    if name == "boxes":
+        return OuterOverBox(model, optimizer, terms, stride, meeting)
     if name == "torchft":
         return TorchftDiLoCo(model, optimizer, terms, meeting)
     return Ddp(model, optimizer, {"ratio": 0.9} | dict(terms) if name == "low-rank" else {})
+
+
+def _arguments(terms: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of OuterSteps for the terms of a contender."""
+    arguments = {"every": EVERY} | dict(terms)
+    arguments.pop("pace", None)
+    if "dtype" in arguments:
+        arguments["dtype"] = getattr(torch, arguments["dtype"])
+    return arguments
+
+
+def _own_address() -> str:
+    """Return this worker's address: its end of the link, if there is one."""
+    node = os.environ.get("HBMCOMM_NODE_ID")
+    return "127.0.0.1" if node is None else address(int(node))
 
 
 def bytes_of(model: nn.Module) -> int:

@@ -58,10 +58,11 @@ def test_survivors_of_a_killed_worker_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--workers", "3", "--steps", "20", "--kill-at", "7", "--contenders"]
-    rows = run(monkeypatch, tmp_path, *options, "plain", "low-rank", "outer,every=5")
-    for row in rows:
-        assert row["steps_at"][-1] == 20
-        assert row["lost_seconds"] > 0
+    ways = ["plain", "low-rank", "outer,every=5", "boxes,every=5"]
+    rows = run(monkeypatch, tmp_path, *options, *ways)
+    assert all(row["steps_at"][-1] == 20 for row in rows)
+    assert all(row["lost_seconds"] > 0 for row in rows[:-1])
+    assert rows[-1]["lost_seconds"] == 0  # over boxes no worker notices
 
 
 @pytest.mark.full
@@ -74,11 +75,12 @@ def test_a_slow_worker_takes_fewer_steps_over_a_link(
     except NoNamespaces as error:
         pytest.skip(str(error))
     options = ["--workers", "2", "--steps", "60", "--megabits", "1000", "--slow", "3"]
-    contenders = ["plain", "outer,every=3,pace=1"]
-    plain, outer = run(monkeypatch, tmp_path, *options, "--contenders", *contenders)
+    contenders = ["plain", "outer,every=3,pace=1", "boxes,every=3,pace=1"]
+    plain, *others = run(monkeypatch, tmp_path, *options, "--contenders", *contenders)
     assert plain["crossed_mb"] > plain["sent_mb"]  # headers
-    assert outer["crossed_mb"] < plain["crossed_mb"] / 2
-    assert outer["seconds_at"] == sorted(outer["seconds_at"])
+    for row in others:
+        assert row["sent_mb"] < row["crossed_mb"] < plain["crossed_mb"] / 2
+        assert row["seconds_at"] == sorted(row["seconds_at"])
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,7 @@ def test_a_slow_worker_takes_fewer_steps_over_a_link(
         (["--contenders", "outer,often"], "often"),
         (["--steps", "3"], "--steps is at least 20"),
         (["--steps", "60", "--contenders", "outer,pace=1"], "a multiple of 1000"),
+        (["--slow", "5", "--contenders", "boxes"], "boxes needs the term pace=1"),
     ],
 )
 def test_impossible_arguments_are_refused(
