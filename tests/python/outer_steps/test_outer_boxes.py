@@ -157,6 +157,21 @@ def test_several_boxes_share_the_outer_weights(transport: str) -> None:
         assert_same(two[1].weights, by / 2, "the outer weights")
 
 
+def test_a_step_that_a_scaler_skips_moves_nothing(boxes: Boxes) -> None:
+    with workers(boxes, 1, every=3) as (one,):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for step in range(3):
+            one.optimizer.zero_grad()
+            scaler.scale(-one.model.weight.sum()).backward()  # a step of plain SGD adds 1
+            if step == 1:
+                one.model.weight.grad.fill_(math.inf)
+            scaler.step(one.optimizer)
+            scaler.update()
+            one.outer.step()
+        assert one.weights.tolist() == one.inner.tolist() == [2, 2, 2]
+        assert one.outer.stats()["meetings"] == 1 and one.outer.stats()["refused"] == 0
+
+
 # -- workers that come late, are slow, or leave --------------------------------------------------
 
 

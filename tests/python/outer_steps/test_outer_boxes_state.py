@@ -129,6 +129,22 @@ def test_a_worker_without_a_state_takes_the_outer_weights(boxes: Boxes) -> None:
         assert found[0].weights.tolist() == [4.5, 4.5, 4.5]
 
 
+def test_one_worker_resumes_a_training_of_two(boxes: Boxes) -> None:
+    """The steps of the other worker since its last arrival are lost."""
+    with pair(boxes) as found:
+        for one in found:
+            one.move(4)
+            one.outer.meet()  # moves the outer weights by the half of 4
+            one.move(1)
+        states = [one.outer.state_dict() for one in found]
+    with serving(boxes.transport) as fresh, workers(fresh, 1) as (alone,):
+        alone.outer.load_state_dict(states[1])
+        assert alone.weights.tolist() == [4, 4, 4]
+        assert alone.inner.tolist() == [5, 5, 5]
+        alone.outer.meet()
+        assert alone.weights.tolist() == [5, 5, 5]
+
+
 def test_workers_without_a_state_raise(boxes: Boxes) -> None:
     with pair(boxes) as found, pytest.raises(ValueError, match="None on every worker"):
         loaded(found, [None, None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import Any
 
@@ -117,6 +118,46 @@ def join_others(context: Context) -> None:
 @pytest.mark.ranks(2, 4)
 def test_ranks_without_a_state_take_the_outer_weights(pool: Pool) -> None:
     pool.run(join_others)
+
+
+def save(context: Context) -> dict[str, Any]:
+    """Meet after two steps, at twice the mean of 1, 2, 3 ..., and take one more step."""
+    model = Counting()
+    optimizer, outer = model.started(every=2)
+    for _ in range(3):
+        model.move(optimizer, context.rank + 1)
+        outer.step()
+    return outer.state_dict()
+
+
+@functools.cache
+def saved_by(ranks: int) -> list[dict[str, Any]]:
+    former = Pool(ranks)
+    try:
+        return former.run(save)
+    finally:
+        former.close()
+
+
+def resume_elsewhere(context: Context, states: list[dict[str, Any]]) -> None:
+    """A rank with a state keeps its last step. A state without a rank is left out."""
+    model = Counting()
+    optimizer, outer = model.started(every=2)
+    outer.load_state_dict(states[context.rank] if context.rank < len(states) else None)
+    met = len(states) + 1.0
+    steps = [rank + 1 if rank < len(states) else 0 for rank in range(context.size)]
+    assert_same(outer_vector(outer, model), torch.full((3,), met), "the outer weights")
+    assert_same(vector(model), torch.full((3,), met + steps[context.rank]), "the inner weights")
+    model.move(optimizer, context.size)
+    outer.step()
+    expected = met + sum(steps) / context.size + context.size
+    assert_same(vector(model), torch.full((3,), expected), "the mean")
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("before", [1, 3])
+def test_a_checkpoint_of_another_number_of_ranks(pool: Pool, before: int) -> None:
+    pool.run(resume_elsewhere, saved_by(before))
 
 
 def fall_behind(context: Context) -> None:

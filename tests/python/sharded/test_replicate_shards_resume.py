@@ -105,7 +105,7 @@ def load(context: Context, kind: str, saved: list[tuple[dict[str, Any], list[Any
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("kind", ["bytes"])
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_resuming_with_fewer_replicas_keeps_the_sum(pool: Pool, kind: str) -> None:
     assert NODES[4] == 2
     pool.run(load, kind, saved_by(4, kind))
