@@ -95,7 +95,8 @@ RECORDS: dict[str, Sequence[str]] = {
         *(*_COMPRESSION, "torch_hbmcomm/sharded", "papers/layer_drop"),
     ],
     "papers/outer-steps*.jsonl": [
-        *("torch_hbmcomm/outer_steps", "papers/outer_steps", "papers/layer_drop/tasks.py"),
+        *("torch_hbmcomm/outer_steps", "papers/layer_drop/tasks.py"),
+        *(f"papers/outer_steps/{name}.py" for name in ("__main__", "rank", "ways")),
     ],
     "papers/records/async-sgd.json": [*_BOX, "papers/async_sgd"],
     "papers/records/box-clients.json": _BOX_BENCHMARK,

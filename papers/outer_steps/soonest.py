@@ -21,6 +21,8 @@ from torch_hbmcomm.bench import report
 
 Row = Mapping[str, Any]
 
+_OF_A_RUN = ("task", "optimizer", "rate", "workers", "megabits", "slow", "kill_at")
+
 
 def soonest(rows: Iterable[Row], aim: float) -> dict[str, float | None]:
     """Return the least seconds until each contender reaches the aim. None: it never does.
@@ -45,7 +47,7 @@ def table(rows: Sequence[Row], aims: Sequence[float] | None = None) -> Table:
     names = list(dict.fromkeys(row["contender"] for row in rows))
     lengths = sorted({row["steps"] for row in rows})
     link = rows[0]["megabits"]
-    title = f"seconds, best of {', '.join(map(str, lengths))} steps"
+    title = f"{rows[0]['task']}, seconds, best of {', '.join(map(str, lengths))} steps"
     found = Table("quality", *names, title=title + (f", {link} Mbit/s" if link else ""))
     for aim in sorted(aims or {row["quality_at"][-1] for row in rows}):
         seconds = soonest(rows, aim)
@@ -63,7 +65,8 @@ def main() -> None:
     parser.add_argument("--reach", type=float, nargs="+", help="qualities")
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.record.read_text().splitlines()]
-    for _, some in groupby(rows, key=lambda row: (row["task"], row["megabits"])):
+    # One run of the program has one value of each of these.
+    for _, some in groupby(rows, key=lambda row: [row[name] for name in _OF_A_RUN]):
         report.show(table(list(some), args.reach))
 
 

@@ -119,8 +119,8 @@ def row(contender: str, steps: int, seconds: float, quality: float) -> dict[str,
     """Return a row of a training whose quality grows in two evaluations."""
     return {
         "contender": contender,
-        "task": "digits",
-        "megabits": 100,
+        **{"task": "digits", "optimizer": "SGD", "rate": 0.1, "workers": 4},
+        **{"megabits": 100, "slow": 1, "kill_at": None},
         "steps": steps,
         "seconds_at": [seconds / 2, seconds],
         "quality_at": [quality / 2, quality],

@@ -44,7 +44,6 @@ FORMING = ("forming", "meeting")  # states in which rank 0 leaves before it has 
 MOST_SECONDS = 0.05  # longest random sleep of rank 0 between reaching the state and leaving
 MOST_SECONDS_TO_FORM = 0.3  # longest random sleep for FORMING, which includes MPI_Init
 MANY = 300  # operations
-END_OF_RANK_0 = "has died"
 SERVER = """
 import sys
 from torch.distributed import TCPStore
@@ -209,12 +208,17 @@ def reduce_many(group: Any) -> None:
         group.allreduce([ones(5)]).get_future().then(lambda done: done.value())
 
 
-def reduce_many_until_rank_0_ends(group: Any) -> None:
+def reduce_many_until_rank_0_ends(rank: Rank, group: Any) -> None:
+    """Return once rank 0 needs rank 1 no more: it has issued its operations, or has ended."""
     try:
         reduce_many(group)
     except RuntimeError as error:
-        if END_OF_RANK_0 not in str(error):
+        if "rank 0" not in str(error):
             raise
+        while os.read(rank.other, 1):  # until the end of rank 0, which the error is about
+            pass
+    else:
+        os.read(rank.other, 1)
 
 
 def bring_into_state(role: Rank, group: Any) -> list[Any]:
@@ -259,6 +263,7 @@ def bring_into_state(role: Rank, group: Any) -> list[Any]:
             group.recv([ones(size)], 1, 1)
     elif state == "many":
         reduce_many(group)
+        os.write(role.other, b"!")
     elif state == "sync":
         in_thread(lambda: reduce_now(group))
     elif state == "receive":
@@ -314,7 +319,7 @@ def be_rank_1(rank: Rank) -> None:
         group = (group, form_subgroup(rank, group))
         meet(rank)
     elif rank.state == "many":
-        reduce_many_until_rank_0_ends(group)
+        reduce_many_until_rank_0_ends(rank, group)
         return
     os.read(rank.other, 1)
     if rank.way != "return" and rank.state != "meeting":

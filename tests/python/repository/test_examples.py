@@ -34,6 +34,7 @@ SAYS = {
     "allreduce_check.py": r"OK: 3 allreduces of 64 MiB on 2 ranks over hbm",
     "async_parameter_server.py": r"OK: [\d.]+% of the test images recognised",
     "low_rank.py": r"OK: [\d.]+% of the bytes were sent \(10% requested\)",
+    "outer_steps.py": r"OK: [\d.]+% of the test images recognised, with [\d.]+% of the bytes",
     "heal.py": r"rank 1 \(pid \d+ on \S+\) has died\nOK: 3 workers finished step 30",
     "two_nodes.sh": r"OK: 2 nodes summed 3 x 16 MiB over the link",
     "numpy_mpi4py.py": r"are on NUMA node \d+\n(?s:.*)OK: all results are right",
