@@ -1,7 +1,7 @@
 """Train the network of ddp_digits.py on workers that meet once in many steps.
 
-Each worker trains by itself. At a meeting the workers average what they have learned. Between two
-meetings nothing is sent.
+Each worker trains by itself. At a meeting the workers average the changes of their weights. Between
+two meetings nothing is sent.
 
     torchrun --standalone --nproc-per-node 2 examples/outer_steps.py
 

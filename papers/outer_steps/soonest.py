@@ -27,7 +27,7 @@ _OF_A_RUN = ("task", "optimizer", "rate", "workers", "megabits", "slow", "kill_a
 def soonest(rows: Iterable[Row], aim: float) -> dict[str, float | None]:
     """Return the least seconds until each contender reaches the aim. None: it never does.
 
-    rows: of one task and link, with any numbers of steps
+    rows: one task and one link, with any numbers of steps
     """
     least: dict[str, float | None] = {}
     for row in rows:
